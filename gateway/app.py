@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,7 +20,7 @@ from starlette.types import Scope
 from adapters.dialects import ChatDialect, MessagesDialect
 from gateway.api import admin, metrics, status
 from gateway.api.completions import CompletionsEndpoint
-from gateway.api.endpoint import Endpoint
+from gateway.api.endpoint import DialectEndpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
 from gateway.api.others import CountTokens, Passthrough
 from gateway.api.responses import KeptResponse, ResponsesEndpoint
@@ -30,13 +29,12 @@ from gateway.keys.ring import KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
+from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
 from swarm.http.serve import TLSFiles, bind, run_app
-
-logger = logging.getLogger(__name__)
 
 _DESCRIPTION = """\
 Answers like vLLM, in the dialect of the address. Other requests under `/v1` go on to the upstream of their route, if it
@@ -70,7 +68,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     async def lifespan(app: App) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
             gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
-            with _reloading_on_hangup(gateway, enabled=source is not None):
+            async with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
     return App(
@@ -88,16 +86,16 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
 
 def _routes() -> list[BaseRoute]:
     not_known = {503: "not known yet"}
-    dialects: list[Endpoint] = [
-        Endpoint(ChatDialect()),
+    dialects: list[DialectEndpoint] = [
+        DialectEndpoint(ChatDialect()),
         CompletionsEndpoint(),
         ResponsesEndpoint(),
-        Endpoint(MessagesDialect(), id_header="request-id"),
+        DialectEndpoint(MessagesDialect(), id_header="request-id"),
     ]
     routes: list[BaseRoute] = [
         *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in dialects),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
-        Route("/v1/responses/{response_id}", KeptResponse(Passthrough(())), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}", KeptResponse(), methods=["GET", "DELETE"]),
         JsonRoute("/v1/models", status.list_models, security=_KEY, refusals=not_known),
         JsonRoute("/v1/models/{name:path}", status.get_model, security=_KEY, refusals=not_known),
         JsonRoute("/v1/feedback", give_feedback, methods=["POST"], security=_KEY),
@@ -126,37 +124,25 @@ def _body_limit(scope: Scope) -> int:
     return admin.CODE_BYTES if scope["path"] in admin.CODE_PATHS else gateway.config.max_body_bytes
 
 
-@contextmanager
-def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> Generator[None]:
+@asynccontextmanager
+async def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> AsyncGenerator[None]:
     """SIGHUP reads the configuration again, on platforms that have it and if this is the main thread."""
     if not enabled or not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    reloads: set[asyncio.Task[None]] = set()
-
-    def begin() -> None:
-        task = asyncio.create_task(_reload(gateway))
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, begin)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        for task in reloads:
-            task.cancel()
+    async with Background(grace_seconds=0.0) as reloads:
+        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway), "reloading the configuration"))
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
 
 
 async def _reload(gateway: Gateway) -> None:
-    try:
+    # the log says what is wrong with the configuration
+    with suppress(SwarmGatewayError):
         await gateway.reload()
-    except SwarmGatewayError:
-        # the log says what is wrong
-        return
-    except Exception:
-        logger.exception("the configuration was not reloaded")
 
 
 def _on_http_exception(request: Request, exc: HTTPException) -> Response:

@@ -6,12 +6,12 @@ outcome is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from typing import TypeVar
 
-from gateway.limits.admission import Admission
-from gateway.limits.retry_dedup import RetryDedup
+from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import PassedThroughError, best
 from gateway.rollout.first import first
@@ -21,23 +21,12 @@ from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import Sessions
-from gateway.stats import DropReason
-from gateway.types import Caller, Incoming, Outcome, Relayed, released_by
+from gateway.stats import DropReason, Stats
+from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
-
-@dataclass(frozen=True, slots=True)
-class AnyRequest:
-    """A request to forward as it came; ``path`` begins with ``/v1``, ``query`` has no question mark."""
-
-    method: str
-    path: str
-    query: str
-    headers: Mapping[str, str]
-    body: bytes
-    model: str | None
-    caller: Caller
+OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
 
 class Pipeline:
@@ -57,27 +46,13 @@ class Pipeline:
             OverloadedError: too many requests at once.
             UnavailableError, UpstreamError: neither swarm nor upstream could answer.
         """
-        table, stats = self._routes.table, None
-        table.hold()
-
-        def release() -> None:
-            if stats is not None:
-                stats.in_flight -= 1
-            table.release()
-
-        try:
+        async with AsyncExitStack() as held:
+            table = held.enter_context(self._routes.table.held())
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
-            stats = route.stats
-            stats.requests += 1
-            stats.in_flight += 1
+            held.enter_context(_counted(route.stats))
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-        except BaseException as exc:
-            if stats is not None and isinstance(exc, SwarmGatewayError):
-                stats.errors[exc.code or exc.type] += 1
-            release()
-            raise
-        return released_by(outcome, release)
+            return _holding(outcome, held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.
@@ -94,12 +69,8 @@ class Pipeline:
             with phase("queue"):
                 held.callback(await self._admission.enter(route.name, route.settings, request.caller))
             with phase("upstream"):
-                relayed = await upstream.forward(
-                    request.method, request.path, request.headers, request.body, query=request.query
-                )
-            if relayed.close is not None:
-                held.push_async_callback(relayed.close)
-            return replace(relayed, close=held.pop_all().aclose)
+                relayed = await upstream.forward(request)
+            return _holding(relayed, held)
 
     async def is_plain(self, model: str | None, caller: Caller) -> bool:
         """Whether only an upstream answers the requests for ``model``."""
@@ -111,25 +82,12 @@ class Pipeline:
         return route.training is None
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
-        # the caller may leave before work that a retry shares: the work holds its routes and its place itself
-        table.hold()
-        try:
+        async with AsyncExitStack() as held:
+            # the caller may leave before work that a retry shares: the work holds its routes and its place itself
+            held.enter_context(table.held())
             with phase("queue"):
-                leave = await self._admission.enter(route.name, route.settings, incoming.caller)
-        except BaseException:
-            table.release()
-            raise
-
-        def release() -> None:
-            leave()
-            table.release()
-
-        try:
-            outcome = await self._produce(incoming, route)
-        except BaseException:
-            release()
-            raise
-        return released_by(outcome, release)
+                held.callback(await self._admission.enter(route.name, route.settings, incoming.caller))
+            return _holding(await self._produce(incoming, route), held)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
         training, upstream, settings = route.training_of(incoming.caller), route.upstream, route.settings
@@ -142,7 +100,7 @@ class Pipeline:
         if (
             upstream is not None
             and upstream.available
-            and (gone := training.swarm.episodes.gone_for(settings.offline_wait_seconds))
+            and (gone := training.swarm.gone_for(settings.offline_wait_seconds))
         ):
             # earlier requests have waited in vain for as long as this one would
             return await self._fallback(incoming, route, training, gone, engine=False)
@@ -168,15 +126,20 @@ class Pipeline:
 
     async def _passed(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
         """One untrained answer: ``rule`` says that the request is nothing to learn from."""
-        route.stats.passed[rule] += 1
+        route.stats.passed_through[rule] += 1
         return await self._untrained(incoming, route, training, f"pass_through:{rule}")
 
     async def _untrained(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
         """One answer, which says why it is not trained."""
         try:
-            outcome = await _straight(route, training, incoming)
+            return await self._from_engine(incoming, route, training, reason)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, training, exc, engine=False)
+
+    async def _from_engine(
+        self, incoming: Incoming, route: Route, training: Training, reason: str, *, patient: bool = True
+    ) -> Outcome:
+        outcome = await _straight(route, training, incoming, patient=patient)
         self._sessions.passed(incoming, route.name, reason)
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
@@ -205,12 +168,32 @@ class Pipeline:
         if not engine:
             raise error
         try:
-            outcome = await _straight(route, training, incoming, patient=False)
+            outcome = await self._from_engine(incoming, route, training, reason, patient=False)
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
-        self._sessions.passed(incoming, route.name, reason)
-        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
+        return outcome
+
+
+def _holding(outcome: OutcomeT, held: AsyncExitStack) -> OutcomeT:
+    """``outcome``, whose ``close`` also closes what was ``held`` for it."""
+    if outcome.close is not None:
+        held.push_async_callback(outcome.close)
+    return replace(outcome, close=held.pop_all().aclose)
+
+
+@contextmanager
+def _counted(stats: Stats) -> Generator[None]:
+    """Count a request, which is in flight inside the block, and an error that leaves it."""
+    stats.requests += 1
+    stats.in_flight += 1
+    try:
+        yield
+    except SwarmGatewayError as exc:
+        stats.errors[exc.code or exc.type] += 1
+        raise
+    finally:
+        stats.in_flight -= 1
 
 
 async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason: str) -> Outcome:

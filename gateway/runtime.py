@@ -14,8 +14,7 @@ from typing import Any, Self
 from adapters.dialects.fields import INDEX
 from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyRing
-from gateway.limits.admission import Admission
-from gateway.limits.retry_dedup import RetryDedup
+from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import failed, note_left_out
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
@@ -112,12 +111,13 @@ class Gateway:
             ConfigError: it is wrong; the old one stays.
             ConflictError: there is no file to read.
         """
-        if self._source is None:
+        source = self._source
+        if source is None:
             raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
         async with self._reloading:
             try:
                 # loading hooks runs the operator's code
-                plan = await asyncio.to_thread(_plan, self._source)
+                plan = await asyncio.to_thread(lambda: Plan.of(source()))
             except ConfigError as exc:
                 raise _refused(exc.message) from exc
             old = self.config
@@ -157,7 +157,3 @@ def _has_keys(config: GatewayConfig) -> bool:
 def _refused(message: str) -> ConfigError:
     logger.error("the configuration was not reloaded, the old one stays: %s", message)
     return ConfigError(message)
-
-
-def _plan(source: ConfigSource) -> Plan:
-    return Plan.of(source())

@@ -1,11 +1,15 @@
-"""Counts since the start of the gateway, shown by ``GET /status``."""
+"""Counts since the start of the gateway, and the rest of ``GET /status``: the gateway writes these models, the monitor
+reads them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swarm.status import EngineFailure
 
 #: Distinct kinds of one count; error codes come from other servers too.
 MAX_KINDS = 100
@@ -35,69 +39,121 @@ class Kinds(Counter[str]):
         super().__setitem__(kind, count)
 
 
-@dataclass
-class Accounted:
-    """What the swarm server counted in the episodes that it took, over all of their timelines.
+class _Part(BaseModel):
+    """Part of a status; fields that a newer gateway adds are kept."""
 
-    Attributes:
-        tokens: sums of the numbers of :class:`swarm.protocol.EpisodeTokens`, by their names there.
-        why: tokens that are dropped, by the server's reason.
-    """
+    model_config = ConfigDict(extra="allow")
 
-    tokens: Counter[str] = field(default_factory=Counter[str])
-    why: Counter[str] = field(default_factory=Kinds)
-
-    def __add__(self, other: Accounted) -> Accounted:
+    def __add__(self, other: Self) -> Self:
         """Both together."""
-        return Accounted(self.tokens + other.tokens, self.why + other.why)
+        names = type(self).model_fields
+        return self.model_copy(update={name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-@dataclass
-class Stats:
-    """Mutable counters; touched from one event loop only.
+class Groups(_Part):
+    """Counts of groups; ``informative`` are submitted groups whose rewards differ, ``uninformative`` ones have equal
+    rewards and teach nothing."""
 
-    ``informative`` are submitted groups whose rewards differ; ``uninformative`` ones have equal rewards and teach
-    nothing. ``passed`` are requests that were answered once by a rule of ``pass_through``, by its name, or because the
-    submit hook said so. ``hook_failures`` are hook calls without a result, by error code. Tokens are completion
-    tokens of groups: of delivered answers, and of the others. ``malformed_calls`` are tool calls in any answer of a
-    group whose arguments are no JSON object. ``accounted`` is what the swarm server counted.
-    """
+    trained: int = 0
+    dropped: Counter[str] = Field(default_factory=Counter[str], description="by why they are not trained")
+    informative: int = 0
+    uninformative: int = 0
+
+
+class Tokens(_Part):
+    """Completion tokens of groups: of delivered answers, and of the others."""
+
+    delivered: int = 0
+    wasted: int = 0
+
+
+class Accounted(_Part):
+    """What the swarm server counted in the episodes that it took, over all of their timelines."""
+
+    tokens: Counter[str] = Field(
+        default_factory=Counter[str], description="sums of the numbers of `EpisodeTokens`, by their names there"
+    )
+    why: Counter[str] = Field(default_factory=Kinds, description="tokens that are dropped, by the server's reason")
+
+
+class Stats(_Part):
+    """Counts of a route's requests, or of all; touched from one event loop only."""
 
     requests: int = 0
     in_flight: int = 0
-    trained: int = 0
-    dropped: Counter[DropReason] = field(default_factory=Counter[DropReason])
-    informative: int = 0
-    uninformative: int = 0
-    delivered_tokens: int = 0
-    wasted_tokens: int = 0
-    malformed_calls: int = 0
-    accounted: Accounted = field(default_factory=Accounted)
-    passed: Counter[str] = field(default_factory=Kinds)
-    hook_failures: Counter[str] = field(default_factory=Kinds)
-    fallbacks: Counter[str] = field(default_factory=Kinds)
-    errors: Counter[str] = field(default_factory=Kinds)
+    groups: Groups = Field(default_factory=Groups)
+    tokens: Tokens = Field(default_factory=Tokens)
+    malformed_calls: int = Field(
+        default=0, description="tool calls in any answer of a group whose arguments are no JSON object"
+    )
+    accounted: Accounted = Field(default_factory=Accounted)
+    passed_through: Counter[str] = Field(
+        default_factory=Kinds, description="requests answered once by a rule of `pass_through`, or by the submit hook"
+    )
+    hook_failures: Counter[str] = Field(default_factory=Kinds, description="hook calls without a result, by error code")
+    fallbacks: Counter[str] = Field(default_factory=Kinds, description="answers without a group of the swarm's, by why")
+    errors: Counter[str] = Field(default_factory=Kinds, description="that callers got, by code")
 
-    def __add__(self, other: Stats) -> Stats:
-        """Both together."""
-        return Stats(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Stats)})
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "requests": self.requests,
-            "in_flight": self.in_flight,
-            "groups": {
-                "trained": self.trained,
-                "dropped": dict(self.dropped),
-                "informative": self.informative,
-                "uninformative": self.uninformative,
-            },
-            "tokens": {"delivered": self.delivered_tokens, "wasted": self.wasted_tokens},
-            "malformed_calls": self.malformed_calls,
-            "accounted": {"tokens": dict(self.accounted.tokens), "why": dict(self.accounted.why)},
-            "passed_through": dict(self.passed),
-            "hook_failures": dict(self.hook_failures),
-            "fallbacks": dict(self.fallbacks),
-            "errors": dict(self.errors),
-        }
+class RouteLoad(_Part):
+    """How full a route is; ``refused`` since the start."""
+
+    running: int = 0
+    waiting: int = 0
+    refused: int = 0
+
+
+class RouteStatus(Stats):
+    """One route."""
+
+    models: list[str] = []
+    swarm_url: str | None = None
+    upstream: str | None = None
+    policy: str = ""
+    train_fraction: float = 1.0
+    control: str = "none"
+    load: RouteLoad = RouteLoad()
+    breaker: str | None = Field(default=None, description="its state; null without an upstream")
+
+
+class SwarmStatus(_Part):
+    """One swarm server as the gateway sees it."""
+
+    url: str
+    engine: str = ""
+    down_since: str | None = None
+    model: str = ""
+    num_repeat: int | None = None
+    policy_version: int | None = None
+    background: int = 0
+    open_groups: int = 0
+
+
+class SessionCounts(_Part):
+    """Conversations: how many are open, the bytes of their requests and answers, and counts since the start."""
+
+    open: int = 0
+    bytes: int = 0
+    linked: Counter[str] = Field(default_factory=Counter[str], description="requests that continue an answer, by how")
+    ended: Counter[str] = Field(default_factory=Counter[str], description="by why")
+    signals: Counter[str] = Field(default_factory=Counter[str], description="by name")
+    feedback: Counter[str] = Field(default_factory=Counter[str], description="that counts, or came too late to train")
+    hook_failures: Counter[str] = Field(default_factory=Kinds, description="of session hooks, by code")
+    credited: int = Field(default=0, description="rewards of session hooks that reached their open group")
+    credit_dropped: int = Field(default=0, description="those that came too late for it")
+
+
+class GatewayStatus(Stats):
+    """``GET /status`` of a gateway; engine, model and policy version are of the first route with a swarm server."""
+
+    engine: str = ""
+    engine_failure: EngineFailure | None = None
+    model: str = ""
+    num_repeat: int | None = None
+    policy_version: int | None = None
+    background: int = 0
+    joined: int = 0
+    control: str = "none"
+    routes: dict[str, RouteStatus]
+    sessions: SessionCounts = SessionCounts()
+    swarms: list[SwarmStatus] = []

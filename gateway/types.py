@@ -6,7 +6,7 @@ Invariant: inside the gateway there is one form, Chat Completions; dialects tran
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from adapters.dialects import LLMRequest
@@ -49,6 +49,19 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
+class AnyRequest:
+    """A request to forward as it came; ``path`` begins with ``/v1``, ``query`` has no question mark."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: bytes
+    model: str | None
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A whole answer: a ``chat.completion`` body, and the same as ``chat.completion.chunk`` bodies; ``close`` as of
     :class:`Live`."""
@@ -81,20 +94,3 @@ class Relayed:
 
 
 Outcome = Decided | Live | Relayed
-
-
-def released_by(outcome: Outcome, release: Callable[[], None]) -> Outcome:
-    """``outcome``, whose ``close`` also calls ``release``; once, however often it is closed."""
-    inner, held = outcome.close, True
-
-    async def close() -> None:
-        nonlocal held
-        try:
-            if inner is not None:
-                await inner()
-        finally:
-            if held:
-                held = False
-                release()
-
-    return replace(outcome, close=close)

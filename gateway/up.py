@@ -192,18 +192,6 @@ class _Server:
             self.watch.give_up(status, f"it cannot be started again: {exc.message}")
 
 
-@dataclass
-class _Started:
-    servers: list[_Server] = field(default_factory=list)
-    gateway: Child | None = None
-    working: _Working | None = None
-    work_stopping: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def children(self) -> list[Child]:
-        return [one.child for one in self.servers] + ([self.gateway] if self.gateway else [])
-
-
 def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     """Run until Ctrl-C or SIGTERM, or until the last step of all jobs; then stop gateway, engines and servers.
 
@@ -223,28 +211,23 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
             stopped.
     """
     _check_place(plan)
-    stopping = threading.Event()
-    hurry = threading.Event()
+    up = _Up(plan, on_event, work)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stopping.is_set():
-            hurry.set()
-        stopping.set()
+        (up.hurry if up.stopping.is_set() else up.stopping).set()
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    started = _Started()
     try:
-        _start(plan, started, stopping, on_event)
-        _watch(plan, started, stopping, work)
+        up.start()
+        up.watch()
     finally:
-        stopping.set()  # from here on a signal means: hurry
         try:
-            _stop(started, hurry, on_event)
+            up.stop()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-    if started.working is not None and started.working.error is not None:
-        raise started.working.error
+    if up.working is not None and up.working.error is not None:
+        raise up.working.error
 
 
 def _check_place(plan: UpPlan) -> None:
@@ -263,40 +246,131 @@ def _check_place(plan: UpPlan) -> None:
                 bound.enter_context(closing(bind(host, port)))
 
 
-def _start(plan: UpPlan, started: _Started, stopping: threading.Event, on_event: OnEvent) -> None:
-    for one in plan.servers:
-        env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
-        env |= {TOKEN_VARIABLE: one.token} if one.token else {}
-        log = one.run_dir / "logs" / "swarm.log"
-        child = _spawn(plan, one.of("swarm server"), ["swarm", "start"], one.swarm_section, log, env)
-        started.servers.append(_Server(one, child, on_event, plan.restart_pause))
-    for server in started.servers:
-        url = _listening(server.child, started, stopping)
-        if url is None:
-            return
-        on_event("listening", {"name": server.child.name, "url": url, "log": str(server.child.log)})
-        server.connect(url, plan.private_token)
-    if plan.gateway_section is not None and not _start_gateway(plan, plan.gateway_section, started, stopping, on_event):
-        return
-    for server in started.servers:
-        server.start_engine()
+class _Up:
+    """All that one ``up`` starts.
 
+    Attributes:
+        stopping: set by the first signal, or when all is over.
+        hurry: set by a signal after that.
+        working: the work beside the servers, once it has begun.
+    """
 
-def _start_gateway(
-    plan: UpPlan, section: dict[str, Any], started: _Started, stopping: threading.Event, on_event: OnEvent
-) -> bool:
-    """Whether it listens; False if a signal arrives first."""
-    urls = {one.plan.name: one.client.server_url for one in started.servers if one.client is not None}
-    gateway_section = with_servers(section, urls, plan.private_token)
-    # hooks may be modules beside the user's file
-    gateway_env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
-    log = plan.servers[0].run_dir / "logs" / "gateway.log"
-    gateway = started.gateway = _spawn(plan, "gateway", ["serve"], gateway_section, log, gateway_env)
-    gateway_url = _listening(gateway, started, stopping)
-    if gateway_url is None:
-        return False
-    on_event("listening", {"name": gateway.name, "url": gateway_url, "log": str(gateway.log)})
-    return True
+    def __init__(self, plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
+        self._plan = plan
+        self._on_event = on_event
+        self._work = work
+        self._work_stopping = threading.Event()
+        self._servers: list[_Server] = []
+        self._gateway: Child | None = None
+        self.working: _Working | None = None
+        self.stopping, self.hurry = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        """Start servers, gateway and engines, or as many of them as a signal lets."""
+        plan = self._plan
+        for one in plan.servers:
+            env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
+            env |= {TOKEN_VARIABLE: one.token} if one.token else {}
+            log = one.run_dir / "logs" / "swarm.log"
+            child = self._spawn(one.of("swarm server"), ["swarm", "start"], one.swarm_section, log, env)
+            self._servers.append(_Server(one, child, self._on_event, plan.restart_pause))
+        urls: dict[str, str] = {}
+        for server in self._servers:
+            url = self._listening(server.child)
+            if url is None:
+                return
+            server.connect(url, plan.private_token)
+            urls[server.plan.name] = url
+        if plan.gateway_section is not None:
+            # hooks may be modules beside the user's file
+            env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+            log = plan.servers[0].run_dir / "logs" / "gateway.log"
+            section = with_servers(plan.gateway_section, urls, plan.private_token)
+            self._gateway = self._spawn("gateway", ["serve"], section, log, env)
+            if self._listening(self._gateway) is None:
+                return
+        for server in self._servers:
+            server.start_engine()
+
+    def watch(self) -> None:
+        """Report events, and restart engines that died, until a signal or the end of the work, else of all jobs."""
+        servers = self._servers
+        while not self.stopping.wait(_POLL):
+            if self._work is None and all(server.watch.finished for server in servers):
+                return
+            # the last steps are reported before all ends
+            over = self.working is not None and self.working.over
+            self._check()
+            if self._work is not None and self.working is None and all(server.watch.was_ready for server in servers):
+                client = servers[0].client
+                assert client is not None
+                ask = partial(self._work, client.server_url, self._plan.private_token, self._work_stopping)
+                self.working = _Working("work", ask)
+            for server in servers:
+                server.look(restarts=not over)
+            if over:
+                return
+
+    def stop(self) -> None:
+        """Stop the gateway first, so that its requests can still end; then the engines; then the servers."""
+        # from here on a signal means: hurry
+        self.stopping.set()
+        if self.working is not None:
+            self._work_stopping.set()
+            self.working.wait(_WORK_GRACE, self.hurry)
+        if self._gateway is not None:
+            self._on_event("stopping", {"name": self._gateway.name})
+            self._gateway.stop(_GATEWAY_GRACE, self.hurry)
+        stopping: list[_Working] = []
+        for server in self._servers:
+            if server.engine_asked and server.child.exit_code is None and server.client is not None:
+                self._on_event("stopping", {"name": server.plan.of("engine")})
+                # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any
+                # case
+                stopping.append(_Working("stop-engine", server.client.stop_engine))
+        deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
+        for one in stopping:
+            one.wait(deadline - time.monotonic(), self.hurry)
+        with ThreadPoolExecutor(max(1, len(self._servers))) as pool:  # all at once
+            ends: list[Future[bool]] = []
+            for server in self._servers:
+                self._on_event("stopping", {"name": server.child.name})
+                # this stops the engine too, in case the command failed
+                ends.append(pool.submit(server.child.stop, _SERVER_GRACE, self.hurry))
+        for server in self._servers:
+            if server.client is not None:
+                server.client.close()
+        for end in ends:
+            end.result()
+        self._on_event("stopped", {})
+
+    def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
+        file = log.parent.parent / f"{log.stem}.yaml"
+        # it may hold keys and tokens
+        with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
+            yaml.safe_dump(section, writer)
+        options = ["--config", str(file), "--log-format", self._plan.log_format, "--stop-on-eof"]
+        return Child(name, [*self._plan.command, *arguments, *options], log, env)
+
+    def _listening(self, child: Child) -> str | None:
+        """The address that the child prints once its port is bound; None if a signal arrives first."""
+        deadline = time.monotonic() + _START_DEADLINE
+        while not self.stopping.wait(0.1):
+            self._check()
+            if match := child.find(LISTENING):
+                self._on_event("listening", {"name": child.name, "url": match[1], "log": str(child.log)})
+                return match[1]
+            if time.monotonic() > deadline:
+                raise UpFailedError(
+                    f"the {child.name} did not start within {_START_DEADLINE:.0f} s", child.last_lines(), child.log
+                )
+        return None
+
+    def _check(self) -> None:
+        for child in [*(one.child for one in self._servers), *([self._gateway] if self._gateway else [])]:
+            if child.exit_code is not None:
+                lines = child.last_lines()
+                raise UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", lines, child.log)
 
 
 def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> dict[str, Any]:
@@ -315,86 +389,3 @@ def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> d
         else:
             routes.append(route)
     return gateway | {"routes": routes}
-
-
-def _spawn(
-    plan: UpPlan, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]
-) -> Child:
-    file = log.parent.parent / f"{log.stem}.yaml"
-    # it may hold keys and tokens
-    with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
-        yaml.safe_dump(section, writer)
-    options = ["--config", str(file), "--log-format", plan.log_format, "--stop-on-eof"]
-    return Child(name, [*plan.command, *arguments, *options], log, env)
-
-
-def _listening(child: Child, started: _Started, stopping: threading.Event) -> str | None:
-    """The address that the child prints once its port is bound; None if a signal arrives first."""
-    deadline = time.monotonic() + _START_DEADLINE
-    while not stopping.wait(0.1):
-        _check(started)
-        if match := child.find(LISTENING):
-            return match[1]
-        if time.monotonic() > deadline:
-            raise UpFailedError(
-                f"the {child.name} did not start within {_START_DEADLINE:.0f} s", child.last_lines(), child.log
-            )
-    return None
-
-
-def _check(started: _Started) -> None:
-    for child in started.children:
-        if child.exit_code is not None:
-            lines = child.last_lines()
-            raise UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", lines, child.log)
-
-
-def _watch(plan: UpPlan, started: _Started, stopping: threading.Event, work: Work | None) -> None:
-    """Report events, and restart engines that died, until a signal or the end of the work, else of all jobs."""
-    servers = started.servers
-    while not stopping.wait(_POLL):
-        if work is None and all(server.watch.finished for server in servers):
-            return
-        # the last steps are reported before all ends
-        over = started.working is not None and started.working.over
-        _check(started)
-        if work is not None and started.working is None and all(server.watch.was_ready for server in servers):
-            client = servers[0].client
-            assert client is not None
-            ask = partial(work, client.server_url, plan.private_token, started.work_stopping)
-            started.working = _Working("work", ask)
-        for server in servers:
-            server.look(restarts=not over)
-        if over:
-            return
-
-
-def _stop(started: _Started, hurry: threading.Event, on_event: OnEvent) -> None:
-    """Stop the gateway first, so that its requests can still end; then the engines; then the servers."""
-    if started.working is not None:
-        started.work_stopping.set()
-        started.working.wait(_WORK_GRACE, hurry)
-    if started.gateway is not None:
-        on_event("stopping", {"name": started.gateway.name})
-        started.gateway.stop(_GATEWAY_GRACE, hurry)
-    stopping: list[_Working] = []
-    for server in started.servers:
-        if server.engine_asked and server.child.exit_code is None and server.client is not None:
-            on_event("stopping", {"name": server.plan.of("engine")})
-            # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any case
-            stopping.append(_Working("stop-engine", server.client.stop_engine))
-    deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
-    for one in stopping:
-        one.wait(deadline - time.monotonic(), hurry)
-    with ThreadPoolExecutor(max(1, len(started.servers))) as pool:  # all at once
-        ends: list[Future[bool]] = []
-        for server in started.servers:
-            on_event("stopping", {"name": server.child.name})
-            # this stops the engine too, in case the command failed
-            ends.append(pool.submit(server.child.stop, _SERVER_GRACE, hurry))
-    for server in started.servers:
-        if server.client is not None:
-            server.client.close()
-    for end in ends:
-        end.result()
-    on_event("stopped", {})

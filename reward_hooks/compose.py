@@ -38,14 +38,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
 from reward_hooks.runner import HookRunner
 from swarm.concurrency import all_of
 from swarm.errors import ConfigError
 from swarm.importer import digest_of
-from swarm.job import describe_validation, read_mapping
+from swarm.job import read_mapping, validated
 from swarm.types import Model, Task
 
 
@@ -183,10 +183,7 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
     Raises:
         ConfigError: the file is wrong, a part does not load, or the file names itself as a part.
     """
-    try:
-        config = BlendConfig.model_validate(read_mapping(path, "blend"))
-    except ValidationError as exc:
-        raise describe_validation(exc, str(path), BlendConfig) from exc
+    config = validated(BlendConfig, read_mapping(path, "blend"), str(path))
 
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
         beside = path.parent / spec

@@ -40,6 +40,7 @@ the group from training; the user still gets an answer.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -224,6 +225,25 @@ SubmitHook = Callable[[UserRequest, HookContext], SubmitResult | Awaitable[Submi
 RewardHook = Callable[[Task, list[Candidate], HookContext], RewardResult | Awaitable[RewardResult]]
 OutcomeResult = float | Reward | RewardResult | None
 SessionHook = Callable[[Session, HookContext], OutcomeResult | Awaitable[OutcomeResult]]
+
+
+class Rule(ABC):
+    """Scores answers one by one, each in [0, 1]; an instance is itself an ``on_compute_relative_reward``."""
+
+    @abstractmethod
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        """The reward of one answer.
+
+        Raises:
+            HookError: the task or the request lacks what the rule needs.
+        """
+
+    def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        """The reward of each answer."""
+        return [self.judge(task, candidate) for candidate in candidates]
+
+    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
+        return self.on_compute_relative_reward(task, candidates, context)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 from pydantic_core import PydanticCustomError
 
 from reward_hooks.contract import Candidate
 from swarm.errors import ConfigError
-from swarm.job import describe_validation
+from swarm.job import validated
 from swarm.types import Model, Task
 
 
@@ -85,10 +85,7 @@ def _group(line: str, where: str) -> RecordedGroup:
     listed: Any = fields.get("candidates")
     if isinstance(listed, list):
         fields["candidates"] = [_candidate(one, index) for index, one in enumerate(cast("list[Any]", listed))]
-    try:
-        return RecordedGroup.model_validate(fields)
-    except ValidationError as exc:
-        raise describe_validation(exc, where, RecordedGroup) from exc
+    return validated(RecordedGroup, fields, where)
 
 
 def _candidate(value: object, index: int) -> object:

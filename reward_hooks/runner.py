@@ -20,8 +20,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 from reward_hooks.contract import (
@@ -49,8 +48,6 @@ T = TypeVar("T")
 
 #: Seconds that a cancelled async hook gets to stop before it is left behind.
 CANCEL_GRACE = 0.5
-#: Seconds after which an idle thread ends.
-IDLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,10 @@ class Done:
 
 
 class HookThreads:
-    """Daemon threads that are reused, since starting a thread takes longer than most hooks do.
+    """Daemon threads, one for each call.
 
-    A Python thread cannot be killed: a call past its deadline is abandoned, and its thread stays occupied until the
-    call returns. Once ``limit`` calls hang, further calls fail at once. (A ``ThreadPoolExecutor`` would join its hung
+    A Python thread cannot be killed: a call past its deadline is abandoned, and its thread lasts until the call
+    returns. Once ``limit`` calls hang, further calls fail at once. (A ``ThreadPoolExecutor`` would join its hung
     threads when the interpreter ends.) Use it from one event loop at a time.
     """
 
@@ -73,17 +70,13 @@ class HookThreads:
         self._limit = limit
         self._places = asyncio.Semaphore(limit)
         self._abandoned = 0
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = Lock()
-        #: idle threads, minus those that a call in the queue is meant for
-        self._free = 0
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Done:  # noqa: ASYNC109
         """Run ``function(*args)`` in a thread; whatever it raises is returned.
 
         Raises:
-            TimeoutError: it is still running after ``timeout`` seconds, which include the wait for a thread.
-            HookError: every thread is occupied by a call that hangs (``hook_busy``).
+            TimeoutError: it is still running after ``timeout`` seconds, which include the wait for a place.
+            HookError: every place is held by a call that hangs, or no thread can be started (``hook_busy``).
         """
         if self._abandoned >= self._limit:
             raise HookError(
@@ -98,10 +91,8 @@ class HookThreads:
         def run() -> None:
             try:
                 done = Done(value=context.run(function, *args))
-            except BaseException as exc:  # SystemExit must not end the thread
+            except BaseException as exc:  # SystemExit must not be printed
                 done = Done(error=exc)
-            with self._lock:
-                self._free += 1
             with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
                 loop.call_soon_threadsafe(finish, done)
 
@@ -117,7 +108,11 @@ class HookThreads:
         try:
             async with asyncio.timeout(timeout):
                 await self._places.acquire()
-                self._start(run)
+                try:
+                    Thread(target=run, name="reward-hook", daemon=True).start()
+                except RuntimeError as exc:
+                    self._places.release()
+                    raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
                 started = True
                 return await outcome
         except TimeoutError:
@@ -125,32 +120,6 @@ class HookThreads:
                 abandoned = True
                 self._abandoned += 1
             raise
-
-    def _start(self, run: Callable[[], None]) -> None:
-        with self._lock:
-            reused = self._free > 0
-            self._free -= reused
-        if not reused:
-            try:
-                Thread(target=self._serve, name="reward-hook", daemon=True).start()
-            except RuntimeError as exc:
-                self._places.release()
-                raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
-        self._calls.put(run)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                run = self._calls.get(timeout=IDLE_SECONDS)
-            except Empty:
-                with self._lock:
-                    if self._free:
-                        self._free -= 1
-                        return
-                continue  # a call for this thread is about to be queued
-            run()
-            # do not keep the call's arguments while idle
-            del run
 
 
 class HookRunner:

@@ -155,26 +155,26 @@ class Conversion:
     ignored: dict[str, str]
 
 
-def read_fields(text: str, where: str = "job") -> dict[str, Any]:
+def read_fields(text: str) -> dict[str, Any]:
     """The fields of a :class:`TrainJob` that YAML text sets, ours or AgentJet's; keys of the latter that have no effect
     are logged.
 
     Raises:
         ConfigError: no mapping; of AgentJet's a value that is out of range or not possible here; names each.
     """
-    data = parse_mapping(text, where)
+    data = parse_mapping(text, "job")
     if "ajet" not in data:
         return data
-    conversion = convert(data, where)
+    conversion = convert(data)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
-        logger.info("%s is AgentJet's; ignored: %s", where, listed)
+        logger.info("the job is AgentJet's; ignored: %s", listed)
     if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
-        logger.warning("%s is AgentJet's; without effect, because not known here: %s", where, ", ".join(unknown))
+        logger.warning("the job is AgentJet's; without effect, because not known here: %s", ", ".join(unknown))
     return conversion.job.model_dump(exclude_unset=True)
 
 
-def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
+def convert(config: Mapping[str, Any]) -> Conversion:
     """Convert AgentJet's composed configuration.
 
     Raises:
@@ -182,16 +182,16 @@ def convert(config: Mapping[str, Any], where: str = "job") -> Conversion:
     """
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
-        raise ConfigError(f"{where}: ajet must be a mapping, got {type(job).__name__}")
+        raise ConfigError(f"job: ajet must be a mapping, got {type(job).__name__}")
     given = {key: value for key, value in _leaves(cast("Mapping[str, Any]", job)) if value is not None}
     reader = _Reader(given)
     values = reader.values()
     if reader.refused:
-        raise ConfigError(f"{where}: " + "; ".join(reader.refused))
+        raise ConfigError("job: " + "; ".join(reader.refused))
     try:
         trained = TrainJob.model_validate(values)
     except ValidationError as exc:
-        raise ConfigError(f"{where}: " + "; ".join(_described(exc))) from exc
+        raise ConfigError("job: " + "; ".join(_described(exc))) from exc
     ignored = reader.ignored()
     ignored |= {
         str(section): "set verl's keys in `overrides` of a job in our own form"

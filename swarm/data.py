@@ -111,17 +111,12 @@ def _of_attribute(source: str) -> Iterator[Task]:
     given = target() if callable(target) else target
     if not isinstance(given, Iterable):
         raise ConfigError(f"{source} gives a {type(given).__name__}: it must be, or return, tasks or rows one by one")
-    return _given(cast("Iterable[Any]", given), source)
-
-
-def _given(rows: Iterable[Any], source: str) -> Iterator[Task]:
-    for number, row in enumerate(rows, 1):
-        yield row if isinstance(row, Task) else task_of(row, f"{source}, row {number}")
+    return _tasks((f"{source}, row {number}", row) for number, row in enumerate(cast("Iterable[Any]", given), 1))
 
 
 def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
     for where, row in rows:
-        yield task_of(row, where)
+        yield row if isinstance(row, Task) else task_of(row, where)
 
 
 def task_of(row: object, where: str) -> Task:

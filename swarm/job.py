@@ -11,7 +11,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -22,6 +22,8 @@ from swarm.types import Model
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Where a value comes from, the strongest first; then :data:`OURS` and verl.
 SET, JOB, SERVER = "set", "job", "server defaults"
@@ -161,10 +163,7 @@ class TrainJob(Model):
         where = os.fspath(path)
         given = read_mapping(Path(path), "job")
         fields = [{SPELLINGS.get(name, name): value for name, value in one.items()} for one in (given, keywords)]
-        try:
-            return cls.model_validate({**fields[0], **fields[1]})
-        except ValidationError as exc:
-            raise describe_validation(exc, where, cls) from exc
+        return validated(cls, {**fields[0], **fields[1]}, where)
 
     def dump_job_as_yaml(self, path: str | os.PathLike[str]) -> str:
         """Write all fields to a YAML file, from which :meth:`build_job_from_yaml` reads an equal job; its path.
@@ -217,6 +216,18 @@ class TrainJob(Model):
         return limit // self.num_repeat * self.num_repeat
 
 
+def validated(model: type[ModelT], data: Mapping[str, Any], where: str) -> ModelT:
+    """The ``model`` with the fields ``data``.
+
+    Raises:
+        ConfigError: a misspelt key or a value out of range; one line names ``where`` and each.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as exc:
+        raise describe_validation(exc, where, model) from exc
+
+
 def describe_validation(exc: ValidationError, where: str, model: type[BaseModel] | None = None) -> ConfigError:
     """One-line error naming every wrong key of ``where`` and what is wrong with it; ``model`` knows the right ones."""
     return ConfigError(f"{where}: " + "; ".join(_problem(error, model) for error in exc.errors()))
@@ -266,10 +277,7 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
     Raises:
         ConfigError: no mapping, a misspelt key, a value out of range; names each.
     """
-    try:
-        return TrainJob.model_validate(parse_mapping(text, where))
-    except ValidationError as exc:
-        raise describe_validation(exc, where, TrainJob) from exc
+    return validated(TrainJob, parse_mapping(text, where), where)
 
 
 def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
@@ -318,10 +326,7 @@ def layered(
                 values[name], fields[name] = value, layer
     if overrides:
         values["overrides"] = {key: value for key, value, _ in overrides.values()}
-    try:
-        merged = TrainJob.model_validate(values)
-    except ValidationError as exc:
-        raise describe_validation(exc, where, TrainJob) from exc
+    merged = validated(TrainJob, values, where)
     return Layered(merged, fields, {key: layer for key, (_, _, layer) in overrides.items()})
 
 

@@ -166,17 +166,8 @@ class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fi
 
     ``sampled == trained + repeated``, unless the episode is dropped: then nothing of ``sampled`` is trained.
 
-    Attributes:
-        calls: recorded ones with a sampled token.
-        timelines: that they were merged into; the trainer's rows.
-        sampled: tokens that the policy sampled.
-        trained: of these, in a timeline with mask 1.
-        repeated: of these, sampled a second time in the same place: they are in the timeline once.
-        masked: tokens between answers in the timelines: results of tools, later turns of the user.
-        prompts: tokens of the timelines before their first answer.
-        unmerged: tokens, prompts included, if each call was a row of its own; the merged rows have
-            ``prompts + masked + trained``.
-        kept, lost, edited: calls by their :data:`History`.
+    The fields are those of :class:`swarm.protocol.EpisodeTokens`. The merged rows have ``prompts + masked + trained``
+    tokens; ``kept``, ``lost`` and ``edited`` count calls by their :data:`History`.
     """
 
     calls: int = 0

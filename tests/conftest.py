@@ -29,6 +29,12 @@ HEAVY = (
     "tests/reward_hooks/judges/test_bias.py",
     "tests/swarm/server/test_openapi_fuzz.py",
 )
+#: The marks that all tests of a folder have one of.
+_MARKS = {
+    "tests/clients": ("clients", "slow"),
+    "tests/cluster": ("cluster",),
+    "tests/engine": ("engine", "long"),
+}
 #: The fast suite divides the number of examples of a property test by this.
 _FEWER = 10
 _ALL_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow\b", re.MULTILINE)
@@ -47,9 +53,15 @@ def is_fast(config: pytest.Config) -> bool:
 
 def is_left_out(path: str, config: pytest.Config) -> bool:
     """Whether this run neither wants nor names the tests under ``path``: to import them alone takes seconds."""
-    unwanted = [f"tests/{mark}" for mark in ("clients", "engine") if f"not {mark}" in config.option.markexpr]
+    asked = config.option.markexpr
+    unwanted = [folder for folder, marks in _MARKS.items() if not any(_wants(asked, mark) for mark in marks)]
     folders = (*unwanted, *(HEAVY if is_fast(config) else ()))
     return path.startswith(folders) and not any(argument.startswith(folders) for argument in config.args)
+
+
+def _wants(asked: str, mark: str) -> bool:
+    """Whether the ``-m`` that was ``asked`` for, if any, selects what has this mark."""
+    return not asked or (mark in asked and f"not {mark}" not in asked)
 
 
 def is_slow(path: Path) -> bool:

@@ -6,9 +6,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -66,33 +67,45 @@ LOOSE = {"swarm", "swarm.server", "gateway", "reward_hooks", "adapters"}
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
 
 
-@cache
-def modules() -> dict[str, ast.Module]:
-    """Every product module by its dotted name."""
-    found: dict[str, ast.Module] = {}
+@dataclass(frozen=True)
+class Module:
+    """What the rules look at in one file."""
+
+    #: dotted names that it imports, at any depth, also under ``TYPE_CHECKING``
+    imports: set[str] = field(default_factory=set[str])
+    #: names that it defines or assigns, attributes included
+    defines: set[str] = field(default_factory=set[str])
+    #: attributes with a leading underscore that it reads or calls, each with its line
+    private: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    @classmethod
+    def of(cls, source: str) -> Self:
+        found = cls()
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Import():
+                    found.imports.update(alias.name for alias in node.names)
+                case ast.ImportFrom():
+                    assert node.level == 0, f"relative import of {node.module}"
+                    found.imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    found.defines.add(node.name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    found.defines.add(name)
+                case ast.Attribute(attr=name):
+                    if isinstance(node.ctx, ast.Store):
+                        found.defines.add(name)
+                    if name.startswith("_") and not name.startswith("__"):
+                        found.private.append((name, node.lineno))
+        return found
+
+
+def modules() -> dict[str, Module]:
+    """Every product module by its dotted name. Takes a second, so that one test does it for all rules."""
+    found: dict[str, Module] = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(), str(path))
-    return found
-
-
-@cache
-def nodes(tree: ast.Module) -> list[ast.AST]:
-    """All nodes of a module; to walk it takes longer than all checks."""
-    return list(ast.walk(tree))
-
-
-@cache
-def imports_of(tree: ast.Module) -> set[str]:
-    """Dotted names that a module imports, at any depth, also under ``TYPE_CHECKING``."""
-    found: set[str] = set()
-    for node in nodes(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import of {node.module}"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = Module.of(path.read_text())
     return found
 
 
@@ -119,10 +132,6 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
     return wrong
 
 
-def test_imports_follow_the_table() -> None:
-    assert [line for name, tree in modules().items() for line in violations(name, imports_of(tree))] == []
-
-
 @pytest.mark.parametrize(
     ("module", "imported"),
     [
@@ -144,14 +153,13 @@ def test_a_forbidden_import_is_reported(module: str, imported: str) -> None:
     assert violations(module, {imported})
 
 
-@cache
-def file_graph() -> dict[str, set[str]]:
+def file_graph(modules: dict[str, Module]) -> dict[str, set[str]]:
     """module -> our modules that it imports."""
     graph: dict[str, set[str]] = {}
-    for module, tree in modules().items():
+    for name, module in modules.items():
         # `from package import name` imports the module `package.name`, or a name of `package`
-        named = {name if name in modules() else name.rpartition(".")[0] for name in imports_of(tree)}
-        graph[module] = {name for name in named if name in modules() and name != module}
+        named = {one if one in modules else one.rpartition(".")[0] for one in module.imports}
+        graph[name] = {one for one in named if one in modules and one != name}
     return graph
 
 
@@ -178,52 +186,36 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_circle_of_files() -> None:
-    assert circle(file_graph()) == []
-
-
-def test_no_circle_of_packages() -> None:
-    assert circle(package_graph(file_graph())) == []
-
-
 def test_a_circle_is_reported() -> None:
     files = {"gateway.api.a": {"gateway.limits.b"}, "gateway.limits.c": {"gateway.api.d"}}
     assert circle(files) == []
     assert circle(package_graph(files)) != []
 
 
-def private_names(tree: ast.Module, ours: set[str]) -> list[str]:
+def private_names(module: Module, ours: set[str]) -> list[str]:
     """Names with a leading underscore that belong to somebody else."""
-    found: list[str] = []
-    for node in nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] not in PACKAGES:
-            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
-            found += [f"{node.module}: {part}" for part in parts if part.startswith("_") and part != "__future__"]
-        elif isinstance(node, ast.Attribute) and node.attr not in ours:
-            found += [ast.unparse(node)] if node.attr.startswith("_") and not node.attr.startswith("__") else []
-    return found
-
-
-def names_of(tree: ast.Module) -> set[str]:
-    """Names that a module defines or assigns, attributes included."""
-    found: set[str] = set(DOCUMENTED)
-    for node in nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
-    return found
-
-
-def test_no_private_name_of_a_dependency_outside_the_verl_adapter() -> None:
-    ours = set[str]().union(*(names_of(tree) for tree in modules().values()))
-    product = {name: tree for name, tree in modules().items() if layer_of(name) != "adapters.verl"}
-    assert {name: found for name, tree in product.items() if (found := private_names(tree, ours))} == {}
+    imported = {
+        f"imports {name}"
+        for name in module.imports
+        if name.split(".")[0] not in {*PACKAGES, "__future__"} and any(one.startswith("_") for one in name.split("."))
+    }
+    return [*sorted(imported), *(f"line {line}: {name}" for name, line in module.private if name not in ours)]
 
 
 def test_a_private_name_is_reported() -> None:
-    tree = ast.parse("import uvicorn._types\nfrom uvicorn import _types\napp._router\nself._own = 1\nself._own")
-    assert private_names(tree, names_of(tree)) == ["uvicorn: _types", "app._router"]
+    module = Module.of("import uvicorn._a\nfrom uvicorn import _b\napp._router\nself._own = 1\nself._own")
+    assert private_names(module, module.defines) == ["imports uvicorn._a", "imports uvicorn._b", "line 3: _router"]
+
+
+def test_the_sources_follow_the_table_have_no_circles_and_use_no_private_name_of_a_dependency() -> None:
+    sources = modules()
+    assert [line for name, module in sources.items() for line in violations(name, module.imports)] == []
+    files = file_graph(sources)
+    assert circle(files) == []
+    assert circle(package_graph(files)) == []
+    ours = DOCUMENTED.union(*(module.defines for module in sources.values()))
+    product = {name: module for name, module in sources.items() if layer_of(name) != "adapters.verl"}
+    assert {name: found for name, module in product.items() if (found := private_names(module, ours))} == {}
 
 
 def test_light_packages_load_no_torch() -> None:

@@ -16,7 +16,7 @@ from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
 from adapters.dialects.jsons import encode, error_in, object_in
 from adapters.dialects.sse import DONE, data_in, encode_event
-from gateway.api.endpoint import Endpoint
+from gateway.api.endpoint import DialectEndpoint
 from gateway.api.exchange import parts_of
 from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
@@ -28,7 +28,7 @@ _MOST_PROMPTS = 128
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-class CompletionsEndpoint(Endpoint):
+class CompletionsEndpoint(DialectEndpoint):
     """``POST /v1/completions``."""
 
     def __init__(self) -> None:

@@ -12,16 +12,16 @@ with the first keep-alive. ``x-swarm-left-out`` of every answer lists fields tha
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
-from gateway.api.exchange import Exchange, Rendering, refusal
-from gateway.pipeline import AnyRequest
+from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
-from gateway.types import Caller, Incoming, Outcome
+from gateway.types import AnyRequest, Caller, Incoming, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
@@ -57,36 +57,11 @@ def public_headers(headers: RawHeaders) -> dict[str, str]:
     return {name: value for name, value in told.items() if name in named or not _SECRET_HEADER.search(name)}
 
 
-async def serve(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    dialect: Dialect,
-    read: Callable[[Gateway, bytes], Awaitable[Answering]],
-    more_headers: Mapping[str, str] | None = None,
-) -> None:
-    """Answer one request with what ``read`` makes of its body; errors go out in ``dialect``."""
-    gateway: Gateway = scope["state"]["gateway"]
-    gateway.door.requests += 1
-    gateway.door.in_flight += 1
-    try:
-        try:
-            produce, rendering = await read(gateway, bytes(await read_body(receive)))
-        except SwarmGatewayError as exc:
-            gateway.count_error(exc)
-            await refusal(dialect, exc, more_headers or {})(scope, receive, send)
-            return
-        keepalive = gateway.config.keepalive_seconds
-        await Exchange(produce, rendering, keepalive=keepalive, on_error=gateway.count_error)(scope, receive, send)
-    finally:
-        gateway.door.in_flight -= 1
-
-
-class Endpoint:
-    """``POST`` of one dialect.
+class Endpoint(ABC):
+    """Answers one request with what it reads in its body; errors go out in its dialect.
 
     Args:
-        dialect: its wire format.
+        dialect: of the request.
         id_header: where the dialect's SDKs look for the request's id, other than ``x-request-id``.
     """
 
@@ -95,15 +70,36 @@ class Endpoint:
         self._id_header = id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway: Gateway = scope["state"]["gateway"]
         more_headers = {self._id_header: scope["state"]["request_id"]} if self._id_header else {}
+        gateway.door.requests += 1
+        gateway.door.in_flight += 1
+        try:
+            try:
+                produce, rendering = await self.read(gateway, scope, bytes(await read_body(receive)), more_headers)
+            except SwarmGatewayError as exc:
+                gateway.count_error(exc)
+                await Rendering(self.dialect, {}, False, more_headers).refusal(exc)(scope, receive, send)
+                return
+            keepalive = gateway.config.keepalive_seconds
+            await deliver(scope, receive, send, produce, rendering, keepalive=keepalive, on_error=gateway.count_error)
+        finally:
+            gateway.door.in_flight -= 1
 
-        async def read(gateway: Gateway, raw: bytes) -> Answering:
-            check_encoding(scope["headers"])
-            return await self._read(gateway, scope, raw, more_headers)
+    @abstractmethod
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+        """How the request with the body ``raw`` is answered; ``more_headers`` are of every answer.
 
-        await serve(scope, receive, send, self.dialect, read, more_headers)
+        Raises:
+            SwarmGatewayError: the request itself is at fault.
+        """
 
-    async def _read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+
+class DialectEndpoint(Endpoint):
+    """``POST`` of one dialect."""
+
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+        check_encoding(scope["headers"])
         caller, headers, given = caller_of(scope), public_headers(scope["headers"]), parse_json(raw)
         try:
             data = self.prepared(gateway, caller, given)

@@ -64,18 +64,22 @@ class Rendering:
 
     def refusal(self, exc: SwarmGatewayError) -> Response:
         """The error as a response."""
-        return refusal(self.dialect, exc, self.more_headers)
+        response = error_response(exc, encode(self.dialect.error(exc)))
+        response.headers.update(self.more_headers)
+        return response
 
 
-def refusal(dialect: Dialect, exc: SwarmGatewayError, more_headers: Mapping[str, str]) -> Response:
-    """``exc`` in ``dialect``."""
-    response = error_response(exc, encode(dialect.error(exc)))
-    response.headers.update(more_headers)
-    return response
-
-
-class Exchange:
-    """ASGI app that awaits ``produce()`` and delivers its outcome.
+async def deliver(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    produce: Callable[[], Awaitable[Outcome]],
+    rendering: Rendering,
+    *,
+    keepalive: float,
+    on_error: Callable[[SwarmGatewayError], None],
+) -> None:
+    """Await ``produce()`` and deliver its outcome.
 
     Args:
         produce: makes the outcome; cancelled when the caller disconnects.
@@ -85,37 +89,19 @@ class Exchange:
         on_error: called with every error that the caller sees.
     """
 
-    def __init__(
-        self,
-        produce: Callable[[], Awaitable[Outcome]],
-        rendering: Rendering,
-        *,
-        keepalive: float,
-        on_error: Callable[[SwarmGatewayError], None],
-    ) -> None:
-        self._produce = produce
-        self._rendering = rendering
-        self._keepalive = keepalive
-        self._on_error = on_error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientGoneError):
-            await until_gone(receive, self._exchange(scope, receive, send))
-
-    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._rendering.events() if self._rendering.streamed else None
-        out = _Sender(send, self._rendering.more_headers)
-        beats: asyncio.Task[None] | None = None
-        if events is not None:
-            beats = asyncio.create_task(out.beat(events.keepalive, self._keepalive))
+    async def exchange() -> None:
+        events = rendering.events() if rendering.streamed else None
+        out = _Sender(send, rendering.more_headers)
+        beats = asyncio.create_task(out.beat(events.keepalive, keepalive)) if events is not None else None
         try:
-            await self._deliver(out, events)
+            await _send_outcome(out, await produce(), rendering, events)
         except Exception as exc:
-            error = self._error_for(exc, scope)
+            error = _error_for(exc, scope)
+            on_error(error)
             if beats is not None:
                 beats.cancel()
             if not out.started:
-                await self._rendering.refusal(error)(scope, receive, send)
+                await rendering.refusal(error)(scope, receive, send)
             elif events is not None and out.has_events:
                 await out.write((b"" if out.between else b"\n\n") + events.fail(error))
                 await out.finish()
@@ -126,37 +112,38 @@ class Exchange:
             if beats is not None:
                 beats.cancel()
 
-    async def _deliver(self, out: _Sender, events: EventStream | None) -> None:
-        outcome = await self._produce()
-        try:
-            match outcome:
-                case Relayed():
-                    await _relay(out, outcome)
-                case Decided() if events is None:
-                    out.prepare(200, {"content-type": "application/json", **outcome.headers})
-                    await out.whole(self._rendering.body(outcome.completion))
-                    return
-                case Decided() | Live():
-                    if events is None:
-                        # the pipeline answers a plain request whole
-                        raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
-                    out.prepare(200, {**_SSE_HEADERS, **outcome.headers})
-                    async for part in parts_of(outcome, events):
-                        await out.write(part)
-            await out.finish()
-        finally:
-            if outcome.close is not None:
-                await outcome.close()
+    with suppress(ClientGoneError):
+        await until_gone(receive, exchange())
 
-    def _error_for(self, exc: Exception, scope: Scope) -> SwarmGatewayError:
-        if isinstance(exc, SwarmGatewayError):
-            error = exc
-        else:
-            request_id = scope.get("state", {}).get("request_id", "-")
-            logger.error("request %s failed", request_id, exc_info=exc)
-            error = SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
-        self._on_error(error)
-        return error
+
+async def _send_outcome(out: _Sender, outcome: Outcome, rendering: Rendering, events: EventStream | None) -> None:
+    try:
+        match outcome:
+            case Relayed():
+                await _relay(out, outcome)
+            case Decided() if events is None:
+                out.prepare(200, {"content-type": "application/json", **outcome.headers})
+                await out.whole(rendering.body(outcome.completion))
+                return
+            case Decided() | Live():
+                if events is None:
+                    # the pipeline answers a plain request whole
+                    raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
+                out.prepare(200, {**_SSE_HEADERS, **outcome.headers})
+                async for part in parts_of(outcome, events):
+                    await out.write(part)
+        await out.finish()
+    finally:
+        if outcome.close is not None:
+            await outcome.close()
+
+
+def _error_for(exc: Exception, scope: Scope) -> SwarmGatewayError:
+    if isinstance(exc, SwarmGatewayError):
+        return exc
+    request_id = scope.get("state", {}).get("request_id", "-")
+    logger.error("request %s failed", request_id, exc_info=exc)
+    return SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
 
 
 class _Sender:

@@ -42,13 +42,7 @@ class Said(Model):
             raise ValueError(f"label is {self.label!r}; use one of {', '.join((*RATINGS, *SIGNALS))}")
         if self.score is not None and self.label in RATINGS:
             raise ValueError(f"score and label {self.label!r} both rate the answer; send one of them")
-        self.check_says_something()
         return self
-
-    def check_says_something(self) -> None:
-        """Raise :class:`ValueError` for an empty body."""
-        if self.label is None and self.score is None and not self.comment and not self.signals:
-            raise ValueError("send a score, a label, a comment, or signals")
 
     def feedback(self) -> Feedback:
         """For hooks."""
@@ -64,14 +58,17 @@ class GivenFeedback(Said):
     completion_id: str = Field(min_length=1, max_length=256)
     choice: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.label is None and self.score is None and not self.comment and not self.signals:
+            raise ValueError("send a score, a label, a comment, or signals")
+        return self
+
 
 class SessionFeedback(Said):
     """Feedback to a whole session; may be empty. Sessions that name one ``task`` are compared with each other."""
 
     task: str = Field(default="", max_length=256)
-
-    def check_says_something(self) -> None:
-        """Anything goes."""
 
 
 class FeedbackTaken(BaseModel):

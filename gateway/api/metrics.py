@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
@@ -25,14 +25,10 @@ if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
 
-#: Values by two labels.
-_Pairs = dict[tuple[str, str], float]
-
-
 async def metrics(request: Request) -> Response:
     """Everything, in Prometheus' text form."""
     gateway: Gateway = request.state.gateway
-    await asyncio.gather(*(swarm.episodes.last_known() for swarm in gateway.routes.swarms))
+    await asyncio.gather(*(swarm.last_known() for swarm in gateway.routes.swarms))
     return exposition(gateway.telemetry.metrics.registry)
 
 
@@ -54,35 +50,38 @@ class GatewayCollector(Collector):
 
 
 def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
-    dropped, submitted, tokens = _Pairs(), _Pairs(), _Pairs()
-    passed, failures, fallbacks, shares = _Pairs(), _Pairs(), _Pairs(), dict[str, float]()
-    for name, one in stats.items():
-        dropped |= {(name, reason): count for reason, count in one.dropped.items()}
-        submitted |= {(name, "true"): one.informative, (name, "false"): one.uninformative}
-        tokens |= {(name, "delivered"): one.delivered_tokens, (name, "wasted"): one.wasted_tokens}
-        passed |= {(name, rule): count for rule, count in one.passed.items()}
-        failures |= {(name, code): count for code, count in one.hook_failures.items()}
-        fallbacks |= {(name, reason): count for reason, count in one.fallbacks.items()}
-        if groups := one.informative + one.uninformative:
-            shares[name] = one.informative / groups
-    trained = {name: one.trained for name, one in stats.items()}
+    def by(counts: Callable[[Stats], Mapping[str, float]]) -> dict[tuple[str, str], float]:
+        return {(name, kind): count for name, one in stats.items() for kind, count in counts(one).items()}
+
+    groups = {name: one.groups for name, one in stats.items()}
+    submitted = {name: one.informative + one.uninformative for name, one in groups.items()}
+    shares = {name: groups[name].informative / count for name, count in submitted.items() if count}
+    trained = {name: one.trained for name, one in groups.items()}
     yield counter("gateway_trained_groups", "Groups that the swarm server acknowledged", trained, "route")
-    yield counter("gateway_dropped_groups", "Groups that were not trained", dropped, "route", "reason")
     yield counter(
-        "gateway_submitted_groups", "Groups by whether their rewards differ", submitted, "route", "informative"
+        "gateway_dropped_groups", "Groups that were not trained", by(lambda one: one.groups.dropped), "route", "reason"
+    )
+    yield counter(
+        "gateway_submitted_groups",
+        "Groups by whether their rewards differ",
+        by(lambda one: {"true": one.groups.informative, "false": one.groups.uninformative}),
+        "route",
+        "informative",
     )
     yield gauge("gateway_informative_group_share", "Of the groups submitted since the start", shares, "route")
     yield counter(
         "gateway_tokens",
         "Completion tokens of groups: delivered, or wasted on answers that nobody got",
-        tokens,
+        by(lambda one: {"delivered": one.tokens.delivered, "wasted": one.tokens.wasted}),
         "route",
         "fate",
     )
     malformed = {name: one.malformed_calls for name, one in stats.items()}
     yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
+    passed, failures = by(lambda one: one.passed_through), by(lambda one: one.hook_failures)
     yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
     yield counter("gateway_hook_failures", "Hook calls without a result", failures, "route", "code")
+    fallbacks = by(lambda one: one.fallbacks)
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"
     )
@@ -115,7 +114,7 @@ def _swarms(gateway: Gateway) -> Iterator[Metric]:
     closed = Counter[tuple[str, str]]()
     for swarm in gateway.routes.swarms:
         name = without_credentials(swarm.url)
-        up[name] = min(up.get(name, 1.0), float(swarm.episodes.down_since is None))
+        up[name] = min(up.get(name, 1.0), float(swarm.down_since is None))
         opened[name] += len(swarm.open_groups)
         background[name] += len(swarm.background)
         for why, count in swarm.open_groups.closed.items():

@@ -10,58 +10,51 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from adapters.dialects import ChatDialect, MessagesDialect
 from adapters.dialects.jsons import decode, encode, error_in, object_in
-from gateway.api.endpoint import Answering, caller_of, model_of, public_headers, serve
+from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, public_headers
 from gateway.api.exchange import Rendering
-from gateway.pipeline import AnyRequest
 from gateway.rollout.unrecorded import passed
 from gateway.runtime import Gateway
-from gateway.types import Outcome, Relayed
+from gateway.types import AnyRequest, Outcome, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import check_encoding, parse_json
 from swarm.http.client import Answer
 
-_OPENAI, _MESSAGES = ChatDialect(), MessagesDialect()
+_MESSAGES = MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 
 
-class Passthrough:
-    """ASGI endpoint for any method: embeddings, audio, and whatever else an upstream has.
+class Passthrough(Endpoint):
+    """Any method: embeddings, audio, and whatever else an upstream has.
 
     Args:
         ours: paths that the gateway answers, to other methods.
     """
 
-    def __init__(self, ours: Collection[str]) -> None:
+    def __init__(self, ours: Collection[str] = ()) -> None:
+        super().__init__(ChatDialect())
         self._ours = ours
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.answer(scope, receive, send)
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+        """Forward the request."""
+        headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
+        model = _model(headers, raw)
+        request = AnyRequest(scope["method"], scope["path"], query, headers, raw, model, caller_of(scope))
+        return lambda: self._answer(gateway, request), Rendering(self.dialect, {}, False, more_headers)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, absent: SwarmGatewayError | None = None) -> None:
-        """Forward the request; ``absent`` is the error where there is no upstream."""
-
-        async def read(gateway: Gateway, body: bytes) -> Answering:
-            headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
-            model = _model(headers, body)
-            request = AnyRequest(scope["method"], scope["path"], query, headers, body, model, caller_of(scope))
-            return lambda: self._answer(gateway, request, absent), Rendering(_OPENAI, {}, False, {})
-
-        await serve(scope, receive, send, _OPENAI, read)
-
-    async def _answer(self, gateway: Gateway, request: AnyRequest, absent: SwarmGatewayError | None) -> Outcome:
+    async def _answer(self, gateway: Gateway, request: AnyRequest) -> Outcome:
         try:
             return await gateway.pipeline.forward(request)
         except NotFoundError as exc:
             if exc.code != "route_not_found":
                 raise
-            raise absent or self._absent(request, exc) from exc
+            raise self.absent(request, exc) from exc
 
-    def _absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
+    def absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
         """The error for an address that neither the gateway nor an upstream has."""
         if request.path in self._ours:
             error = RequestError(f"{request.method} {request.path}: Method Not Allowed", code="method_not_allowed")
@@ -83,19 +76,17 @@ def _model(headers: Mapping[str, str], body: bytes) -> str | None:
     return model_of(object_in(body) or {})
 
 
-class CountTokens:
+class CountTokens(Endpoint):
     """``POST /v1/messages/count_tokens``: how many tokens a request of Anthropic's would be."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        more_headers = {"request-id": scope["state"]["request_id"]}
+    def __init__(self) -> None:
+        super().__init__(_MESSAGES, id_header="request-id")
 
-        async def read(gateway: Gateway, raw: bytes) -> Answering:
-            check_encoding(scope["headers"])
-            data, headers = parse_json(raw), public_headers(scope["headers"])
-            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
-            return lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers)
-
-        await serve(scope, receive, send, _MESSAGES, read, more_headers)
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+        check_encoding(scope["headers"])
+        data, headers = parse_json(raw), public_headers(scope["headers"])
+        request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
+        return lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers)
 
 
 async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) -> Outcome:

@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.datastructures import QueryParams
-from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode
 from adapters.dialects.response_answers import response_id
 from adapters.dialects.responses import ResponseStream
-from gateway.api.endpoint import Endpoint, caller_of
+from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
 from gateway.api.exchange import Rendering
 from gateway.api.others import Passthrough
 from gateway.runtime import Gateway
-from gateway.sessions.response_store import ResponseStore, StoredResponse
-from gateway.types import Caller, Incoming
+from gateway.sessions.response_store import ResponseStore, StoredResponse, unknown_response
+from gateway.types import AnyRequest, Caller, Incoming, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
 
 
-class ResponsesEndpoint(Endpoint):
+class ResponsesEndpoint(DialectEndpoint):
     """``POST /v1/responses``."""
 
     def __init__(self) -> None:
@@ -115,26 +114,28 @@ class _StoringStream:
         return self._stream.fail(exc)
 
 
-class KeptResponse:
+class KeptResponse(Passthrough):
     """``GET`` and ``DELETE /v1/responses/{id}``: a stored response; an unknown one may be the upstream's."""
 
-    def __init__(self, others: Passthrough) -> None:
-        self._others = others
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway: Gateway = scope["state"]["gateway"]
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         key_id, response_id = caller_of(scope).key_id, scope["path_params"]["response_id"]
         try:
             kept = gateway.responses.get(key_id, response_id).response
-        except NotFoundError as exc:
-            await self._others.answer(scope, receive, send, absent=exc)
-            return
+        except NotFoundError:
+            return await super().read(gateway, scope, raw, more_headers)
         if scope["method"] == "DELETE":
             gateway.responses.delete(key_id, response_id)
             kept = {"id": response_id, "object": "response", "deleted": True}
         elif QueryParams(scope["query_string"]).get("stream") == "true":
             raise RequestError("a kept response is given whole, not as a stream", param="stream")
-        await JSONResponse(kept)(scope, receive, send)
+
+        async def told() -> Relayed:
+            return Relayed(200, {"content-type": "application/json"}, encode(kept))
+
+        return told, Rendering(self.dialect, {}, False, more_headers)
+
+    def absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
+        return unknown_response(request.path.rpartition("/")[2])
 
 
 def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.api.endpoint import caller_of
-from gateway.limits.admission import Load
 from gateway.rollout.server import Serving
-from gateway.routing.table import RouteTable
+from gateway.routing.table import Route, RouteTable
 from gateway.runtime import Gateway
-from gateway.stats import Stats
+from gateway.stats import GatewayStatus, RouteLoad, RouteStatus, Stats
 from swarm.cards import model_list
 from swarm.http.routes import OpenAIBody
 
@@ -38,7 +37,7 @@ async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok", **await _engine(table)})
 
 
-async def status(request: Request) -> OpenAIBody:
+async def status(request: Request) -> GatewayStatus:
     """Counts since the start: in all, by route and by swarm server."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
@@ -48,30 +47,15 @@ async def status(request: Request) -> OpenAIBody:
         total.requests, total.in_flight = gateway.door.requests, gateway.door.in_flight
         total.errors = gateway.door.errors
         swarms = gateway.routes.swarms
-        return OpenAIBody.model_validate(
-            {
-                **total.as_dict(),
-                "background": sum(len(swarm.background) for swarm in swarms),
-                "control": gateway.config.control,
-                "joined": gateway.retries.joined,
-                **engine,
-                "routes": {
-                    route.name: {
-                        "models": route.all_names,
-                        "swarm_url": route.settings.swarm_url,
-                        "upstream": route.settings.upstream and route.settings.upstream.base_url,
-                        "policy": route.settings.policy,
-                        "train_fraction": route.settings.train_fraction,
-                        "control": route.settings.control,
-                        **route.stats.as_dict(),
-                        "load": _load(gateway.admission.load(route.name)),
-                        "breaker": route.upstream and route.upstream.state,
-                    }
-                    for route in table.routes
-                },
-                "sessions": gateway.sessions.as_dict(),
-                "swarms": [swarm.status() for swarm in swarms],
-            }
+        return GatewayStatus(
+            **dict(total),
+            **engine,
+            background=sum(len(swarm.background) for swarm in swarms),
+            control=gateway.config.control,
+            joined=gateway.retries.joined,
+            routes={route.name: _route(gateway, route) for route in table.routes},
+            sessions=gateway.sessions.status(),
+            swarms=[swarm.status() for swarm in swarms],
         )
 
 
@@ -96,20 +80,31 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
         return OpenAIBody.model_validate(await table.model(name, caller_of(request.scope)))
 
 
-def _load(load: Load) -> dict[str, int]:
-    return {"running": load.in_flight, "waiting": load.queued, "refused": load.refused}
+def _route(gateway: Gateway, route: Route) -> RouteStatus:
+    settings, load = route.settings, gateway.admission.load(route.name)
+    return RouteStatus(
+        **dict(route.stats),
+        models=route.all_names,
+        swarm_url=settings.swarm_url,
+        upstream=settings.upstream and settings.upstream.base_url,
+        policy=settings.policy,
+        train_fraction=settings.train_fraction,
+        control=settings.control,
+        load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
+        breaker=route.upstream and route.upstream.state,
+    )
 
 
 async def _engine(table: RouteTable) -> dict[str, Any]:
     """The engine of the first route that has a swarm; all swarms are asked, so that their state is fresh."""
     swarms = dict.fromkeys(route.swarm for route in table.routes if route.swarm is not None)
-    known: list[Serving] = await asyncio.gather(*(swarm.episodes.last_known() for swarm in swarms))
+    known: list[Serving] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
     if not known:
         return {}
     serving = known[0]
     return {
         "engine": serving.engine or "unreachable",
-        "engine_failure": serving.failure and serving.failure.model_dump(include={"reason", "count"}),
+        "engine_failure": serving.failure and serving.failure.model_dump(),
         "model": serving.model,
         "num_repeat": serving.num_repeat,
         "policy_version": serving.policy_version,

@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gateway.cli.output import import_from
 from swarm.errors import SwarmGatewayError
+from swarm.importer import load_attribute
 
 __all__ = ["main"]
 
 
 def main(command: str = "gateway.cli.root:app") -> None:
     """Run the command line ``command`` and leave the process with its exit code."""
-    from gateway.cli.output import import_from
-    from swarm.importer import load_attribute
-
     try:
         import_from(Path())
         load_attribute(command)()

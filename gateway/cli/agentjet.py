@@ -10,6 +10,9 @@ from typing import Annotated
 
 import typer
 
+from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.importer import load_attribute
+
 app = typer.Typer(help="A swarm server for AgentJet's clients.", no_args_is_help=True)
 
 
@@ -33,8 +36,6 @@ def start(
     """Run the swarm server on this machine's loopback; its run folder is ``runs/default``."""
     from gateway.cli.sections import parse_server
     from gateway.cli.serve import log_to_stderr
-    from swarm.errors import ConfigError
-    from swarm.importer import load_attribute
 
     config = parse_server({"port": swarm_port}, "flags", None)
     log_to_stderr("text")
@@ -54,7 +55,6 @@ def _announce(url: str) -> None:
 def _serves(url: str) -> bool:
     """Whether a swarm server is there that AgentJet's client, which has no token, may use."""
     from swarm.client import RetryPolicy, SwarmClient
-    from swarm.errors import SwarmGatewayError
 
     try:
         with SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1)) as client:

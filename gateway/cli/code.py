@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson, ForceRestart, Target, Wait, targeted, wait_for_engine
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -52,30 +53,21 @@ def sync(
     if not as_json:
         _say_what(code)
     if dry_run:
-        if as_json:
-            print_json({"dry_run": True, **_contents(code)})
-        else:
-            for name in sorted(code.manifest):
-                typer.echo(f"  {name}")
+        tell(as_json, {"dry_run": True, **_contents(code)}, *(f"  {name}" for name in sorted(code.manifest)))
         return
     with target.connect() as client:
         known = client.code()
         selected = _selected(known)
         if selected is not None and selected.digest == code.digest and known.enabled and not force_restart:
             # the server would say the same, for the price of the upload
-            if as_json:
-                print_json({**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")})
-            else:
-                typer.echo(f"{selected.id} is this code already: nothing was changed")
+            same = {**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")}
+            tell(as_json, same, f"{selected.id} is this code already: nothing was changed")
             return
         done = client.sync_train_code(
             code.content, revision=code.revision, message=message, force_restart=force_restart
         )
         engine = _after(client, done, wait)
-    if as_json:
-        print_json({**_contents(code), **done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
-    else:
-        _tell(done, engine)
+    _tell(as_json, done, engine, _contents(code))
 
 
 @app.command("list")
@@ -84,13 +76,8 @@ def list_code(target: Target, as_json: AsJson = False) -> None:
     """The snapshots that the server has, oldest first."""
     with target.connect() as client:
         known = client.code()
-    if as_json:
-        print_json(known.model_dump(mode="json"))
-        return
-    for one in known.snapshots:
-        typer.echo(_line(one, known))
-    if not known.snapshots:
-        typer.echo("no code was synced to this server: engines run its own")
+    lines = [_line(one, known) for one in known.snapshots]
+    tell(as_json, known.model_dump(mode="json"), *(lines or ["no code was synced to this server: engines run its own"]))
 
 
 @app.command()
@@ -102,8 +89,6 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What the engine runs, what the next one will, and whether this checkout is that."""
-    from swarm.errors import ConfigError
-
     with target.connect() as client:
         known = client.code()
     selected = _selected(known)
@@ -113,13 +98,14 @@ def status(
         here = f"{folder.resolve()} {'is' if same else 'differs from'} what is selected ({code.digest[:16]})"
     except ConfigError as exc:
         same, here = None, exc.message
-    if as_json:
-        print_json({**known.model_dump(mode="json", exclude={"snapshots"}), "same_as_folder": same})
-        return
-    typer.echo(f"code sync  {'on' if known.enabled else 'off: the server takes no code (allow_code_sync)'}")
-    typer.echo(f"selected   {_line(selected, known) if selected else OWN}")
-    typer.echo(f"running    {known.running or 'no synced code'}")
-    typer.echo(f"here       {here}")
+    tell(
+        as_json,
+        {**known.model_dump(mode="json", exclude={"snapshots"}), "same_as_folder": same},
+        f"code sync  {'on' if known.enabled else 'off: the server takes no code (allow_code_sync)'}",
+        f"selected   {_line(selected, known) if selected else OWN}",
+        f"running    {known.running or 'no synced code'}",
+        f"here       {here}",
+    )
 
 
 @app.command()
@@ -133,8 +119,6 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """What changed from a snapshot to this folder, or to another snapshot; exit code 1 if anything did."""
-    from swarm.errors import ConfigError
-
     with target.connect() as client:
         known = client.code()
         first = old or known.selected
@@ -144,12 +128,8 @@ def diff(
         after = _files(client.code_archive(_named(known, new)) if new else _packed(folder, packages).content)
     changes = {name: _change(before, after, name) for name in sorted({*before, *after})}
     changes = {name: how for name, how in changes.items() if how}
-    if as_json:
-        print_json({"from": first, "to": new or str(folder.resolve()), "changed": changes})
-    else:
-        for name in changes:
-            for line in _lines(before, after, name):
-                typer.echo(line)
+    lines = [line for name in changes for line in _lines(before, after, name)]
+    tell(as_json, {"from": first, "to": new or str(folder.resolve()), "changed": changes}, *lines)
     raise typer.Exit(1 if changes else 0)
 
 
@@ -170,10 +150,7 @@ def rollback(
             snapshot = _named(client.code(), str(snapshot))
         done = client.select_code(snapshot, force_restart=force_restart)
         engine = _after(client, done, wait)
-    if as_json:
-        print_json({**done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
-    else:
-        _tell(done, engine)
+    _tell(as_json, done, engine, {})
 
 
 def _packed(folder: Path, packages: str | None) -> CodeArchive:
@@ -212,8 +189,6 @@ def _selected(known: CodeStatus) -> CodeSnapshot | None:
 
 def _named(known: CodeStatus, name: str) -> str:
     """The snapshot whose id, or the beginning of whose digest, is ``name``."""
-    from swarm.errors import ConfigError
-
     found = [one.id for one in known.snapshots if name == one.id or one.digest.startswith(name)]
     if not found:
         raise ConfigError(f"the server has no snapshot {name!r}; `swarm-gateway code list` shows those that it has")
@@ -225,9 +200,11 @@ def _after(client: SwarmClient, done: SyncTrainCodeResponse, wait: float) -> str
     return wait_for_engine(client, wait) if done.restarted else None
 
 
-def _tell(done: SyncTrainCodeResponse, engine: str | None) -> None:
-    name = done.snapshot.id if done.snapshot else OWN
-    typer.echo(f"{name}: {done.message}")
+def _tell(as_json: bool, done: SyncTrainCodeResponse, engine: str | None, contents: dict[str, Any]) -> None:
+    if as_json:
+        print_json({**contents, **done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
+        return
+    typer.echo(f"{done.snapshot.id if done.snapshot else OWN}: {done.message}")
     for module, files in done.not_installed.items():
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         where = f"{', '.join(files[:3])}{more}"

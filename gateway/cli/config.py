@@ -5,14 +5,16 @@ The swarm server resolves jobs, because verl is where the engine is; nothing is 
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson, ForceRestart, Set, Target, Wait, job_text, parse_set, targeted, wait_for_engine
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -86,8 +88,6 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """What differs in job, code and verl's configuration; --set changes the files. Exit code 1 if anything does."""
-    from swarm.errors import ConfigError
-
     with target.connect() as client:
         if new is None:
             runs = client.runs().runs
@@ -104,11 +104,8 @@ def diff(
         for key in keys
         if sides[0].get(key, absent) != sides[1].get(key, absent)
     }
-    if as_json:
-        print_json({"from": old, "to": new, "changed": changes})
-    else:
-        for key, (before, after) in changes.items():
-            typer.echo(f"{key}: {_text(before)} -> {_text(after)}")
+    lines = [f"{key}: {_text(before)} -> {_text(after)}" for key, (before, after) in changes.items()]
+    tell(as_json, {"from": old, "to": new, "changed": changes}, *lines)
     raise typer.Exit(1 if changes else 0)
 
 
@@ -130,11 +127,9 @@ def sync(
         done = client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
         running = client.status().engine.engine_status is not EngineState.OFFLINE
         engine = wait_for_engine(client, wait if running else 0.0)
-    if as_json:
-        print_json({"engine": engine, "restarted": running, "new_run": done.new_run})
-    else:
-        run = "a new training run begins, without what the earlier one collected; " if done.new_run else ""
-        typer.echo(f"{job} is taken; {run}{engine}")
+    run = "a new training run begins, without what the earlier one collected; " if done.new_run else ""
+    outcome = {"engine": engine, "restarted": running, "new_run": done.new_run}
+    tell(as_json, outcome, f"{job} is taken; {run}{engine}")
 
 
 @app.command()
@@ -143,15 +138,14 @@ def runs(target: Target, as_json: AsJson = False) -> None:
     """The starts of the engine, oldest first."""
     with target.connect() as client:
         known = client.runs()
-    if as_json:
-        print_json(known.model_dump(mode="json")["runs"])
-        return
+    lines: list[str] = []
     for one in known.runs:
         began = f"{datetime.fromtimestamp(one.started, UTC):%Y-%m-%d %H:%M:%S} UTC"
         lasted = (
             f"{one.ended - one.started:.0f} s: {one.reason}" if one.ended is not None else "runs, or its server died"
         )
-        typer.echo(f"{one.number:>4}  {began}  {one.model}  code {one.code or 'of the server'}  {lasted}")
+        lines.append(f"{one.number:>4}  {began}  {one.model}  code {one.code or 'of the server'}  {lasted}")
+    tell(as_json, known.model_dump(mode="json")["runs"], *lines)
 
 
 def _resolved(client: SwarmClient, job: Path, set_: list[str] | None, url: str) -> ResolvedJob:
@@ -184,6 +178,4 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    import json
-
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

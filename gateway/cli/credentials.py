@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson
 from swarm.errors import ConfigError
 
@@ -95,10 +95,8 @@ def revoke_key(
 ) -> None:
     """Refuse a key from now on; a running gateway does so within about a second."""
     key = _open(file, config)[0].revoke(name)
-    if as_json:
-        print_json(key.model_dump(mode="json", include={"id", "label", "revoked"}))
-    else:
-        typer.echo(f"{key.label} ({key.id}) is revoked")
+    gone = key.model_dump(mode="json", include={"id", "label", "revoked"})
+    tell(as_json, gone, f"{key.label} ({key.id}) is revoked")
 
 
 @tokens.command("create")
@@ -140,12 +138,9 @@ def list_tokens(run_dir: RunDir = Path("runs/default"), as_json: AsJson = False)
     from swarm.credentials import TokenFile
 
     known = TokenFile(run_dir).read()
-    if as_json:
-        print_json([_row(token) for token in known])
-        return
-    for token in known:
-        row = f"{token.name:<24} {','.join(token.scopes):<16} {token.state(datetime.now(UTC))}"
-        typer.echo("  ".join([row, *_until(token)]))
+    rows = [f"{one.name:<24} {','.join(one.scopes):<16} {one.state(datetime.now(UTC))}" for one in known]
+    lines = ["  ".join([row, *_until(token)]) for row, token in zip(rows, known, strict=True)]
+    tell(as_json, [_row(token) for token in known], *lines)
 
 
 @tokens.command("revoke")
@@ -158,10 +153,7 @@ def revoke_token(
     from swarm.credentials import TokenFile
 
     token = TokenFile(run_dir).revoke(name)
-    if as_json:
-        print_json(token.model_dump(mode="json", include={"name", "revoked"}))
-    else:
-        typer.echo(f"{name} is revoked")
+    tell(as_json, token.model_dump(mode="json", include={"name", "revoked"}), f"{name} is revoked")
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:

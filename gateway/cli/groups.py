@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from gateway.cli.output import print_json, read_text, tell
 from gateway.cli.swarm import Token, Url, connect
 from gateway.cli.target import DEFAULT_URL, AsJson
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
     from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
@@ -45,7 +48,6 @@ def list_groups(
     as_json: AsJson = False,
 ) -> None:
     """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
-    from gateway.cli.output import print_json
     from gateway.tui.format import text_lines
     from gateway.tui.groups_view import groups_table, rewards_table
     from swarm.groups import Wanted
@@ -53,17 +55,12 @@ def list_groups(
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
     groups = _found(wanted, limit, url, token, run_dir, tokenizer)
-    if as_json:
-        print_json({"groups": plain(groups.groups), "rewards": [one.model_dump() for one in groups.rewards]})
-        return
-    table = groups_table(groups.groups, time.time())
-    for line in text_lines(table, limit) if table.rows else [table.note or "no group fits"]:
-        typer.echo(line)
-    histogram = rewards_table(groups.rewards)
+    table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
+    lines = text_lines(table, limit) if table.rows else [table.note]
     if histogram.rows:
-        typer.echo("")
-        for line in text_lines(histogram, len(histogram.rows)):
-            typer.echo(line)
+        lines += ["", *text_lines(histogram, len(histogram.rows))]
+    found = {"groups": plain(groups.groups), "rewards": [one.model_dump() for one in groups.rewards]}
+    tell(as_json, found, *lines)
 
 
 @app.command("show")
@@ -77,10 +74,8 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
-    from gateway.cli.output import print_json
     from gateway.tui.format import printable, text_lines
     from gateway.tui.groups_view import answers_table, facts
-    from swarm.errors import ConfigError
     from swarm.groups import as_json as plain
 
     found = _read(url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
@@ -135,8 +130,6 @@ def logged_texts(group: Group, log: Path | None) -> Texts:
     Raises:
         ConfigError: the log cannot be read.
     """
-    from gateway.cli.output import read_text
-
     nothing = Texts("", [""] * len(group.answers), "no tokenizer is at hand: give --tokenizer, or --request-log")
     if log is None or not group.request_id:
         return nothing
@@ -175,9 +168,7 @@ def _read(url: str, token: str | None, run_dir: Path | None, query: dict[str, An
     if run_dir is None:
         with connect(url, token) as client:
             return client.judged_groups(**query)
-    from swarm.errors import ConfigError
     from swarm.groups import Wanted
-    from swarm.importer import load_attribute
 
     journal = run_dir / "journal.db"
     names = Wanted.model_fields
@@ -192,9 +183,6 @@ def _read(url: str, token: str | None, run_dir: Path | None, query: dict[str, An
 
 
 def _decoder(tokenizer: str | None, model: str) -> Decode | None:
-    from swarm.errors import ConfigError
-    from swarm.importer import load_attribute
-
     if not (tokenizer or model):
         return None
     try:

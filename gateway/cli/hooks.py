@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.output import print_json, stage_bars
+from swarm.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -39,7 +42,6 @@ def test_hooks(
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON, no progress bar")] = False,
 ) -> None:
     """Rank recorded answers offline: ranking with reasons, Kendall's tau, order-flip rate, cost and time."""
-    from gateway.cli.output import print_json, stage_bars
     from reward_hooks.offline import OfflineConfig
 
     config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout, seed=seed)
@@ -68,7 +70,6 @@ def try_hooks(
     from reward_hooks import HookRunner, load_hooks
     from reward_hooks.offline import run_offline
     from reward_hooks.recorded import read_groups
-    from swarm.errors import ConfigError
 
     hooks = load_hooks(spec)
     other = load_hooks(against) if against is not None else None

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.output import stage_bars, tell
 from gateway.cli.target import AsJson
+from swarm.importer import load_attribute
 
 app = typer.Typer(help="Model files: pull a model into the cache, list the cache.", no_args_is_help=True)
 
@@ -22,23 +24,14 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Download a model, check and convert it, and keep it in the cache ($SWARM_GATEWAY_HOME or ~/.cache)."""
-    from gateway.cli.output import print_json, stage_bars
-    from swarm.importer import load_attribute
-
     with stage_bars(visible=not as_json) as on_progress:
         path = load_attribute("adapters.models:pull")(name, source=source, progress=on_progress, force=force)
-    if as_json:
-        print_json({"name": name, "path": str(path)})
-    else:
-        typer.echo(f"{name}: {path}")
+    tell(as_json, {"name": name, "path": str(path)}, f"{name}: {path}")
 
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """List the models of the catalog and of the cache."""
-    from gateway.cli.output import print_json
-    from swarm.importer import load_attribute
-
     catalog = load_attribute("adapters.models:CATALOG")
     rows: list[dict[str, Any]] = [
         {"cached": True, **model.model_dump(mode="json")} for model in load_attribute("adapters.models:list_cached")()
@@ -51,9 +44,9 @@ def list_models(as_json: AsJson = False) -> None:
     ]
     for row in rows:
         row["description"] = catalog[row["name"]].description if row["name"] in catalog else ""
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        where = f"{row['path']} ({row['bytes'] / 1e6:.0f} MB)" if row["cached"] else "not pulled"
-        typer.echo(f"{row['name']}  {where}  [{row['licence']}]  {row['description']}")
+    tell(as_json, rows, *map(_line, rows))
+
+
+def _line(row: dict[str, Any]) -> str:
+    where = f"{row['path']} ({row['bytes'] / 1e6:.0f} MB)" if row["cached"] else "not pulled"
+    return f"{row['name']}  {where}  [{row['licence']}]  {row['description']}"

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.output import print_json
+from swarm.errors import ConfigError
+
 
 def monitor(
     swarm_url: Annotated[
@@ -32,14 +35,10 @@ def monitor(
     import asyncio
     import sys
 
-    from gateway.cli.output import print_json
-    from gateway.tui.targets import make_targets
-    from swarm.errors import ConfigError
+    from gateway.tui.client import make_targets, snapshot
 
     targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
     if as_json:
-        from gateway.tui.client import snapshot
-
         found, errors = asyncio.run(snapshot(targets))
         print_json(found)
         for error in errors:

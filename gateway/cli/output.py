@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +24,15 @@ def print_json(value: Any) -> None:
     """One line of JSON on stdout, at once."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def tell(as_json: bool, value: Any, *lines: str) -> None:
+    """The outcome of a command: ``value`` as a line of JSON, or ``lines`` for people."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            typer.echo(line)
 
 
 def announce(what: str) -> Callable[[str], None]:
@@ -61,22 +72,23 @@ def stage_bars(visible: bool = True) -> Generator[OnProgress]:
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not live) as progress:
 
+        def finish() -> None:
+            for task in tasks.values():
+                if not progress.tasks[task].finished:
+                    progress.update(task, total=1, completed=1)
+
         def on_progress(stage: str, done: int, total: int | None, unit: str) -> None:
             if not visible:
                 return
             if stage not in tasks:
-                for task in tasks.values():
-                    if not progress.tasks[task].finished:
-                        progress.update(task, total=1, completed=1)
+                finish()
                 tasks[stage] = progress.add_task(stage, total=total, amount="")
                 if not live:
                     console.print(f"{stage} ...")
             progress.update(tasks[stage], completed=done, total=total, amount=amount(done, total, unit))
 
         yield on_progress
-        for task in tasks.values():
-            if not progress.tasks[task].finished:
-                progress.update(task, total=1, completed=1)
+        finish()
 
 
 def amount(done: int, total: int | None, unit: str) -> str:

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.output import print_json
+from swarm.errors import ConfigError
+
 
 def replay(
     data: Annotated[
@@ -49,7 +52,6 @@ def replay(
     from contextlib import nullcontext
     from urllib.parse import urlsplit
 
-    from gateway.cli.output import print_json
     from gateway.replay.output import print_report, replay_bar, write_report
     from gateway.replay.plot import check_plots
     from gateway.replay.report import Report, read_report
@@ -57,7 +59,6 @@ def replay(
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
     from swarm.client import AsyncSwarmClient, RetryPolicy
-    from swarm.errors import ConfigError
 
     if until_step is not None and swarm_url is None:
         raise ConfigError("--until-step needs --swarm-url to see the steps")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.research.ledger import State
@@ -44,7 +46,6 @@ def resume(study: Folder, token: Token = None, as_json: Events = False) -> None:
 @app.command()
 def status(study: Folder, as_json: AsJson = False) -> None:
     """Say where a study is: its budget, what runs, and each experiment's verdict."""
-    from gateway.cli.output import print_json
     from swarm.research.report import summary
 
     told = summary(*_read(study))
@@ -70,8 +71,6 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write report.md and report.png: the result, all experiments, also those that failed, and all runs."""
-    from gateway.cli.output import print_json
-    from swarm.errors import ConfigError
     from swarm.research.report import markdown, summary
 
     declared, state = _read(study)
@@ -81,10 +80,7 @@ def report(
     into.mkdir(parents=True, exist_ok=True)
     picture = _draw(declared, state, into / _PLOT)
     (into / _REPORT).write_text(markdown(declared, state, picture), encoding="utf-8")
-    if as_json:
-        print_json(summary(declared, state))
-    else:
-        typer.echo(f"report: {into / _REPORT}")
+    tell(as_json, summary(declared, state), f"report: {into / _REPORT}")
 
 
 def _read(folder: Path) -> tuple[Study, State]:
@@ -101,9 +97,8 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     import time
     from types import FrameType
 
-    from gateway.cli.output import print_json
     from swarm.research.code import RUNS
-    from swarm.research.lab import EngineLab
+    from swarm.research.lab import Lab
     from swarm.research.ledger import Ledger
     from swarm.research.proposing import ProposerError
     from swarm.research.report import phase
@@ -135,7 +130,7 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     with Ledger(place) as held:
         if begins:
             begin(declared, folder, held)
-        lab = EngineLab(declared, folder, held.state, token, on_event)
+        lab = Lab(declared, folder, held.state, token, on_event)
         try:
             Runner(declared, folder, held, lab, on_event).run(stopping)
         except (StudyStoppedError, ProposerError) as exc:
@@ -149,6 +144,9 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
                     lab.release(server)
         if quick and phase(held.state) == "finished":
             failed = [f"{name}: {run.why}" for name, run in held.state.runs.items() if run.outcome == "failed"]
+            if not failed and len(held.state.runs) < 2:
+                refused = [one.refused for one in held.state.experiments.values() if one.refused]
+                failed = [f"no experiment was run: {refused[0] if refused else held.state.finished}"]
             typer.echo(
                 "the rehearsal failed: " + "; ".join(failed) if failed else "the rehearsal worked; it judges nothing"
             )
@@ -184,7 +182,6 @@ def _words(kind: str, values: Any) -> str:
 def _draw(study: Study, state: State, path: Path) -> str:
     """The plot's name; empty if there is nothing to draw, or matplotlib is not installed."""
     from gateway.replay.plot import COLOURS, INK, check_plots, evaluated, picture
-    from swarm.errors import ConfigError
     from swarm.research.decisions import arm_scores, mean_interval
     from swarm.research.ledger import BASE
 

@@ -16,15 +16,15 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import yaml
-from pydantic import ValidationError
 
 from gateway.cli.output import import_from
 from gateway.config.gateway import read_config, resolve_files
 from gateway.train import TrainFile, TrainPlan, train_plan
 from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
+from reward_hooks import load_hooks
 from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute
-from swarm.job import TrainJob, describe_validation, parse_job, read_mapping
+from swarm.job import TrainJob, parse_job, read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
 _FROM_ENVIRONMENT = {
@@ -50,11 +50,7 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
         files = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
         settings = settings | {name: str((folder / str(path)).resolve()) for name, path in files.items()}
     given = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
-    settings = {**given, **settings}
-    try:
-        return config_class.model_validate(settings)
-    except ValidationError as exc:
-        raise describe_validation(exc, where, config_class) from exc
+    return validated(config_class, {**given, **settings}, where)
 
 
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
@@ -94,8 +90,8 @@ def read_plan(path: Path) -> UpPlan:
         section["hooks"] = settings.hooks
     # the gateway reads its section from another folder
     resolve_files(gateway, path.parent.resolve())
-    for hooks in {settings.hooks for settings in (parsed, *parsed.routes)} - {None}:
-        load_attribute("reward_hooks.loader:load_hooks")(hooks)
+    for hooks in {settings.hooks for settings in (parsed, *parsed.routes) if settings.hooks}:
+        load_hooks(hooks)
     return replace(plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)))
 
 
@@ -139,10 +135,7 @@ def read_train(path: Path) -> TrainPlan:
             that cannot be read.
     """
     data = read_mapping(path, "config")
-    try:
-        file = TrainFile.model_validate(data)
-    except ValidationError as exc:
-        raise describe_validation(exc, str(path), TrainFile) from exc
+    file = validated(TrainFile, data, str(path))
     return train_plan(file, _server_plan(path, data), path.parent.resolve())
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.output import announce, import_from, print_json, tell
+from swarm.errors import ConfigError
+
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
 
@@ -41,9 +44,6 @@ def serve(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
-    from gateway.cli.output import announce, import_from
-    from swarm.importer import load_attribute
-
     flags = {
         "hooks": str(Path(hooks).resolve()) if hooks and Path(hooks).is_dir() else hooks,
         "host": host,
@@ -63,7 +63,9 @@ def serve(
         stop_with_parent()
     log_to_stderr(log_format, texts=log_texts)
     source = (lambda: _read(config, given)) if config else None
-    load_attribute("gateway.app:serve")(parsed, on_bound=announce("gateway"), source=source)
+    from gateway.app import serve as serve_app
+
+    serve_app(parsed, on_bound=announce("gateway"), source=source)
 
 
 def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
@@ -75,21 +77,16 @@ def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
 
 
 def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:
-    from gateway.cli.output import print_json
-    from swarm.errors import ConfigError
-    from swarm.importer import load_attribute
+    from gateway.app import check
 
     try:
-        routes = load_attribute("gateway.app:check")(_read(config, flags))
+        routes = check(_read(config, flags))
     except ConfigError as exc:
         if not as_json:
             raise
         print_json({"ok": False, "error": exc.message})
         raise typer.Exit(2) from exc
-    if as_json:
-        print_json({"ok": True, "routes": routes})
-    else:
-        typer.echo(f"{config or 'the flags'}: right, routes {', '.join(routes)}")
+    tell(as_json, {"ok": True, "routes": routes}, f"{config or 'the flags'}: right, routes {', '.join(routes)}")
 
 
 def log_to_stderr(form: Literal["text", "json"] = "text", *, texts: bool = False) -> None:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gateway.cli.credentials import tokens
+from gateway.cli.output import announce, print_json, stage_bars, tell
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
-from gateway.cli.target import DEFAULT_URL, AsJson
+from gateway.cli.target import DEFAULT_URL, AsJson, job_text
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -44,9 +47,7 @@ def start(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
-    from gateway.cli.output import announce
     from gateway.cli.sections import parse_server
-    from swarm.importer import load_attribute
     from swarm.job import read_mapping
 
     settings = read_mapping(config, "swarm config") if config else {}
@@ -62,15 +63,12 @@ def start(
 @app.command()
 def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
     """State of the engine, progress of the batch, and the latest steps."""
-    from gateway.cli.output import print_json
-
     with connect(url, token) as client:
         current = client.status()
     if as_json:
         print_json(current.model_dump(mode="json"))
-        return
-    for line in status_lines(current):
-        typer.echo(line)
+    else:
+        typer.echo("\n".join(status_lines(current)))
 
 
 def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
@@ -102,8 +100,6 @@ def engine_start(
     as_json: AsJson = False,
 ) -> None:
     """Give the job, if one is named, to the swarm server and start the engine."""
-    from gateway.cli.output import print_json
-    from gateway.cli.target import job_text
     from swarm.states import EngineState
 
     with connect(url, token) as client:
@@ -111,20 +107,16 @@ def engine_start(
             client.sync_train_config(job_text(job, url))
         client.start_engine(wait=False)
         current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
-    if as_json:
-        print_json(current.engine.model_dump(mode="json"))
-    else:
-        typer.echo(f"{current.engine.engine_status} {current.engine.engine_status_detail}".rstrip())
+    line = f"{current.engine.engine_status} {current.engine.engine_status_detail}".rstrip()
+    tell(as_json, current.engine.model_dump(mode="json"), line)
 
 
 @engine.command("stop")
 def engine_stop(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
     """Stop the engine; the swarm server stays."""
-    from gateway.cli.output import print_json
-
     with connect(url, token) as client:
         client.stop_engine()
-    print_json({"success": True}) if as_json else typer.echo("the engine is stopped")
+    tell(as_json, {"success": True}, "the engine is stopped")
 
 
 @app.command()
@@ -147,10 +139,6 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
-    from gateway.cli.output import print_json, stage_bars
-    from swarm.errors import ConfigError
-    from swarm.importer import load_attribute
-
     if tokenizer and not groups:
         raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
     journal = run_dir / "journal.db"
@@ -162,16 +150,12 @@ def export(
         report = load_attribute("swarm.server.journal.export:export")(
             journal, out, state=state, run_id=run, progress=on_progress, decode=decode
         )
-    if as_json:
-        print_json(report.model_dump(mode="json"))
-        return
     if groups:
         left_out = (
             f"; {report.left_out} left out, which lack tokens or are no single answers" if report.left_out else ""
         )
-        typer.echo(f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}")
-        return
-    typer.echo(
-        f"{report.path}: {report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens,"
-        f" {report.bytes / 1e6:.1f} MB"
-    )
+        line = f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}"
+    else:
+        counts = f"{report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens"
+        line = f"{report.path}: {counts}, {report.bytes / 1e6:.1f} MB"
+    tell(as_json, report.model_dump(mode="json"), line)

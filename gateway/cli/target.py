@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_ty
 
 import typer
 
+from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ def job_text(path: Path, url: str) -> str:
 
     import yaml
 
-    from gateway.cli.output import read_text
     from swarm.http.client import is_loopback
     from swarm.job import read_mapping
 

@@ -15,8 +15,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, tell
 from gateway.cli.serve import LogFormat
+from swarm.errors import ConfigError, SwarmGatewayError
 
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
@@ -67,10 +68,7 @@ def up(
     plan = replace(read_plan(config), log_format=log_format)
     if check:
         models = [server.job.model for server in plan.servers]
-        if as_json:
-            print_json({"ok": True, "models": models})
-        else:
-            typer.echo(f"{config}: right; it trains {', '.join(models)}")
+        tell(as_json, {"ok": True, "models": models}, f"{config}: right; it trains {', '.join(models)}")
         return
     with event_printer(as_json) as on_event:
         try:
@@ -106,7 +104,6 @@ def train(
     from gateway.train import Trainer, rehearsal, resumed
     from gateway.up import run_up
     from gateway.watch import UpFailedError
-    from swarm.errors import ConfigError, SwarmGatewayError
 
     if quick and resume:
         raise ConfigError("--quick is a run of its own: it resumes nothing")

@@ -13,10 +13,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.route import RouteSettings
-from swarm.job import describe_validation, read_mapping
+from swarm.job import read_mapping, validated
 from swarm.types import Model
 
 #: Marks an API key that is given as its SHA-256 digest.
@@ -167,10 +167,7 @@ def read_config(settings: dict[str, Any], where: str = "gateway config", folder:
         for route in (data, *_routes(data)):
             _resolve_hooks(route, folder)
         resolve_files(data, folder)
-    try:
-        return GatewayConfig.model_validate(data)
-    except ValidationError as exc:
-        raise describe_validation(exc, where, GatewayConfig) from exc
+    return validated(GatewayConfig, data, where)
 
 
 def load_config(path: Path) -> GatewayConfig:

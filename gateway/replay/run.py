@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Prompt, Sender
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.job import describe_validation
+from swarm.job import validated
 from swarm.status import ServerStatus
 from swarm.types import Model, StepResult
 
@@ -60,10 +60,7 @@ def make_config(**fields: Any) -> ReplayConfig:
     Raises:
         ConfigError: a value out of range; names each.
     """
-    try:
-        return ReplayConfig(**fields)
-    except ValidationError as exc:
-        raise describe_validation(exc, "replay", ReplayConfig) from exc
+    return validated(ReplayConfig, fields, "replay")
 
 
 @dataclass
@@ -125,7 +122,6 @@ async def replay(
     first = await asyncio.to_thread(next, prompts, None)
     progress = Progress(config.max_requests)
     run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
-    unreadable: ConfigError | None = None
     began = time.monotonic()
     because, interrupted = "all prompts sent", False
     try:
@@ -136,12 +132,10 @@ async def replay(
         because = f"the time limit of {config.time_limit:.0f} s was reached"
     except* _Ended as endings:
         because = str(endings.exceptions[0])
-    except* ConfigError as errors:
-        unreadable = _first(errors)
     except* asyncio.CancelledError:
         because, interrupted = "interrupted", True
-    if unreadable is not None:
-        raise unreadable
+    if run.unreadable is not None:
+        raise run.unreadable
     with contextlib.suppress(SwarmGatewayError, TimeoutError):
         async with asyncio.timeout(5.0):
             await run.look()
@@ -176,13 +170,14 @@ class _Run:
     progress: Progress
     on_progress: Callable[[Progress], None]
     prompts: Iterator[Prompt]
+    unreadable: ConfigError | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def all(self) -> None:
         """Send all prompts.
 
         Raises:
-            ExceptionGroup: of one ``_Ended``, where something else ended the replay, or of one ``ConfigError``.
+            ExceptionGroup: of one ``_Ended``, where something else ended the replay.
         """
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self.watch())
@@ -192,7 +187,11 @@ class _Run:
     async def take(self) -> Prompt | None:
         """The next prompt; in a thread, for it may come over a network."""
         async with self._reading:
-            return await asyncio.to_thread(next, self.prompts, None)
+            try:
+                return await asyncio.to_thread(next, self.prompts, None)
+            except ConfigError as exc:
+                self.unreadable = exc
+                raise _Ended(exc.message) from exc
 
     async def work(self) -> None:
         """Send one prompt after the other."""
@@ -240,11 +239,3 @@ def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> I
         yield Prompt(
             text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}]
         )
-
-
-def _first(errors: BaseExceptionGroup[ConfigError]) -> ConfigError:
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, ConfigError)
-    return found

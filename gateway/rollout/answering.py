@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
@@ -52,44 +52,40 @@ async def run_with_group(
     """The result of ``use`` on a group claimed for ``incoming``; on another one where a weight sync or a restart of the
     engine lost the whole group.
 
+    With ``on_disconnect: finish`` the work goes on when the user hangs up, and its answer counts as abandoned.
+
     Raises:
         RequestError, PassedThroughError: see :func:`shape`.
         UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
         UpstreamError: what ``use`` raises.
     """
-    episodes = training.swarm.episodes
-    losses = 0
-    while True:
-        waited = Waiting(training.settings, training.window_seconds)
-        with phase("claim"):
-            serving = await episodes.wait_for_job(waited)
-        shaped = await shape(training, incoming, serving)
-        with phase("claim"):
-            group = await episodes.claim(len(shaped.bodies), waited)
-        run = GroupRun(training, session, shaped, group)
-        try:
-            return await use(run)
-        except EpisodeLostError as exc:
-            run.cancel(DropReason.SAMPLE)
-            losses += 1
-            if losses == _GROUPS_PER_REQUEST:
+
+    async def work() -> T:
+        losses = 0
+        while True:
+            waited = Waiting(training.settings, training.window_seconds)
+            with phase("claim"):
+                serving = await training.swarm.wait_for_job(waited)
+            shaped = await shape(training, incoming, serving)
+            with phase("claim"):
+                group = await training.swarm.claim(len(shaped.bodies), waited)
+            run = GroupRun(training, session, shaped, group)
+            try:
+                return await use(run)
+            except EpisodeLostError as exc:
+                run.cancel(DropReason.SAMPLE)
+                losses += 1
+                if losses == _GROUPS_PER_REQUEST:
+                    raise
+                # sampling took its time: the wait for another group is a new one
+                await Waiting(training.settings, training.window_seconds).after(exc)
+            except BaseException as exc:
+                run.cancel(DropReason.CANCELLED if isinstance(exc, asyncio.CancelledError) else DropReason.SAMPLE)
                 raise
-            # sampling took its time: the wait for another group is a new one
-            await Waiting(training.settings, training.window_seconds).after(exc)
-        except asyncio.CancelledError:
-            run.cancel(DropReason.CANCELLED)
-            raise
-        except BaseException:
-            run.cancel(DropReason.SAMPLE)
-            raise
 
-
-async def outliving(training: Training, work: Coroutine[Any, Any, T], session: SessionLink | None) -> T:
-    """The result of ``work``, which answers a request of ``session``. With ``on_disconnect: finish`` it goes on when
-    the user hangs up, and its answer counts as abandoned."""
     if training.settings.on_disconnect == "cancel":
-        return await work
-    answering = training.swarm.background.start(work, "answering a request")
+        return await work()
+    answering = training.swarm.background.start(work(), "answering a request")
     try:
         return await asyncio.shield(answering)
     except asyncio.CancelledError:
@@ -182,7 +178,7 @@ async def best(training: Training, incoming: Incoming, session: SessionLink | No
     async def use(run: GroupRun) -> Decided:
         return await _decide(run, incoming, session, policy)
 
-    return await outliving(training, run_with_group(training, incoming, session, use), session)
+    return await run_with_group(training, incoming, session, use)
 
 
 async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
@@ -218,13 +214,9 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
 async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
     """Sample until there is what ``policy`` waits for."""
     count = len(run.shaped.bodies)
-    pieces = incoming.call.stream
     early = policy.deadline is not None or (policy.quorum or count) < count
-    if run.shares_call and not early:
-        run.start_together(range(count), pieces=pieces)
-    else:
-        # one call for all of them answers only when the last is done
-        run.start_each(range(count), pieces=pieces)
+    # one call for all of them answers only when the last is done
+    run.sample(range(count), pieces=incoming.call.stream, apart=early)
     wanted = max(min(policy.quorum or count, count), incoming.call.choices)
     until = None if policy.deadline is None else asyncio.get_running_loop().time() + policy.deadline
     while run.sampling and len(run.samples) < wanted:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from adapters.dialects import Answer
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
-from gateway.rollout.answering import outliving, run_with_group
+from gateway.rollout.answering import run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample
@@ -45,14 +45,14 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
             return await _Broadcast(run, incoming, session).begin()
         return await _whole(run, incoming, session)
 
-    return await outliving(training, run_with_group(training, incoming, session, use), session)
+    return await run_with_group(training, incoming, session, use)
 
 
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
     done = asyncio.Event()
-    run.start_each(range(count), pieces=False)
-    _start_others(run, count, done)
+    run.sample(range(count), pieces=False, apart=True)
+    run.sample(range(count, len(run.shaped.bodies)), pieces=False, after=done)
     with phase("sample"):
         while run.sampling and any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
@@ -96,14 +96,14 @@ class _Broadcast:
         """
         run = self._run
         for place in range(self._count):
-            run.start(place, self._stream)
-        _start_others(run, self._count, self._begun)
+            run.start([place], partial(self._stream, place))
+        run.sample(range(self._count, len(run.shaped.bodies)), pieces=False, after=self._begun)
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 
-    async def _stream(self, place: int) -> Sample:
+    async def _stream(self, place: int) -> list[Sample]:
         """Sample the answer at ``place`` and pass its chunks on as they come."""
         run, loop = self._run, asyncio.get_running_loop()
         started = loop.time()
@@ -125,7 +125,7 @@ class _Broadcast:
                 raise
             raise error from exc
         self._parts.put_nowait(None)
-        return sample
+        return [sample]
 
     def _error_of(self, exc: BaseException) -> SwarmGatewayError:
         """The user's error for ``exc``; an :class:`EpisodeLostError` where another group can help."""
@@ -187,16 +187,6 @@ class _Broadcast:
         self._left = True
         if not self._whole and self._run.training.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
-
-
-def _start_others(run: GroupRun, count: int, after: asyncio.Event) -> None:
-    """Begin to sample what does not go out, all but the first ``count`` answers; ``after`` as of
-    :meth:`GroupRun.start`."""
-    others = range(count, len(run.shaped.bodies))
-    if len(others) > 1 and run.shares_call:
-        run.start_together(others, pieces=False, after=after)
-    else:
-        run.start_each(others, pieces=False, after=after)
 
 
 def _streamed(body: bytes) -> bytes:

@@ -1,22 +1,23 @@
 """One claimed group: its answers are sampled, judged, and submitted behind whatever is delivered.
 
 Invariant: a group is submitted with rewards that one call of its hook gave for all of it, or it is counted as dropped;
-every episode is handed to the submitter or given back exactly once, whatever happens in whatever order.
+every episode is submitted or given back exactly once, whatever happens in whatever order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import Training
-from gateway.rollout.submission import Why, add_up, workflow_outputs
+from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Accounted, DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
@@ -109,30 +110,36 @@ class GroupRun:
         """Whether answers are still being sampled."""
         return bool(self._sampling)
 
-    @property
-    def shares_call(self) -> bool:
-        """Whether one call may sample several answers."""
-        return self.shaped.shares_call and bool(self.episodes.base_url)
+    def sample(
+        self, places: Sequence[int], *, pieces: bool, apart: bool = False, after: asyncio.Event | None = None
+    ) -> None:
+        """Begin to sample the answers at ``places``: in one call where that is possible, unless they are to come
+        ``apart``; see :meth:`start`."""
+        sampler, bodies = self.swarm.sampler, self.shaped.bodies
 
-    def start_together(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
-        """Begin to sample the answers at ``places`` in one call, if :attr:`shares_call`; see :meth:`start`."""
-        self._start(self._sample_together(places, pieces, after), f"sampling {len(places)} answers")
+        async def one(place: int) -> list[Sample]:
+            return [await sampler.sample(self.episodes[place], bodies[place], self.deadline, pieces=pieces)]
 
-    def start_each(self, places: Sequence[int], *, pieces: bool, after: asyncio.Event | None = None) -> None:
-        """Begin to sample the answers at ``places``, each with its own call; see :meth:`start`."""
+        async def all_together() -> list[Sample]:
+            return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline, pieces=pieces)
 
-        async def sample(place: int) -> Sample:
-            episode, body = self.episodes[place], self.shaped.bodies[place]
-            return await self.swarm.sampler.sample(episode, body, self.deadline, pieces=pieces)
-
-        for place in places:
-            self.start(place, sample, after)
+        if len(places) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
+            self.start(places, all_together, after)
+        else:
+            for place in places:
+                self.start([place], partial(one, place), after)
 
     def start(
-        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None = None
+        self,
+        places: Sequence[int],
+        sample: Callable[[], Awaitable[Sequence[Sample]]],
+        after: asyncio.Event | None = None,
     ) -> None:
-        """Begin to sample the answer at ``place``; once ``after`` is set, or :data:`LEAD_SECONDS` later."""
-        self._start(self._sample(place, sample, after), f"sampling answer {place}")
+        """Begin to sample the answers at ``places``; once ``after`` is set, or :data:`LEAD_SECONDS` later."""
+        name = f"sample {places[0]}" if len(places) == 1 else f"sample {len(places)} together"
+        task = self.swarm.background.start(self._sample(places, sample, after, name), name)
+        self._sampling.add(task)
+        task.add_done_callback(self._sampling.discard)
 
     async def progress(self, until: float | None = None) -> bool:
         """Return when a sample has ended or failed; ``False`` when none did before ``until`` on the loop's clock."""
@@ -285,8 +292,8 @@ class GroupRun:
 
     async def _submit(self, places: Sequence[int], score: GroupScore, credit: Mapping[int, float]) -> DropReason | None:
         settings, stats = self.training.settings, self.training.stats
-        stats.informative += score.informative
-        stats.uninformative += not score.informative
+        stats.groups.informative += score.informative
+        stats.groups.uninformative += not score.informative
         task = self.shaped.submission.task
         delivered = [place in self._delivered for place in places]
         outputs = workflow_outputs(score, credit, self._notes, task, delivered, shuffled=settings.control == "shuffle")
@@ -294,9 +301,9 @@ class GroupRun:
         self._open.clear()
         self._settled = True
         by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
-        # from here on only the submitter decides: :meth:`cancel` leaves a judged group alone
-        return await self.swarm.submitter.submit(
-            task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
+        # from here on :meth:`cancel` leaves a judged group alone
+        return await submit(
+            self.swarm.client, task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
         )
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
@@ -305,16 +312,16 @@ class GroupRun:
             self.training.stats.malformed_calls += len(malformed_calls(calls))
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
             if place in delivered:
-                self.training.stats.delivered_tokens += tokens
+                self.training.stats.tokens.delivered += tokens
             else:
-                self.training.stats.wasted_tokens += tokens
+                self.training.stats.tokens.wasted += tokens
 
     def _drop(self, reason: DropReason) -> None:
         self._settled = True
         self._cancelled = self._cancelled or reason
         self.stop_sampling()
         self._give_back(range(len(self.episodes)), reason)
-        self.training.stats.dropped[reason] += 1
+        self.training.stats.groups.dropped[reason] += 1
 
     def _give_back(self, places: Iterable[int], reason: DropReason) -> None:
         """Abort those episodes at ``places`` that are open; the server keeps the reason with them."""
@@ -324,8 +331,8 @@ class GroupRun:
         self._open.difference_update(going)
         failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
-        why = Why(sendable(f"{reason}{details}"), self._notes)
-        self.swarm.episodes.abort([self.episodes[place] for place in going], why)
+        episodes = [self.episodes[place] for place in going]
+        self.swarm.abort(episodes, sendable(f"{reason}{details}"), self._notes)
 
     @property
     def _notes(self) -> Notes:
@@ -337,32 +344,23 @@ class GroupRun:
 
     # ------------------------------------------------------------------ inside
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self.swarm.background.start(work, name)
-        self._sampling.add(task)
-        task.add_done_callback(self._sampling.discard)
-
     async def _sample(
-        self, place: int, sample: Callable[[int], Coroutine[Any, Any, Sample]], after: asyncio.Event | None
+        self,
+        places: Sequence[int],
+        sample: Callable[[], Awaitable[Sequence[Sample]]],
+        after: asyncio.Event | None,
+        name: str,
     ) -> None:
-        await _begins(after)
-        try:
-            with span(f"sample {place}"):
-                self.outcomes[place] = await sample(place)
-        except SwarmGatewayError as exc:
-            logger.warning("a sample failed: %s", exc)
-            self.outcomes[place] = exc
-
-    async def _sample_together(self, places: Sequence[int], pieces: bool, after: asyncio.Event | None) -> None:
-        await _begins(after)
+        if after is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAD_SECONDS):
+                    await after.wait()
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:
-            with span(f"sample {len(places)} together"):
-                outcomes = await self.swarm.sampler.sample_group(
-                    self.episodes, places, self.shaped.bodies[0], self.deadline, pieces=pieces
-                )
+            with span(name):
+                outcomes = await sample()
         except SwarmGatewayError as exc:
-            logger.warning("the samples of a group failed: %s", exc)
+            logger.warning("%s failed: %s", name, exc)
             outcomes = [exc] * len(places)
         for place, outcome in zip(places, outcomes, strict=True):
             self.outcomes[place] = outcome
@@ -384,14 +382,6 @@ class GroupRun:
             session=self._session.session if self._session is not None else None,
             feedback=feedback,
         )
-
-
-async def _begins(after: asyncio.Event | None) -> None:
-    """Return once ``after`` is set, at the latest after :data:`LEAD_SECONDS`."""
-    if after is not None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAD_SECONDS):
-                await after.wait()
 
 
 def _gravity(failure: SwarmGatewayError) -> int:

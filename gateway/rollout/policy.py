@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
-from gateway.config.pass_through import PassRule
-from gateway.config.route import RouteSettings
+from gateway.config.route import PassRule, RouteSettings
 from gateway.stats import DropReason
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of

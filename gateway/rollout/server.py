@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -19,9 +18,8 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
 from gateway.rollout.sampling import Sampler
-from gateway.rollout.submission import NO_REASON, Submitter, Why
 from gateway.sessions.open_groups import OpenGroups
-from gateway.stats import Stats
+from gateway.stats import Stats, SwarmStatus
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
 from swarm.client.claiming import NEEDS_NONE
@@ -32,6 +30,7 @@ from swarm.http.client import HttpClient
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.states import EngineState
 from swarm.status import EngineFailure
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,8 @@ _STATUS_TIMEOUT = 5.0
 _GONE_AGE = 10.0
 #: Longest delay of a reader that can do with the last known status; a healthy server answers in milliseconds.
 _GLANCE_SECONDS = 0.25
-_RETRY_FIRST, _RETRY_MOST = 0.1, 1.0
+#: Pauses of a request between two attempts.
+_PAUSES = RetryPolicy(base=0.1, cap=1.0)
 #: The gateway itself waits for a server that is away, within the bounds of its configuration.
 _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
@@ -83,40 +83,123 @@ class Serving:
     serves: bool = False
 
 
-class Episodes:
-    """Claims groups from one swarm server, within a share of each batch, and knows its model and group size."""
+class Waiting:
+    """How long one request has waited for the swarm, with a backoff between its attempts.
 
-    def __init__(
-        self, client: AsyncSwarmClient, background: Background, open_groups: OpenGroups, share: Share | None = None
-    ) -> None:
-        self._client = client
+    Args:
+        settings: of its route.
+        window: seconds for which its group may stay open once it is judged.
+    """
+
+    def __init__(self, settings: RouteSettings, window: float) -> None:
+        self._started = asyncio.get_running_loop().time()
+        self.settings = settings
+        self._window = window
+        self._failures = 0
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
+        settings = self.settings
+        # a hook may judge twice: to choose the answer, and again with feedback
+        judging = settings.hook_timeout_seconds * (2 if self._window else 1)
+        waiting = settings.sample_timeout_seconds + judging + self._window
+        return waiting + settings.submit_timeout_seconds + 30.0
+
+    def left_for(self, engine: EngineState | None) -> float:
+        """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
+        return self._left(down=engine in (_DOWN_STATES if self.settings.upstream is None else _AWAY_STATES))
+
+    async def after(self, error: UnavailableError) -> None:
+        """Pause before the next attempt.
+
+        Raises:
+            UnavailableError: ``error`` itself, when the bound for its kind is reached.
+        """
+        left = self._left(down=error.code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
+        if left <= 0:
+            raise error
+        self._failures += 1
+        await asyncio.sleep(min(left, _PAUSES.delay(self._failures)))
+
+    def _left(self, *, down: bool) -> float:
+        bound = self.settings.claim_wait_seconds
+        if down:
+            bound = min(bound, self.settings.offline_wait_seconds)
+        return max(0.0, self._started + bound - asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The address of a swarm server's engine, for requests that belong to no episode."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+
+
+class Swarm:
+    """One swarm server, shared by the routes that lead to it; a route with a share of each batch has one of its own.
+
+    Attributes:
+        url: its address.
+        client: control calls, under the name of the share, if there is one.
+        sampler: calls to an episode's address, and to the engine's.
+        engine: where the engine is without an episode.
+        open_groups: scored groups that wait for feedback.
+        background: work that outlives its request.
+        known: its last known status; empty before the first.
+        down_since: the first failed status since the server last answered.
+    """
+
+    def __init__(self, url: str, token: str, name: str = "", share: Share | None = None) -> None:
+        self.url = url
         self._share = share
-        self._background = background
-        self._open_groups = open_groups
-        self._serving = Serving()
-        self._read_at = float("-inf")
-        #: the first failed status since the server last answered
+        self.background = Background(grace_seconds=_LAST_SECONDS)
+        self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
+        self._http = HttpClient()
+        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
+        self.open_groups = OpenGroups(self.client)
+        self.sampler = Sampler(self._http)
+        self._held = AsyncExitStack()
+        self.known = Serving()
+        self._read_at = self._heard_at = float("-inf")
         self.down_since: datetime | None = None
-        self._heard_at = float("-inf")
         #: since when no engine serves, on the loop's clock
         self._gone_since: float | None = None
         self._reading: asyncio.Task[Serving] | None = None
 
-    @property
-    def known(self) -> Serving:
-        """The last known status; empty before the first."""
-        return self._serving
-
-    def look(self) -> None:
-        """Read the status in the background unless it is known."""
+    async def __aenter__(self) -> Self:
+        self._held.push_async_callback(self._http.close)
+        await self._held.enter_async_context(self.client)
+        await self._held.enter_async_context(self.background)
+        # log what is wrong with the job before the first request
         self._refresh()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.open_groups.close()
+        await self._held.__aexit__(*exc)
+
+    def status(self) -> SwarmStatus:
+        """Its last known state."""
+        serving, down_since = self.known, self.down_since
+        return SwarmStatus(
+            url=self.url,
+            engine=serving.engine or "unreachable",
+            down_since=down_since and down_since.isoformat(timespec="seconds"),
+            model=serving.model,
+            num_repeat=serving.num_repeat,
+            policy_version=serving.policy_version,
+            background=len(self.background),
+            open_groups=len(self.open_groups),
+        )
 
     async def serving(self) -> Serving:
         """The status, at most two seconds old. While the server is silent: the last known model and group size, with
         ``engine`` ``None``."""
         reading = self._refresh()
         if reading is None or asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
-            return self._serving
+            return self.known
         return await asyncio.shield(reading)
 
     async def last_known(self) -> Serving:
@@ -124,7 +207,7 @@ class Episodes:
         one; ``engine`` is ``None`` once the server is known to be silent."""
         if (reading := self._refresh()) is not None:
             await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
-        return self._serving
+        return self.known
 
     def gone_for(self, seconds: float) -> UnavailableError | None:
         """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; reads the
@@ -133,9 +216,9 @@ class Episodes:
         now = asyncio.get_running_loop().time()
         if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
             return None
-        if self._serving.engine is None:
+        if self.known.engine is None:
             return UnavailableError("the swarm server has been down for a while", code="server_unreachable")
-        if self._serving.engine is EngineState.BOOTING:
+        if self.known.engine is EngineState.BOOTING:
             return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
@@ -177,7 +260,7 @@ class Episodes:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
 
         async def claim(wait: float) -> EpisodeGroup:
-            return await self._client.claim_group(
+            return await self.client.claim_group(
                 count,
                 wait,
                 discard_episode_timeout=idle_seconds,
@@ -185,44 +268,43 @@ class Episodes:
                 unless_batch_waits=True,
             )
 
-        if len(self._open_groups):
+        if len(self.open_groups):
             try:
                 return await claim(0.0)
             except UnavailableError as exc:
                 if exc.code != "no_episodes":
                     raise
             # a group that waits for feedback must not keep a user waiting
-            self._open_groups.make_room()
+            self.open_groups.make_room()
         return await claim(wait)
 
     def _throttle(self) -> SwarmThrottlePolicy | None:
         if self._share is None:
             return None
         if isinstance(self._share, tuple):
-            return ThrottleSchedule(self._share).at(self._serving.policy_version or 0)
+            return ThrottleSchedule(self._share).at(self.known.policy_version or 0)
         return SwarmThrottlePolicy(ratio=self._share)
 
-    def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why = NO_REASON) -> None:
-        """Give the episodes back, in the background."""
+    def abort(self, episodes: Sequence[EpisodeEndpoint], reason: str, notes: Notes) -> None:
+        """Give the episodes back, in the background; the server keeps ``reason`` and ``notes`` with them."""
         uuids = [episode.episode_uuid for episode in episodes]
-        self._background.start(self._client.abort(uuids, why.reason, why.notes), "aborting episodes")
+        self.background.start(self.client.abort(uuids, reason, notes), "aborting episodes")
 
     def _refresh(self) -> asyncio.Task[Serving] | None:
         """The reading of the server's status that is under way; ``None`` while the last one is young enough."""
         if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
             return None
         if self._reading is None or self._reading.done():
-            self._reading = self._background.start(self._read(), "reading the swarm server's status")
+            self._reading = self.background.start(self._read(), "reading the swarm server's status")
         return self._reading
 
     async def _read(self) -> Serving:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
-                status = await self._client.status()
+                status = await self.client.status()
         except (SwarmGatewayError, TimeoutError) as exc:
-            url = self._client.server_url
-            logger.warning("the swarm server at %s does not answer for its status: %s", url, exc or "timeout")
-            known = self._serving
+            logger.warning("the swarm server at %s does not answer for its status: %s", self.url, exc or "timeout")
+            known = self.known
             now = Serving(model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len)
             self.down_since = self.down_since or datetime.now(UTC)
         else:
@@ -239,15 +321,15 @@ class Episodes:
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
             )
-        if now.max_model_len != self._serving.max_model_len:
-            _warn_of_short(self._client.server_url, now.max_model_len)
-        self._serving = now
+        if now.max_model_len != self.known.max_model_len:
+            _warn_of_short(self.url, now.max_model_len)
+        self.known = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
         if now.engine not in _AWAY_STATES or now.serves:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._heard_at
-        return self._serving
+        return self.known
 
 
 def _warn_of_short(url: str, max_model_len: int | None) -> None:
@@ -263,115 +345,6 @@ def _warn_of_short(url: str, max_model_len: int | None) -> None:
             max_model_len,
             ", ".join(short),
         )
-
-
-class Waiting:
-    """How long one request has waited for the swarm, with a backoff between its attempts.
-
-    Args:
-        settings: of its route.
-        window: seconds for which its group may stay open once it is judged.
-    """
-
-    def __init__(self, settings: RouteSettings, window: float) -> None:
-        self._started = asyncio.get_running_loop().time()
-        self.settings = settings
-        self._window = window
-        self._pause = _RETRY_FIRST
-
-    @property
-    def idle_seconds(self) -> float:
-        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
-        settings = self.settings
-        # a hook may judge twice: to choose the answer, and again with feedback
-        judging = settings.hook_timeout_seconds * (2 if self._window else 1)
-        waiting = settings.sample_timeout_seconds + judging + self._window
-        return waiting + settings.submit_timeout_seconds + 30.0
-
-    def left_for(self, engine: EngineState | None) -> float:
-        """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
-        return self._left(down=engine in (_DOWN_STATES if self.settings.upstream is None else _AWAY_STATES))
-
-    async def after(self, error: UnavailableError) -> None:
-        """Pause before the next attempt.
-
-        Raises:
-            UnavailableError: ``error`` itself, when the bound for its kind is reached.
-        """
-        left = self._left(down=error.code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
-        if left <= 0:
-            raise error
-        await asyncio.sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
-        self._pause = min(self._pause * 2, _RETRY_MOST)
-
-    def _left(self, *, down: bool) -> float:
-        bound = self.settings.claim_wait_seconds
-        if down:
-            bound = min(bound, self.settings.offline_wait_seconds)
-        return max(0.0, self._started + bound - asyncio.get_running_loop().time())
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The address of a swarm server's engine, for requests that belong to no episode."""
-
-    base_url: str
-    api_key: str = field(repr=False)
-
-
-class Swarm:
-    """One swarm server, shared by the routes that lead to it; a route with a share of the batch has one of its own.
-
-    Attributes:
-        url: its address.
-        share: of each batch, as its client there.
-        client: control calls.
-        episodes: what it serves, and claims.
-        sampler: calls to an episode's address, and to the engine's.
-        engine: where the engine is without an episode.
-        submitter: hands rewards in.
-        open_groups: scored groups that wait for feedback.
-        background: work that outlives its request.
-    """
-
-    def __init__(self, url: str, token: str, name: str = "", share: Share | None = None) -> None:
-        self.url = url
-        self.share = share
-        self.background = Background(grace_seconds=_LAST_SECONDS)
-        self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
-        self._http = HttpClient()
-        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
-        self.open_groups = OpenGroups(self.client)
-        self.episodes = Episodes(self.client, self.background, self.open_groups, share)
-        self.sampler = Sampler(self._http)
-        self.submitter = Submitter(self.client)
-        self._held = AsyncExitStack()
-
-    def status(self) -> dict[str, Any]:
-        """Its last known state as JSON."""
-        serving, down_since = self.episodes.known, self.episodes.down_since
-        return {
-            "url": self.url,
-            "engine": serving.engine or "unreachable",
-            "down_since": down_since and down_since.isoformat(timespec="seconds"),
-            "model": serving.model,
-            "num_repeat": serving.num_repeat,
-            "policy_version": serving.policy_version,
-            "background": len(self.background),
-            "open_groups": len(self.open_groups),
-        }
-
-    async def __aenter__(self) -> Self:
-        self._held.push_async_callback(self._http.close)
-        await self._held.enter_async_context(self.client)
-        await self._held.enter_async_context(self.background)
-        # log what is wrong with the job before the first request
-        self.episodes.look()
-        return self
-
-    async def __aexit__(self, *exc: Any) -> None:
-        self.open_groups.close()
-        await self._held.__aexit__(*exc)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,19 @@ import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.observability.request import phase
 from gateway.stats import Accounted, DropReason, Stats
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable
-from swarm.client import AsyncSwarmClient
+from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
-_RETRY_FIRST, _RETRY_MOST = 0.2, 5.0
+_RETRIES = RetryPolicy(base=0.2, cap=5.0)
 #: Components kept of one reward, and characters of each name.
 MAX_COMPONENTS, MAX_COMPONENT_NAME = 64, 100
 #: Longest JSON of a task that is kept, in characters.
@@ -33,78 +32,68 @@ MAX_TASK = 8000
 SESSION = "session"
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
-    """What is kept with aborted episodes; ``reason`` may be empty."""
+async def submit(
+    client: AsyncSwarmClient,
+    task_id: str,
+    outputs: Mapping[str, WorkflowOutput],
+    seconds: float,
+    stats: Stats,
+    account: Accounted,
+) -> DropReason | None:
+    """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
 
-    reason: str = ""
-    notes: Notes | None = None
+    Args:
+        client: of their swarm server.
+        task_id: of the group.
+        outputs: by episode uuid.
+        seconds: the deadline.
+        stats: counts the outcome.
+        account: counts what the server says of the tokens.
+
+    Returns:
+        ``None`` when acknowledged, else why not; then the episodes are aborted.
+    """
+    with phase("submit") as submitting:
+        try:
+            async with asyncio.timeout(seconds):
+                reason = await _offer(client, task_id, outputs, account)
+        except TimeoutError:
+            logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
+            reason = DropReason.SUBMIT_TIMEOUT
+        except Exception as exc:  # nobody else gives these episodes back
+            logger.error("group %s is not trained: %s", task_id, type(exc).__name__, exc_info=exc)
+            reason = DropReason.REFUSED
+        if submitting is not None:
+            submitting.set_attribute("gateway.drop_reason", reason or "")
+    add_up(stats.accounted, account)
+    if reason is None:
+        stats.groups.trained += 1
+    else:
+        stats.groups.dropped[reason] += 1
+        await client.abort(outputs, reason.value)
+    return reason
 
 
-NO_REASON = Why()
-
-
-class Submitter:
-    """Offers groups to one swarm server until it acknowledges or refuses them, or the deadline passes."""
-
-    def __init__(self, client: AsyncSwarmClient) -> None:
-        self._client = client
-
-    async def submit(
-        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats, account: Accounted
-    ) -> DropReason | None:
-        """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
-
-        Args:
-            task_id: of the group.
-            outputs: by episode uuid.
-            seconds: the deadline.
-            stats: counts the outcome.
-            account: counts what the server says of the tokens.
-
-        Returns:
-            ``None`` when acknowledged, else why not; then the episodes are aborted.
-        """
-        with phase("submit") as submitting:
-            try:
-                async with asyncio.timeout(seconds):
-                    reason = await self._offer(task_id, outputs, account)
-            except TimeoutError:
-                logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
-                reason = DropReason.SUBMIT_TIMEOUT
-            except Exception as exc:  # nobody else gives these episodes back
-                logger.error("group %s is not trained: %s", task_id, type(exc).__name__, exc_info=exc)
-                reason = DropReason.REFUSED
-            if submitting is not None:
-                submitting.set_attribute("gateway.drop_reason", reason or "")
-        add_up(stats.accounted, account)
-        if reason is None:
-            stats.trained += 1
-        else:
-            stats.dropped[reason] += 1
-            await self._client.abort(outputs, reason.value)
-        return reason
-
-    async def _offer(
-        self, task_id: str, outputs: Mapping[str, WorkflowOutput], account: Accounted
-    ) -> DropReason | None:
-        pause = _RETRY_FIRST
-        while True:
-            try:
-                ended = await self._client.account_group(task_id, outputs)
-                for told in ended.tokens.values():
-                    account.tokens.update(told.model_dump(exclude={"why"}))
-                    account.why.update({told.why: told.dropped} if told.dropped else {})
-                if ended.error:
-                    logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
-                return DropReason.QUARANTINED if ended.error else None
-            except UnavailableError as exc:
-                logger.warning("group %s: %s; offering it again", task_id, exc)
-            except SwarmGatewayError as exc:
-                logger.warning("group %s is not trained: %s", task_id, exc)
-                return DropReason.REFUSED
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, _RETRY_MOST)
+async def _offer(
+    client: AsyncSwarmClient, task_id: str, outputs: Mapping[str, WorkflowOutput], account: Accounted
+) -> DropReason | None:
+    failures = 0
+    while True:
+        try:
+            ended = await client.account_group(task_id, outputs)
+            for told in ended.tokens.values():
+                account.tokens.update(told.model_dump(exclude={"why"}))
+                account.why.update({told.why: told.dropped} if told.dropped else {})
+            if ended.error:
+                logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
+            return DropReason.QUARANTINED if ended.error else None
+        except UnavailableError as exc:
+            logger.warning("group %s: %s; offering it again", task_id, exc)
+        except SwarmGatewayError as exc:
+            logger.warning("group %s is not trained: %s", task_id, exc)
+            return DropReason.REFUSED
+        failures += 1
+        await asyncio.sleep(_RETRIES.delay(failures))
 
 
 def add_up(total: Accounted, account: Accounted) -> None:

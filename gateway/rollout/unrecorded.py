@@ -41,7 +41,7 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     """
     swarm, call = training.swarm, incoming.call
     # the engine has one model, under whatever name the application knows it
-    body = to_json({**call.body, "model": swarm.episodes.known.model})
+    body = to_json({**call.body, "model": swarm.known.model})
     if call.stream:
         return await _awake(training, lambda: _live(training, body, _deadline(training)), patient=patient)
     completion, version = await _awake(

@@ -1,16 +1,16 @@
-"""A circuit breaker with a cool-down: leaves a failing upstream alone until it answers a probe or a trial request.
+"""A circuit breaker with a cool-down: leaves a failing upstream alone, and then lets one request try it.
 
-Invariant: while it is not closed, at most one request passes per failed probe, and one probe at a time is due or under
-way; a request that began before an outage changes nothing after it.
+Invariant: while it is not closed, one request passes for each pause, whatever becomes of it, and the pauses double; a
+request that began before an outage changes nothing after it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
@@ -27,8 +27,7 @@ _PAUSE_FIRST, _PAUSE_MOST = 1.0, 30.0
 
 
 class BreakerState(StrEnum):
-    """``closed``: requests pass. ``open``: none passes until a probe ends. ``half_open``: the probe failed, and one
-    request may try."""
+    """``closed``: requests pass. ``open``: none passes. ``half_open``: the pause is over, and one request may try."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -42,27 +41,28 @@ class Call:
 
 
 class Breaker:
-    """Opens when half of the recent calls failed, at least five; probes after a pause that doubles up to 30 s.
+    """Opens when half of the recent calls failed, at least five; closes when a request that tries is answered.
 
     Args:
         name: of the upstream, for people.
-        probe: a cheap call to the upstream with a deadline; whether it was answered.
-        pause: seconds before the first probe.
+        pause: seconds before the first request may try; jittered, so that gateways do not try at the same time.
     """
 
-    def __init__(self, name: str, probe: Callable[[], Awaitable[bool]], pause: float = _PAUSE_FIRST) -> None:
+    def __init__(self, name: str, pause: float = _PAUSE_FIRST) -> None:
         self._name = name
-        self._probe = probe
-        self._pause = pause
+        self._first_pause = self._pause = pause
         self._recent: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)
-        self._probing: asyncio.Task[None] | None = None
-        self._probe_at = 0.0
-        self.state = BreakerState.CLOSED
+        #: counts times between two changes from or to closed
+        self._period = 0
+        self._closed = True
+        self._retry_at = 0.0
 
     @property
-    def admits(self) -> bool:
-        """Whether a request would be let through now."""
-        return self.state is not BreakerState.OPEN
+    def state(self) -> BreakerState:
+        """What becomes of a request now."""
+        if self._closed:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if time.monotonic() < self._retry_at else BreakerState.HALF_OPEN
 
     @contextmanager
     def call(self) -> Generator[Call]:
@@ -71,66 +71,46 @@ class Breaker:
         Raises:
             UnavailableError: the breaker is open.
         """
-        if not self.admits:
+        state = self.state
+        if state is BreakerState.OPEN:
             raise UnavailableError(
                 f"{self._name} fails and is left alone for a while",
                 code="upstream_unavailable",
-                retry_after=max(self._probe_at - asyncio.get_running_loop().time(), 1.0),
+                retry_after=max(self._retry_at - time.monotonic(), 1.0),
             )
-        period, call, trial = self._probing, Call(), self.state is BreakerState.HALF_OPEN
-        if trial:
-            self.state = BreakerState.OPEN
+        if state is BreakerState.HALF_OPEN:
+            # at its start: it may take long, and the next one must not wait for it
+            self._wait(min(self._pause * 2, _PAUSE_MOST))
+        period, call = self._period, Call()
         try:
             yield call
         except Exception:
-            self._ended(period, trial, failed=True)
+            call.failed = True
+            self._ended(period, call)
             raise
         else:
-            self._ended(period, trial, failed=call.failed)
+            self._ended(period, call)
 
-    async def close(self) -> None:
-        """Stop probing."""
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.wait({self._probing})
-
-    def _ended(self, period: asyncio.Task[None] | None, trial: bool, *, failed: bool) -> None:
-        """A request ended that began in ``period``: between two outages, or as a ``trial`` in one."""
-        if period is not self._probing:
+    def _ended(self, period: int, call: Call) -> None:
+        """A request that began in ``period`` has ended."""
+        if period != self._period:
             return
-        if trial and not failed and period is not None and self.state is not BreakerState.CLOSED:
-            period.cancel()
-            self._close()
-        if trial or self.state is not BreakerState.CLOSED:
+        if not self._closed:
+            if not call.failed:
+                logger.warning("%s answers again", self._name)
+                self._closed, self._period = True, period + 1
+                self._recent.clear()
             return
-        now = asyncio.get_running_loop().time()
-        self._recent.append((now, failed))
+        now = time.monotonic()
+        self._recent.append((now, call.failed))
         while self._recent[0][0] < now - _WINDOW_SECONDS:
             self._recent.popleft()
         failures = sum(failed for _, failed in self._recent)
         if failures >= _FEWEST_FAILURES and failures * 2 >= len(self._recent):
-            logger.warning("%s fails: no requests go there until it answers", self._name)
-            self.state = BreakerState.OPEN
-            self._probing = asyncio.create_task(self._probe_until_answered(), name=f"probing {self._name}")
+            logger.warning("%s fails: no requests go there for a while", self._name)
+            self._closed, self._period = False, period + 1
+            self._wait(self._first_pause)
 
-    async def _probe_until_answered(self) -> None:
-        pause, answered = self._pause, False
-        while not answered:
-            # jitter, so that gateways do not probe at the same time
-            seconds = pause * random.uniform(0.75, 1.0)
-            self._probe_at = asyncio.get_running_loop().time() + seconds
-            await asyncio.sleep(seconds)
-            pause = min(pause * 2, _PAUSE_MOST)
-            self.state = BreakerState.OPEN
-            try:
-                answered = await self._probe()
-            except Exception:
-                # whatever it was, the next probe must come
-                logger.exception("probing %s failed", self._name)
-            self.state = BreakerState.HALF_OPEN
-        self._close()
-
-    def _close(self) -> None:
-        self.state = BreakerState.CLOSED
-        self._recent.clear()
-        logger.warning("%s answers again", self._name)
+    def _wait(self, pause: float) -> None:
+        self._pause = pause
+        self._retry_at = time.monotonic() + pause * random.uniform(0.75, 1.0)

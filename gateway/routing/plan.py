@@ -18,7 +18,7 @@ SwarmKey = tuple[str, str, str, Share | None]
 UpstreamKey = tuple[UpstreamConfig, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedRoute:
     """Where the requests for some model names go, before it is connected.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from gateway.rollout.server import Swarm, Training
@@ -27,30 +28,29 @@ from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, Unava
 _LAST_SECONDS = 15.0
 
 
-class Route:
-    """A connected route; ``name``, ``settings``, ``names`` and ``answers_to_served`` as of :class:`PlannedRoute`.
+@dataclass(frozen=True, eq=False)
+class Route(PlannedRoute):
+    """A connected route.
 
-    Args:
-        planned: of the configuration.
+    Attributes:
         trainings: what samples and trains, by the label of callers with a share of their own, and for all others
             (empty); without any a plain upstream answers everything.
         upstream: answers, untrained, when the swarm cannot.
         stats: of its requests since the gateway started, reloads included.
     """
 
-    def __init__(
-        self, planned: PlannedRoute, trainings: Mapping[str, Training], upstream: Upstream | None, stats: Stats
-    ) -> None:
-        self.name, self.settings = planned.name, planned.settings
-        self.names, self.answers_to_served = planned.names, planned.answers_to_served
-        self._trainings = trainings
-        self.training = trainings.get("")
-        self.upstream = upstream
-        self.stats = stats
+    trainings: Mapping[str, Training]
+    upstream: Upstream | None
+    stats: Stats
+
+    @property
+    def training(self) -> Training | None:
+        """What samples and trains the requests of most callers."""
+        return self.trainings.get("")
 
     def training_of(self, caller: Caller) -> Training | None:
         """What samples and trains the requests of ``caller``; ``None``: a plain upstream answers everything."""
-        return self._trainings.get(caller.label, self.training)
+        return self.trainings.get(caller.label, self.training)
 
     @property
     def swarm(self) -> Swarm | None:
@@ -60,7 +60,7 @@ class Route:
     @property
     def served(self) -> str:
         """The last known model of its swarm."""
-        return self.training.swarm.episodes.known.model if self.training is not None else ""
+        return self.training.swarm.known.model if self.training is not None else ""
 
     @property
     def all_names(self) -> list[str]:
@@ -86,30 +86,21 @@ class RouteTable:
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
-        planned = zip(routes, plan.routes, strict=True)
-        self._default = next((route for route, one in planned if one.is_default), None)
+        self._default = next((route for route in routes if route.is_default), None)
         self._named = {name: route for route in routes for name in route.names}
         self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
 
     @contextmanager
     def held(self) -> Generator[RouteTable]:
         """Keep the routes connected inside the block."""
-        self.hold()
+        self._users += 1
+        self._unused.clear()
         try:
             yield self
         finally:
-            self.release()
-
-    def hold(self) -> None:
-        """Keep the routes connected until :meth:`release`, which must be called as often."""
-        self._users += 1
-        self._unused.clear()
-
-    def release(self) -> None:
-        """See :meth:`hold`."""
-        self._users -= 1
-        if not self._users:
-            self._unused.set()
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
 
     async def unused(self) -> None:
         """Return once nobody holds it."""
@@ -183,7 +174,7 @@ class RouteTable:
 
     async def _read_statuses(self) -> None:
         swarms = {route.swarm for route in self._by_served if route.swarm is not None}
-        await asyncio.gather(*(swarm.episodes.serving() for swarm in swarms))
+        await asyncio.gather(*(swarm.serving() for swarm in swarms))
 
     async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
         names = [name for route in self.routes if caller.opens(route.name) for name in route.all_names]
@@ -198,7 +189,7 @@ class RouteTable:
 
 
 def _card(name: str, route: Route) -> dict[str, Any]:
-    known = route.swarm.episodes.known.max_model_len if route.swarm is not None else None
+    known = route.swarm.known.max_model_len if route.swarm is not None else None
     return model_card(name, root=route.served or name, max_model_len=known)
 
 
@@ -267,15 +258,15 @@ class LiveRoutes:
             upstream = self._upstreams.get(upstream_key)
             if upstream is None:
                 upstream = self._upstreams[upstream_key] = await Upstream(*upstream_key).__aenter__()
-        return Route(planned, trainings, upstream, stats)
+        return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats)
 
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()
         async with self._changing:
             self._older.remove(old)
-            kept = [planned for one in (*self._older, self.table) for planned in one.plan.routes]
-            swarm_keys = {key for planned in kept for key in planned.swarm_keys.values()}
-            upstream_keys = {planned.upstream_key for planned in kept}
+            kept = [route for one in (*self._older, self.table) for route in one.routes]
+            swarm_keys = {key for route in kept for key in route.swarm_keys.values()}
+            upstream_keys = {route.upstream_key for route in kept}
             swarms = [self._swarms.pop(key) for key in set(self._swarms) - swarm_keys]
             upstreams = [self._upstreams.pop(key) for key in set(self._upstreams) - upstream_keys]
         for upstream in upstreams:

@@ -21,7 +21,7 @@ from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
-from gateway.types import Decided, Incoming, Live, Outcome, Relayed
+from gateway.types import AnyRequest, Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy, retry_after
 
@@ -34,8 +34,8 @@ _TRANSLATED = frozenset({"/v1/messages", "/v1/responses"})
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
 _PASSED_ON_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
-#: Deadlines of a probe, and of its list of models.
-_PROBE_SECONDS, _LIST_SECONDS = 5.0, 10.0
+#: Deadline of its list of models.
+_LIST_SECONDS = 10.0
 _RETRY_PAUSE = 0.2
 #: Seconds until a dialect that the upstream lacks is tried again.
 _SILENT_SECONDS = 600.0
@@ -57,13 +57,13 @@ class Upstream:
         self._timeout = timeout
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
         self._http = HttpClient(proxies=has_proxy(config.base_url))
-        self._breaker = Breaker(self._name, self._answers)
+        self._breaker = Breaker(self._name)
         self._unspoken: dict[str, float] = {}
 
     @property
     def available(self) -> bool:
         """Whether a request would be let through now."""
-        return self._breaker.admits
+        return self.state is not BreakerState.OPEN
 
     @property
     def state(self) -> BreakerState:
@@ -99,22 +99,17 @@ class Upstream:
             self._unspoken[path] = asyncio.get_running_loop().time()
         return _read_chat(chat, untrained)
 
-    async def forward(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = ""
-    ) -> Relayed:
-        """Send any other request (embeddings, ...) as it came; the answer comes in parts.
-
-        Args:
-            path: begins with ``/v1``.
-            headers: names in lower case; only those that describe the body go on.
-            query: without its question mark.
+    async def forward(self, request: AnyRequest) -> Relayed:
+        """Send any other request (embeddings, ...) as it came, with those headers that describe the body; the answer
+        comes in parts.
 
         Raises:
             UnavailableError, UpstreamError: as :meth:`relay`.
         """
+        headers = request.headers
         kept = {name: headers[name] for name in ("content-type", "accept", *_SENT_ON) if name in headers}
-        target = f"{path}?{query}" if query else path
-        relayed = await self._send(method, target, body, kept, stream=True)
+        target = f"{request.path}?{request.query}" if request.query else request.path
+        relayed = await self._send(request.method, target, request.body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
 
     async def models(self) -> list[dict[str, Any]]:
@@ -135,7 +130,6 @@ class Upstream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._breaker.close()
         await self._http.close()
 
     # ------------------------------------------------------------------ the request
@@ -225,13 +219,6 @@ class Upstream:
             raise UpstreamError(f"{self._name} refuses the gateway's api_key", code="upstream_refuses_key")
         if 300 <= status < 400:
             raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
-
-    async def _answers(self) -> bool:
-        try:
-            answer = await self._http.get(f"{self._base}/models", _PROBE_SECONDS)
-        except ConnectionBrokenError:
-            return False
-        return answer.status < 500
 
 
 def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -131,6 +131,7 @@ class DeliveredTurn:
         left: the user went back beyond it, so that the session's outcome is none of its.
         retried: the client lost it on the way and asked again: no turn of the session.
         credit: from the end of the session, added to the advantage of the best delivered answer.
+        open: whether feedback may still train.
     """
 
     completion_id: str
@@ -150,38 +151,27 @@ class DeliveredTurn:
     left: bool = False
     retried: bool = False
     credit: float = 0.0
-    _open: bool = True
+    open: bool = True
     _feedback_until: float = float("-inf")
-    _session_until: float = float("-inf")
-    _hold: Hold | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether feedback may still train."""
-        return self._open
+    _hold: Hold = field(default_factory=Hold)
 
     def waits(self, feedback_until: float, session_until: float) -> None:
         """Set how long the group stays open for feedback and for the session's end (on the loop's clock)."""
         self._feedback_until = feedback_until
-        self._session_until = session_until
-        self._open = max(feedback_until, session_until) > asyncio.get_running_loop().time()
+        self._hold.until = max(feedback_until, session_until)
+        self.open = self._hold.until > asyncio.get_running_loop().time()
 
     def session_over(self) -> None:
         """Stop waiting for the session's end."""
-        self._session_until = float("-inf")
-        if self._hold is not None:
-            self._hold.until = self._feedback_until
+        self._hold.until = self._feedback_until
 
     async def closing(self, groups: OpenGroups) -> Closing:
         """Wait until the group is to be submitted; later feedback does not count."""
         try:
-            if self._open:
-                self._hold = Hold()
-                self._hold.until = max(self._feedback_until, self._session_until)
+            if self.open:
                 await groups.keep(self._hold)
         finally:
-            self._open = False
-            self._hold = None
+            self.open = False
         return Closing(self.feedback(), self.credit)
 
     def feedback(self) -> dict[int, Feedback]:

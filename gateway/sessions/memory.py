@@ -162,13 +162,8 @@ class Memory:
         conversation.turns.append(turn)
         conversation.size += turn.size
         self.size += turn.size
-        for where in _found_in(scope):
-            _note(self._by_answer, (where, turn.answered), (conversation, turn))
-        if turn.inner:
-            _note(self._by_answer, (scope, turn.inner), (conversation, turn))
-        for text in _texts_in(turn):
-            _note(self._by_text, (scope, text), (conversation, turn))
-        _note(self._by_question, (scope, turn.asked), (conversation, turn))
+        for index, digest in self._places_of(scope, turn):
+            index[digest] = [*index.get(digest, []), (conversation, turn)][-_SAME:]
         self.by_id[turn.completion_id] = turn
         leaving: list[Conversation] = []
         size = self.size
@@ -196,16 +191,24 @@ class Memory:
         for child in conversation.children:
             self._roots.pop(child, None)
         for turn in conversation.turns:
-            for where in _found_in(conversation.scope):
-                _drop(self._by_answer, (where, turn.answered), turn)
-            if turn.inner:
-                _drop(self._by_answer, (conversation.scope, turn.inner), turn)
-            for text in _texts_in(turn):
-                _drop(self._by_text, (conversation.scope, text), turn)
-            _drop(self._by_question, (conversation.scope, turn.asked), turn)
+            for index, digest in self._places_of(conversation.scope, turn):
+                index[digest] = [entry for entry in index.get(digest, []) if entry[1] is not turn]
+                if not index[digest]:
+                    del index[digest]
         late = [turn.completion_id for turn in conversation.turns if turn.open]
         self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
         return late
+
+    def _places_of(self, scope: Scope, turn: DeliveredTurn) -> Iterator[tuple[_Index, tuple[Scope, bytes]]]:
+        """Where ``turn`` is found."""
+        yield self._by_answer, (scope, turn.answered)
+        if scope.kind == "agent":
+            yield self._by_answer, (_anywhere(scope), turn.answered)
+        if turn.inner:
+            yield self._by_answer, (scope, turn.inner)
+        for text in _texts_in(turn):
+            yield self._by_text, (scope, text)
+        yield self._by_question, (scope, turn.asked)
 
     def forget(self, completion_ids: list[str]) -> None:
         """No more feedback for these."""
@@ -256,20 +259,6 @@ def _summary_in(messages: list[dict[str, Any]], turns: list[DeliveredTurn]) -> D
 def _anywhere(scope: Scope) -> Scope:
     """Where the answers of all agents' sessions of one key are found, for their forks."""
     return scope._replace(name="")
-
-
-def _found_in(scope: Scope) -> tuple[Scope, ...]:
-    return (scope, _anywhere(scope)) if scope.kind == "agent" else (scope,)
-
-
-def _note(index: _Index, key: tuple[Scope, bytes], entry: tuple[Conversation, DeliveredTurn]) -> None:
-    index[key] = [*index.get(key, []), entry][-_SAME:]
-
-
-def _drop(index: _Index, key: tuple[Scope, bytes], turn: DeliveredTurn) -> None:
-    index[key] = [entry for entry in index.get(key, []) if entry[1] is not turn]
-    if not index[key]:
-        del index[key]
 
 
 def similarity(one: str, other: str, least: float = _EDITED) -> float:

@@ -32,6 +32,15 @@ class StoredResponse:
     size: int
 
 
+def unknown_response(response_id: str) -> NotFoundError:
+    """The error for a response that is not stored."""
+    return NotFoundError(
+        f"Response with id '{response_id}' not found: it was not stored (`store: false`), has been forgotten (the "
+        "oldest go first), or another key or another gateway made it.",
+        code="response_not_found",
+    )
+
+
 class ResponseStore:
     """The responses of one gateway, oldest first.
 
@@ -71,11 +80,7 @@ class ResponseStore:
         """
         self._trim()
         if (key_id, response_id) not in self._responses:
-            raise NotFoundError(
-                f"Response with id '{response_id}' not found: it was not stored (`store: false`), has been forgotten "
-                f"after {self._seconds:g} s or for want of room, or another key or another gateway made it.",
-                code="response_not_found",
-            )
+            raise unknown_response(response_id)
         return self._responses[key_id, response_id][1]
 
     def delete(self, key_id: str, response_id: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -30,7 +30,7 @@ from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Memory, Place
 from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
-from gateway.stats import Kinds
+from gateway.stats import SessionCounts
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
@@ -45,28 +45,6 @@ _LAST_SECONDS = 10.0
 #: ``true``: the session is over once this request is answered.
 SESSION_END = "x-swarm-session-end"
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
-
-
-@dataclass
-class Counts:
-    """Of all sessions since the start.
-
-    Attributes:
-        linked: requests that continue an answer, by how that was known.
-        ended: sessions, by why.
-        signals: by name.
-        feedback: that counts, or came too late to train.
-        hook_failures: of session hooks, by code.
-        credited, credit_dropped: rewards of session hooks that reached their open group, or came too late for it.
-    """
-
-    linked: Counter[str] = field(default_factory=Counter[str])
-    ended: Counter[str] = field(default_factory=Counter[str])
-    signals: Counter[str] = field(default_factory=Counter[str])
-    feedback: Counter[str] = field(default_factory=Counter[str])
-    hook_failures: Counter[str] = field(default_factory=Kinds)
-    credited: int = 0
-    credit_dropped: int = 0
 
 
 class Sessions:
@@ -84,7 +62,7 @@ class Sessions:
         self._max_reports = max_sessions
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
-        self.counts = Counts()
+        self.counts = SessionCounts()
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
         """The place of a request in its conversation.
@@ -210,9 +188,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._memory)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For ``/status``."""
-        return {"open": len(self._memory), "bytes": self._memory.size, **vars(self.counts)}
+    def status(self) -> SessionCounts:
+        """What is open now, and the counts."""
+        return self.counts.model_copy(update={"open": len(self._memory), "bytes": self._memory.size})
 
     def _names(self, incoming: Incoming, route: str) -> tuple[Scope, str]:
         """See :func:`names_of`; a sub-agent's session is that of the session which began it."""

@@ -1,4 +1,5 @@
-"""``GET /status`` of a server (or another path): its status, or why there is none and what to do about it.
+"""The servers that the monitor watches, and one request to one of them: its status, or why there is none and what to do
+about it.
 
 Invariant: every outcome is a value, each within its deadline; nothing that a server sends raises.
 """
@@ -7,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, cast
-from urllib.parse import urlencode
+from typing import Any, TypeVar, cast
+from urllib.parse import urlencode, urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from adapters.dialects.jsons import object_in
+from gateway.observability.scrubbing import without_credentials
+from gateway.stats import GatewayStatus
 from gateway.tui.format import short
-from gateway.tui.targets import Kind, Target
+from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
-from swarm.status import EngineFailure, ServerStatus
+from swarm.status import ServerStatus
 
-StatusT = TypeVar("StatusT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Steps to request at first.
 STEPS = 300
@@ -30,90 +33,89 @@ DEADLINE = 10.0
 _MAX_MESSAGE = 300
 
 
-class _Part(BaseModel):
-    """Part of a gateway's status; fields that a newer gateway adds are kept."""
+class Kind(StrEnum):
+    """The kind of a server."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    SWARM = "swarm server"
+    GATEWAY = "gateway"
 
+    @property
+    def option(self) -> str:
+        """The option with its address."""
+        return "--swarm-url" if self is Kind.SWARM else "--gateway-url"
 
-class Groups(_Part):
-    """Counts of groups; ``informative`` are submitted groups whose rewards differ."""
-
-    trained: int
-    dropped: dict[str, int]
-    uninformative: int
-    informative: int = 0
-
-
-class Tokens(_Part):
-    """Completion tokens of groups: of delivered answers, and of the others."""
-
-    delivered: int = 0
-    wasted: int = 0
+    @property
+    def default_url(self) -> str:
+        """Where ``swarm-gateway up`` runs it."""
+        return "http://127.0.0.1:10086" if self is Kind.SWARM else "http://127.0.0.1:8000"
 
 
-class Accounted(_Part):
-    """What the swarm server counted in the episodes that it took: sums by name, and dropped tokens by why."""
+@dataclass(frozen=True)
+class Target:
+    """One server; ``secret`` is a swarm server's token or a gateway's key, or empty."""
 
-    tokens: dict[str, int] = {}
-    why: dict[str, int] = {}
+    kind: Kind
+    url: str = field(repr=False)
+    secret: str = field(default="", repr=False)
 
+    def url_of(self, path: str) -> str:
+        """``path`` below the address."""
+        # a user and a password in the address and a secret would be two credentials
+        return f"{self.address if self.secret else self.url}{path}"
 
-class Counts(_Part):
-    """Counts since the gateway's start, of all requests or of a route's."""
+    @property
+    def address(self) -> str:
+        """``http://host:port/prefix`` for display: without user and password."""
+        return without_credentials(self.url)
 
-    requests: int
-    in_flight: int = 0
-    groups: Groups
-    tokens: Tokens = Tokens()
-    accounted: Accounted = Accounted()
-    passed_through: dict[str, int] = {}
-    hook_failures: dict[str, int] = {}
-    fallbacks: dict[str, int] = {}
-    errors: dict[str, int] = {}
-
-
-class Load(_Part):
-    """How full a route is; ``refused`` since the start."""
-
-    running: int = 0
-    waiting: int = 0
-    refused: int = 0
+    @property
+    def name(self) -> str:
+        """``host:port/prefix``."""
+        return self.address.partition("://")[2]
 
 
-class RouteStatus(Counts):
-    """One route; ``breaker`` is the state of its upstream's, ``None`` without an upstream."""
+def make_targets(
+    swarm_urls: Sequence[str], tokens: Sequence[str], gateway_urls: Sequence[str], api_keys: Sequence[str]
+) -> list[Target]:
+    """The servers of the options, each once; without any address those of ``swarm-gateway up``.
 
-    models: list[str] = []
-    policy: str = ""
-    load: Load = Load()
-    breaker: str | None = None
+    One secret is for all servers of its kind, several are for one each, in the order of the addresses.
+
+    Raises:
+        ConfigError: an invalid address, a number of secrets that fits no number of addresses, or a secret with
+            characters that no header allows.
+    """
+    if not swarm_urls and not gateway_urls:
+        swarm_urls, gateway_urls = [Kind.SWARM.default_url], [Kind.GATEWAY.default_url]
+    targets = [
+        *_of_kind(Kind.SWARM, swarm_urls, tokens, "--token (or SWARM_TOKEN)"),
+        *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or SWARM_GATEWAY_KEY)"),
+    ]
+    return list({(target.kind, target.address): target for target in targets}.values())
 
 
-class SwarmStatus(_Part):
-    """One swarm server as the gateway sees it."""
+def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: str) -> list[Target]:
+    each = [secret.strip() for secret in secrets] or [""]
+    if any(not (secret.isascii() and secret.isprintable()) for secret in each):
+        raise ConfigError(f"{option} has characters that no secret of a {kind} has")
+    if len(each) == 1:
+        each *= len(urls)
+    if len(each) != len(urls):
+        raise ConfigError(
+            f"{option} is given {len(each)} times for {len(urls)} addresses: give it once for all of them, or once for "
+            f"each {kind.option} in their order"
+        )
+    return [Target(kind, _parse_url(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
 
-    url: str
-    engine: str = ""
-    down_since: str | None = None
-    policy_version: int | None = None
-    background: int = 0
-    open_groups: int = 0
 
-
-class GatewayStatus(Counts):
-    """``GET /status`` of a gateway; engine, model and policy version are of the first route with a swarm server."""
-
-    engine: str = ""
-    engine_failure: EngineFailure | None = None
-    model: str = ""
-    policy_version: int | None = None
-    background: int = 0
-    joined: int = 0
-    control: str = "none"
-    routes: dict[str, RouteStatus]
-    sessions: dict[str, object] = {}
-    swarms: list[SwarmStatus] = []
+def _parse_url(kind: Kind, text: str) -> str:
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"{kind.option} {text!r} is no http address; write it like {kind.default_url}") from None
+    return url._replace(path=url.path.rstrip("/"), query="", fragment="").geturl()
 
 
 class Reason(StrEnum):
@@ -134,35 +136,33 @@ class Trouble:
     message: str
 
 
-class StatusClient(Generic[StatusT]):
-    """Asks one server for its status; to be closed.
+class StatusClient:
+    """Asks one server for its status; to be closed."""
 
-    Args:
-        target: the server.
-        model: of its status.
-        path: where that is.
-    """
-
-    def __init__(self, target: Target, model: type[StatusT], path: str = "/status") -> None:
+    def __init__(self, target: Target) -> None:
         self._target = target
-        self._model = model
-        self._path = path
         self._headers = {"accept": "application/json"}
         if target.secret:
             self._headers["authorization"] = f"Bearer {target.secret}"
         self._http = HttpClient()
 
-    async def get(self, query: Mapping[str, int | float | str] | None = None, wait: float = 0.0) -> StatusT | Trouble:
-        """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
+    async def get(
+        self,
+        model: type[ModelT],
+        query: Mapping[str, int | float | str] | None = None,
+        wait: float = 0.0,
+        path: str = "/status",
+    ) -> ModelT | Trouble:
+        """The ``model`` that is at ``path``, within ``wait`` plus :data:`DEADLINE` seconds."""
         target, limit = self._target, wait + DEADLINE
-        url = target.url_of(self._path) + (f"?{urlencode(query)}" if query else "")
+        url = target.url_of(path) + (f"?{urlencode(query)}" if query else "")
         try:
             answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:
                 return _error_status(target, answer)
             if (data := object_in(answer.content)) is None:
                 return nonsense(target, "the answer is not a JSON object")
-            return self._model.model_validate({name: data[name] for name in self._model.model_fields if name in data})
+            return model.model_validate({name: data[name] for name in model.model_fields if name in data})
         except TimeoutError:
             message = f"{target.address} accepts the request and does not answer within {limit:.0f} s"
             return Trouble(Reason.SILENT, f"{message}: is it overloaded or stopped?")
@@ -235,9 +235,10 @@ async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]
 
 
 async def _get_once(target: Target) -> BaseModel | Trouble:
-    swarm = target.kind is Kind.SWARM
-    client: StatusClient[Any] = StatusClient(target, ServerStatus if swarm else GatewayStatus)
+    client = StatusClient(target)
     try:
-        return await client.get({"steps": STEPS} if swarm else None)
+        if target.kind is Kind.SWARM:
+            return await client.get(ServerStatus, {"steps": STEPS})
+        return await client.get(GatewayStatus)
     finally:
         await client.close()

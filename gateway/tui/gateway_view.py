@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gateway.tui.client import Accounted, Counts, GatewayStatus, RouteStatus, SwarmStatus
+from gateway.stats import Accounted, GatewayStatus, RouteStatus, Stats, SwarmStatus
 from gateway.tui.format import (
     BAD,
     GOOD,
@@ -117,9 +117,9 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
         failure = status.engine_failure
         reason = f"{short(failure.reason, 200)} ({failure.count} in a row without a step)"
         lines.insert(1, Line(reason, WARNING, "died"))
-    sessions = status.sessions.get("open")
+    sessions = status.sessions.open
     behind = f"{status.background} pieces of work behind answers"
-    lines.append(Line(behind + (f", {short(str(sessions), 20)} sessions" if sessions else ""), label="behind"))
+    lines.append(Line(behind + (f", {sessions} sessions" if sessions else ""), label="behind"))
     return lines
 
 
@@ -139,13 +139,13 @@ def _accounted(accounted: Accounted) -> Line:
     )
 
 
-def _informative(counts: Counts) -> str:
+def _informative(counts: Stats) -> str:
     """The share of submitted groups whose rewards differ: only those teach."""
     groups = counts.groups
     return share(groups.informative, groups.informative + groups.uninformative)
 
 
-def _waste(counts: Counts) -> str:
+def _waste(counts: Stats) -> str:
     """The share of sampled completion tokens that were not delivered."""
     return share(counts.tokens.wasted, counts.tokens.wasted + counts.tokens.delivered)
 

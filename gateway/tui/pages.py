@@ -20,7 +20,7 @@ from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table,
 from gateway.tui.groups_view import answers_table, groups_table, rewards_table, wanted_of
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.swarm_view import Order, episodes
-from gateway.tui.widgets import Board, Grid, LogPanel, Panel, StackPanel, TablePanel, content
+from gateway.tui.widgets import Board, Grid, LogPanel, Panel, TablePanel, content
 from swarm.groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
@@ -107,14 +107,13 @@ class SwarmPage(Page):
     ]
 
     def __init__(self, poller: SwarmPoller) -> None:
-        self._curves = Grid()
         self._episodes = TablePanel("e", "Episodes")
         self._log = LogPanel("l", "Log")
-        self._groups = StackPanel("a", "Answers", 3)
+        self._groups = TablePanel("a", "Answers", 3, long=True)
         self._group = 0
-        steps = TablePanel("s", "Steps", self._curves)
+        self._steps = TablePanel("s", "Steps", 2)
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
-        super().__init__(poller, [steps, self._episodes, *tables, self._log, self._groups])
+        super().__init__(poller, [self._steps, self._episodes, *tables, self._log, self._groups])
         self._swarm = poller
         self._order = Order.IDLE
         self._filter = Input(id="filter")
@@ -168,21 +167,21 @@ class SwarmPage(Page):
         self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
         if status is not None and view is not None:
             self._show_groups()
-            self._curves.show(view.tables["curves"])
+            self._steps.show(view.tables["curves"], view.tables["steps"])
             self._episodes.show(episodes(status, self._order, "" if self._finding else self._filter.value))
 
     def _show_groups(self) -> None:
         found = self._swarm.groups
         if not isinstance(found, JudgedGroups):
             why = f"! {found.message}" if found is not None else "asking for the groups ..."
-            self._groups.show([Table((), [], why)])
+            self._groups.show(Table((), [], why))
             return
         groups = found.groups
         shown = [groups_table(groups, time.time())]
         if groups:
             self._group %= len(groups)
             shown.append(answers_table(groups[self._group]))
-        self._groups.show([*shown, rewards_table(found.rewards)], shown[-1].note)
+        self._groups.show(*shown, rewards_table(found.rewards), note=shown[-1].note)
 
 
 class GatewayPage(Page):

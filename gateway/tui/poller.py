@@ -16,10 +16,10 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
+from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view, swarm_view
-from gateway.tui.client import STEPS, GatewayStatus, StatusClient, Trouble, nonsense
+from gateway.tui.client import STEPS, Kind, StatusClient, Target, Trouble, nonsense
 from gateway.tui.format import View, seconds, step_line
-from gateway.tui.targets import Kind, Target
 from swarm.client import RetryPolicy
 from swarm.groups import JudgedGroups, Wanted
 from swarm.status import LogEntry, ServerStatus
@@ -102,7 +102,6 @@ class Poller(ABC, Generic[StatusT]):
 
     Args:
         target: the server.
-        model: of its status.
         interval: seconds between two requests.
         on_change: called after each request.
 
@@ -112,14 +111,14 @@ class Poller(ABC, Generic[StatusT]):
         failures: in a row.
     """
 
-    def __init__(self, target: Target, model: type[StatusT], interval: float, on_change: Callable[[], None]) -> None:
+    def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
         self.target = target
         self.status: StatusT | None = None
         self.view: View | None = None
         self.trouble: Trouble | None = None
         self.log = MonitorLog()
         self.failures = 0
-        self._client = StatusClient(target, model)
+        self._client = StatusClient(target)
         self._interval = self._pause = interval
         self._on_change = on_change
         self._last_at = time.monotonic()
@@ -203,7 +202,7 @@ class SwarmPoller(Poller[ServerStatus]):
     """
 
     def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
-        super().__init__(target, ServerStatus, interval, on_change)
+        super().__init__(target, interval, on_change)
         self.history = StepHistory()
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
@@ -212,13 +211,6 @@ class SwarmPoller(Poller[ServerStatus]):
         self.groups: JudgedGroups | Trouble | None = None
         self._wanted = Wanted()
         self._groups_at = -_GROUPS_SECONDS
-        self._groups_client = StatusClient(target, JudgedGroups, "/judged_groups")
-
-    async def run(self) -> None:
-        try:
-            await super().run()
-        finally:
-            await self._groups_client.close()
 
     def find(self, wanted: Wanted) -> None:
         """Ask for these groups from now on."""
@@ -229,7 +221,8 @@ class SwarmPoller(Poller[ServerStatus]):
     async def _ask_groups(self) -> None:
         wanted = self._wanted
         if time.monotonic() - self._groups_at >= _GROUPS_SECONDS:
-            found = await self._groups_client.get({"limit": _GROUPS, **wanted.model_dump(exclude_defaults=True)})
+            query = {"limit": _GROUPS, **wanted.model_dump(exclude_defaults=True)}
+            found = await self._client.get(JudgedGroups, query, path="/judged_groups")
             if wanted is self._wanted:
                 self.groups, self._groups_at = found, time.monotonic()
 
@@ -241,7 +234,7 @@ class SwarmPoller(Poller[ServerStatus]):
             # a long poll waits at the server instead of here
             wait, self._pause = self._interval, min(_LEAST_PAUSE, self._interval)
             query |= {"after_change": self._change, "wait_seconds": wait}
-        answer = await self._client.get(query, wait)
+        answer = await self._client.get(ServerStatus, query, wait)
         if not isinstance(answer, Trouble):
             await self._ask_groups()
         self._change = None if isinstance(answer, Trouble) else answer.engine_changes
@@ -269,11 +262,11 @@ class GatewayPoller(Poller[GatewayStatus]):
     """Follows a gateway."""
 
     def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
-        super().__init__(target, GatewayStatus, interval, on_change)
+        super().__init__(target, interval, on_change)
         self._requests: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
 
     async def _ask(self) -> GatewayStatus | Trouble:
-        return await self._client.get()
+        return await self._client.get(GatewayStatus)
 
     def _take(self, status: GatewayStatus, before: GatewayStatus | None) -> View:
         if self._requests and status.requests < self._requests[-1][1]:

@@ -182,7 +182,7 @@ def view(
         now=now,
         head=_head(status),
         tables={
-            "s": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
+            "steps": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
             "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
             "t": _tasks(status),
             "c": table_of(_CLIENTS, busiest, lambda row: "" if row.active else DIM, empty="no client has come"),

@@ -101,28 +101,16 @@ class Panel(Vertical):
 
 
 class TablePanel(Panel):
-    """A table, with its note in the lower border; perhaps ``above`` it another one that scrolls with it."""
+    """``count`` tables below each other, which scroll together; a note, of the last one by default, is in the lower
+    border."""
 
-    def __init__(self, key: str, title: str, above: Grid | None = None, *, long: bool = False) -> None:
-        self.grid = Grid()
-        super().__init__(key, title, VerticalScroll(above, self.grid) if above else self.grid, long=long)
-
-    def show(self, table: Table) -> None:
-        """Show ``table``."""
-        self.border_subtitle = Content(table.note)
-        self.grid.show(table)
-
-
-class StackPanel(Panel):
-    """Several tables below each other, which scroll together; the note of the first is in the lower border."""
-
-    def __init__(self, key: str, title: str, count: int, *, long: bool = True) -> None:
+    def __init__(self, key: str, title: str, count: int = 1, *, long: bool = False) -> None:
         self._grids = [Grid() for _ in range(count)]
-        super().__init__(key, title, VerticalScroll(*self._grids), long=long)
+        super().__init__(key, title, self._grids[0] if count == 1 else VerticalScroll(*self._grids), long=long)
 
-    def show(self, tables: Sequence[Table], note: str = "") -> None:
+    def show(self, *tables: Table, note: str | None = None) -> None:
         """Show ``tables``, at most as many as there is room for."""
-        self.border_subtitle = Content(note or (tables[0].note if tables else ""))
+        self.border_subtitle = Content(tables[-1].note if note is None else note)
         for place, grid in enumerate(self._grids):
             grid.show(tables[place] if place < len(tables) else Table((), []))
 

@@ -28,9 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Any
 
 from reward_hooks.judges.client import JudgeClient
 from reward_hooks.judges.endpoint import Endpoint, Spending, metered
@@ -40,23 +38,16 @@ from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from swarm.errors import ConfigError
-from swarm.job import read_mapping
+from swarm.job import read_mapping, validated
 from swarm.types import Model
 
 __all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 
-
-AnyJudgeConfig = Annotated[
-    ListwiseConfig | PairwiseConfig | PointwiseConfig | ScoreModelConfig, Field(discriminator="kind")
-]
-_CONFIGS: TypeAdapter[AnyJudgeConfig] = TypeAdapter(AnyJudgeConfig)
-
-
-_JUDGES: dict[type[Model], Callable[[Any, JudgeClient | None], Judge[Any]]] = {
-    ListwiseConfig: Listwise,
-    PairwiseConfig: Pairwise,
-    PointwiseConfig: Pointwise,
-    ScoreModelConfig: ScoreModel,
+_KINDS: dict[str, tuple[type[Judge[Any]], type[Model]]] = {
+    "listwise": (Listwise, ListwiseConfig),
+    "pairwise": (Pairwise, PairwiseConfig),
+    "pointwise": (Pointwise, PointwiseConfig),
+    "score_model": (ScoreModel, ScoreModelConfig),
 }
 
 
@@ -72,13 +63,11 @@ def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *
     Raises:
         ConfigError: an unknown key, a value out of range, or no key in the environment.
     """
-    try:
-        config = _CONFIGS.validate_python(dict(settings))
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where}: {field}: {first['msg']}".replace(": :", ":")) from exc
-    return _JUDGES[type(config)](config, client)
+    kind = str(settings.get("kind"))
+    if kind not in _KINDS:
+        raise ConfigError(f"{where}: kind is {kind!r}; use {', '.join(_KINDS)}")
+    judge, config = _KINDS[kind]
+    return judge(validated(config, settings, where), client)
 
 
 def _maker(kind: str) -> Callable[..., Judge[Any]]:

@@ -45,10 +45,6 @@ class _Again(Exception):
         self.pause = pause
 
 
-class _Leaner(Exception):
-    """The server refuses optional fields."""
-
-
 class JudgeClient:
     """Calls one endpoint; safe for concurrent use. Judges with the same client share its limits, budget and cache.
 
@@ -128,11 +124,8 @@ class JudgeClient:
     async def _answer(self, url: str, body: dict[str, Any], output_tokens: int) -> Any:
         failures = 0
         while True:
-            sent = {name: value for name, value in body.items() if name not in self._refused}
             try:
-                return await self._once(url, sent, output_tokens)
-            except _Leaner:
-                continue  # the next try lacks the refused fields, so this ends
+                return await self._once(url, body, output_tokens)
             except _Again as exc:
                 failures += 1
                 if failures >= self.endpoint.attempts:
@@ -145,14 +138,14 @@ class JudgeClient:
             self._budget.count("retries")
 
     async def _once(self, url: str, body: dict[str, Any], output_tokens: int) -> Any:
-        """One try: the answer's JSON.
+        """One try, and another one at once for each set of optional fields that the server refuses: the answer's JSON.
 
         Raises:
             _Again: retry it.
-            _Leaner: retry it at once, without the fields in ``self._refused``.
             HookError: do not retry it, or the budget is spent.
         """
-        content = json.dumps(body).encode()
+        sent = {name: value for name, value in body.items() if name not in self._refused}
+        content = json.dumps(sent).encode()
         http = await self._client()
         async with self._places:
             reserved = self._budget.reserve(len(content) + _TEMPLATE_BYTES, output_tokens)
@@ -184,10 +177,10 @@ class JudgeClient:
             raise _Again(f"answered {reply.status}: {said}", retry_after(reply.headers))
         if reply.status in (400, 422):
             words = said.lower()
-            refused = {name for word, names in _OPTIONAL.items() if word in words for name in names} & body.keys()
+            refused = {name for word, names in _OPTIONAL.items() if word in words for name in names} & sent.keys()
             if refused:
                 self._refused |= refused
-                raise _Leaner
+                return await self._once(url, body, output_tokens)
         self._fail("judge_refused", f"answered {reply.status}: {said}")
 
     async def _client(self) -> HttpClient:

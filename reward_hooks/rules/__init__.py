@@ -9,7 +9,7 @@ Every rule scores one answer alone and returns a reward in [0, 1] with its compo
 :mod:`reward_hooks.compose`.
 """
 
-from reward_hooks.rules.base import Rule
+from reward_hooks.contract import Rule
 from reward_hooks.rules.concise import Concise
 from reward_hooks.rules.format import Json, JsonSchema, Matches
 from reward_hooks.rules.language import Language

@@ -22,8 +22,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-from reward_hooks.contract import Candidate, Reward
-from reward_hooks.rules.base import Rule
+from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError
 from swarm.types import Task
 

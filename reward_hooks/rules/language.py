@@ -15,8 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reward_hooks.contract import Candidate, Reward
-from reward_hooks.rules.base import Rule
+from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError
 from swarm.types import Task
 

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reward_hooks.contract import Candidate, Reward
-from reward_hooks.rules.base import Rule
+from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError
 from swarm.types import Task
 

@@ -5,8 +5,10 @@ between fork and exec, so this single-threaded one sets the limits.
 
 JSON: ``{"argv": [...], "isolate": bool, "user": uid or null, "limits": {"CPU": n, ...}}``. Exits with the program's
 status, 128 + the signal that ended it, or 125 when the sandbox cannot be set up (the reason is on standard error).
+On SIGTERM it kills the program, and exits when all its processes have ended.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -39,10 +41,16 @@ def main() -> None:
     except OSError as exc:
         print(f"no sandbox: {exc}", file=sys.stderr)
         os._exit(NO_SANDBOX)
-    # when the first process of a process namespace ends, all others end, daemons included
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # when the first process of a process namespace ends, all others end before it can be waited for, daemons included
     first = os.fork()
     if first:
+        signal.signal(signal.SIGTERM, lambda number, frame: _kill(first))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _end_like(first)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # a program that signals its own group does not reach the launcher
+    os.setsid()
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # the first process ignores most signals, so the program is its child
     program = os.fork()
@@ -59,6 +67,11 @@ def _become(spec: dict[str, Any]) -> None:
     except (OSError, ValueError) as exc:
         print(f"no sandbox: {exc}", file=sys.stderr)
         os._exit(NO_SANDBOX)
+
+
+def _kill(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(child, signal.SIGKILL)
 
 
 def _end_like(child: int) -> None:

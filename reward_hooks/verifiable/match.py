@@ -16,8 +16,7 @@ import re
 from collections import Counter, deque
 from typing import Any, Literal, cast
 
-from reward_hooks.contract import Candidate, Reward
-from reward_hooks.rules.base import Rule
+from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

@@ -36,6 +36,8 @@ _NOBODY = 65534
 _SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 #: The two processes of the launcher that count in the program's process namespace.
 _LAUNCHER_PROCESSES = 2
+#: Seconds for the kernel to end all processes of a late program.
+_END = 10.0
 
 
 class Limits(Model):
@@ -135,7 +137,7 @@ class Sandbox:
                     start_new_session=True,
                 ) as process,
             ):
-                status = _wait(process, seconds)
+                status = _wait(process, seconds, self._isolate)
             return Finished(
                 status=status,
                 output=_text(folder / "output", self._limits.file_bytes),
@@ -162,14 +164,18 @@ class Sandbox:
         }
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit status; the process group is killed in any case."""
+def _wait(process: subprocess.Popen[bytes], seconds: float, isolate: bool) -> int | None:
+    """The exit status, or ``None`` of a late program; if it is isolated, its processes have ended in both cases."""
     try:
         return process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
+        if isolate:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END)
         return None
     finally:
-        # kills what the program left running; its number cannot be reused while a process of the group lives
+        # without namespaces, kills what the program left running in its group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 

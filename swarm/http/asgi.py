@@ -161,42 +161,18 @@ class ErrorMiddleware:
         self._body_limit = body_limit
         self._body_seconds = body_seconds
         self._on_http_exception = on_http_exception or http_error_response
-        #: whose bodies are not complete, oldest first: one timer for all costs less than one for each
-        self._arriving: dict[_Exchange, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(receive, send, self._arriving)
-        if has_body(scope["headers"]):
-            exchange.bound(header(scope["headers"], b"content-length"), self._body_limit(scope))
-            self._watch(exchange)
-            receive = exchange.receive
+        exchange = _Exchange(scope, receive, send, self._body_limit(scope), self._body_seconds)
         try:
-            await self.app(scope, receive, exchange.send)
+            await self.app(scope, exchange.receive, exchange.send)
         except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect) as exc:
             if exchange.begun:
                 raise
-            await self._response(Request(scope), exc)(scope, receive, exchange.send)
-        finally:
-            self._arriving.pop(exchange, None)
-
-    def _watch(self, exchange: _Exchange) -> None:
-        loop = asyncio.get_running_loop()
-        self._arriving[exchange] = loop.time() + self._body_seconds
-        if self._timer is None:
-            self._timer = loop.call_later(self._body_seconds, self._expire, loop)
-
-    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        for exchange, deadline in list(self._arriving.items()):
-            if deadline > loop.time():
-                self._timer = loop.call_at(deadline, self._expire, loop)
-                return
-            del self._arriving[exchange]
-            exchange.expire(self._body_seconds)
+            await self._response(Request(scope), exc)(scope, exchange.receive, exchange.send)
 
     def _response(self, request: Request, exc: Exception) -> Response:
         match exc:
@@ -214,28 +190,17 @@ class ErrorMiddleware:
 
 
 class _Exchange:
-    """One request with its response; it leaves ``arriving`` when its body is complete."""
+    """One request with its response; its body may have ``limit`` bytes and arrive within ``seconds``."""
 
-    def __init__(self, receive: Receive, send: Send, arriving: dict[_Exchange, float]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int, seconds: float) -> None:
         self._receive, self._send = receive, send
-        self._arriving = arriving
-        self._complete = self._refused = self.begun = False
-        self._late = ""
-        self._waiting: asyncio.Task[Any] | None = None
-        self._limit = self._size = 0
-
-    def bound(self, declared: bytes | None, limit: int) -> None:
-        """The body may have ``limit`` bytes; it declares how many it has."""
-        self._limit = limit
-        if declared is not None and declared.isdigit() and int(declared) > limit:
-            # no need to wait for them
-            self._size = int(declared)
-
-    def expire(self, seconds: float) -> None:
-        """The body is not complete after ``seconds``."""
-        self._late = f"the request body did not arrive within {seconds:g} s"
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._limit, self._seconds = limit, seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._complete = not has_body(scope["headers"])
+        self._refused = self.begun = False
+        declared = header(scope["headers"], b"content-length") or b""
+        # no need to wait for what is declared to be too large
+        self._size = size if declared.isdigit() and (size := int(declared)) > limit else 0
 
     async def receive(self) -> Message:
         """The next message.
@@ -247,30 +212,26 @@ class _Exchange:
         if self._complete:
             return await self._receive()
         self._check()
-        self._waiting = asyncio.current_task()
+        message: Message = {"type": "http.request", "more_body": True}
         try:
-            message: Message = await self._receive()
-        except asyncio.CancelledError:
-            if not self._late or self._waiting is None or self._waiting.uncancel():
-                raise
-            message = {"more_body": True}
-        finally:
-            self._waiting = None
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            self._deadline = 0.0
         self._size += len(message.get("body", b""))
         self._check()
-        if not message.get("more_body", False):
-            self._complete = True
-            self._arriving.pop(self, None)
+        self._complete = not message.get("more_body", False)
         return message
 
     def _check(self) -> None:
+        error: RequestError | None = None
         if self._size > self._limit:
-            self._refused = True
-            raise PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
-        if self._late:
-            self._refused = True
-            error = RequestError(self._late, code="body_timeout")
+            error = PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
+        elif asyncio.get_running_loop().time() > self._deadline:
+            error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
             error.status = 408
+        if error is not None:
+            self._refused = True
             raise error
 
     def send(self, message: Message) -> Awaitable[None]:

@@ -13,7 +13,6 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -44,25 +43,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     content: bytes
-
-
-class LiveAnswer(Protocol):
-    """An answer whose body is still to be read; attributes as of :class:`Answer`."""
-
-    status: int
-    headers: Mapping[str, str]
-
-    async def read(self) -> bytes:
-        """The whole body.
-
-        Raises:
-            ConnectionBrokenError: the connection broke before the body's end.
-        """
-        ...
-
-    def parts(self) -> AsyncIterator[bytes]:
-        """The body in parts, each as soon as it has arrived; raises as :meth:`read`."""
-        ...
 
 
 class HttpClient:
@@ -112,7 +92,7 @@ class HttpClient:
         """
         response = await self._send(method, url, content, headers, seconds)
         async with response:
-            yield _Live(response, self)
+            yield LiveAnswer(response, self)
 
     async def request(
         self,
@@ -129,7 +109,7 @@ class HttpClient:
         """
         response = await self._send(method, url, content, headers, seconds)
         # aiohttp closes the connection where reading fails or is cancelled
-        return Answer(response.status, response.headers, await _Live(response, self).read())
+        return Answer(response.status, response.headers, await LiveAnswer(response, self).read())
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str], seconds: float | None = None) -> Answer:
         """:meth:`request` with ``POST``."""
@@ -198,8 +178,8 @@ class HttpClient:
         return self._opened
 
 
-class _Live:
-    """See :class:`LiveAnswer`."""
+class LiveAnswer:
+    """An answer whose body is still to be read; attributes as of :class:`Answer`."""
 
     def __init__(self, response: aiohttp.ClientResponse, client: HttpClient) -> None:
         self._response = response
@@ -208,10 +188,16 @@ class _Live:
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            ConnectionBrokenError: the connection broke before the body's end.
+        """
         with self._client.translated():
             return await self._response.read()
 
     async def parts(self) -> AsyncIterator[bytes]:
+        """The body in parts, each as soon as it has arrived; raises as :meth:`read`."""
         parts = self._response.content.iter_any()
         while True:
             with self._client.translated():

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
+SHUTDOWN_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,6 @@ def uvicorn_config(
     shutdown_seconds: int,
     log_level: str,
     tls: TLSFiles | None = None,
-    keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
 ) -> uvicorn.Config:
     """uvicorn's settings for our servers: httptools, uvloop where installed, no WebSockets, no access log, no server
     header."""
@@ -133,7 +133,7 @@ def uvicorn_config(
         access_log=False,
         server_header=False,
         log_level=log_level,
-        timeout_keep_alive=keep_alive_seconds,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=shutdown_seconds,
         ssl_certfile=tls.certificate if tls is not None else None,
         ssl_keyfile=tls.key if tls is not None else None,
@@ -147,20 +147,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return auto_loop_factory()
 
 
-def run_app(
-    app: ASGIApp,
-    sock: socket.socket,
-    *,
-    shutdown_seconds: int = 10,
-    log_level: str = "warning",
-    tls: TLSFiles | None = None,
-) -> None:
-    """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have ``shutdown_seconds`` to finish.
+def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -> None:
+    """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have :data:`SHUTDOWN_SECONDS` to finish.
 
     Raises:
         ConfigError: the app failed to start (its log says why).
     """
-    config = uvicorn_config(app, shutdown_seconds=shutdown_seconds, log_level=log_level, tls=tls)
+    config = uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls)
     try:
         uvicorn.Server(config).run(sockets=[sock])
     except KeyboardInterrupt:

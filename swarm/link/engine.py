@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import zmq
 
@@ -190,12 +190,6 @@ class EngineEnd:
                 self._incoming.put(message)
 
 
-class Sender(Protocol):
-    """The part of :class:`EngineEnd` that requests for batches use."""
-
-    def send(self, message: Message) -> None: ...
-
-
 class BatchRequests:
     """One trainer's batches, one at a time: it asks for a batch, takes it, and reports its step.
 
@@ -205,7 +199,7 @@ class BatchRequests:
         serving: when episodes run.
     """
 
-    def __init__(self, link: Sender, *, stays_awake: bool = True, serving: ServingMode = "between_steps") -> None:
+    def __init__(self, link: EngineEnd, *, stays_awake: bool = True, serving: ServingMode = "between_steps") -> None:
         self._link = link
         self._stays_awake = stays_awake
         self._serving: ServingMode = serving

@@ -35,7 +35,7 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """Sent by both ends every second; silence for 5 s means the other end is dead."""
+    """Sent by both ends every second; an end that is silent for longer than the other allows counts as dead."""
 
 
 class BootProgress(_Message, frozen=True, kw_only=True):

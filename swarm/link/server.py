@@ -40,7 +40,7 @@ class EngineLink:
             :data:`BOOT_SILENCE` until the engine is ready.
     """
 
-    def __init__(self, token: str, heartbeat_timeout: float = 5.0) -> None:
+    def __init__(self, token: str, heartbeat_timeout: float = 8.0) -> None:
         self._token = token.encode()
         self._timeout = heartbeat_timeout
         self._peers: dict[Role, _Peer] = {}

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
@@ -84,24 +84,7 @@ def project_of(state: State) -> str:
     return f"study-{state.study}"
 
 
-class Lab(Protocol):
-    """What trains and evaluates."""
-
-    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
-        """Do the run, or go on with it; how it ends, ``None`` if ``stopping`` came first.
-
-        Raises:
-            RunFailedError: this attempt failed.
-            ServerGoneError: it cannot be done there.
-        """
-        ...
-
-    def release(self, server: str) -> None:
-        """Nothing is run there any more."""
-        ...
-
-
-class EngineLab:
+class Lab:
     """Trains on swarm servers: one engine for each run, episodes in processes of their own.
 
     Args:
@@ -117,7 +100,12 @@ class EngineLab:
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
-        """See :class:`Lab`."""
+        """Do the run, or go on with it; how it ends, ``None`` if ``stopping`` came first.
+
+        Raises:
+            RunFailedError: this attempt failed.
+            ServerGoneError: it cannot be done there.
+        """
         policy = RetryPolicy(attempts=5, total=60.0)
         try:
             with SwarmClient(server, token=self._token, policy=policy) as client:
@@ -132,7 +120,7 @@ class EngineLab:
             raise RunFailedError(exc.message) from exc
 
     def release(self, server: str) -> None:
-        """See :class:`Lab`."""
+        """Stop the engine there, which nothing needs any more."""
         try:
             with SwarmClient(server, token=self._token, policy=RetryPolicy(attempts=2, total=20.0)) as client:
                 if self._is_ours(client.status()):  # another study may have it by now

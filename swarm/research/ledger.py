@@ -6,6 +6,7 @@ proposed twice, no run claimed after its end or ended twice. A line that a kill 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -279,12 +280,16 @@ class Ledger:
 
         Raises:
             StateError: it cannot happen now; nothing was written.
+            OSError: the disk is full; nothing was written.
         """
         with self.lock:
             told = {"event": event, "at": round(time.time(), 3), **values}
             line = json.dumps(told, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             self.state.apply(json.loads(line))
-            self._file.write(line)
+            before = os.fstat(self._file.fileno()).st_size
+            if self._file.write(line) < len(line):
+                self._file.truncate(before)
+                raise OSError(errno.ENOSPC, "the disk is full", self._file.name)
             os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:

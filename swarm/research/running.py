@@ -84,7 +84,8 @@ class Runner:
                         action = next_action(study, state, frozenset(name for _, name in busy.values()))
                     if isinstance(action, Record):
                         self._record(action.event, **action.values)
-                    elif isinstance(action, Propose):
+                    elif isinstance(action, Propose) and free:
+                        # a proposal that waits for a free server is made with the scores of the run before it
                         self._propose(action.experiment)
                     elif isinstance(action, Claim) and free:
                         server = self._server_of(action.run, free)
@@ -214,6 +215,9 @@ class Runner:
             return self._ending(run)
 
         tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
+        held_out = tree.folder / study.evaluator.tasks
+        if held_out.resolve().is_relative_to(tree.folder.resolve()) and held_out.is_file():
+            held_out.unlink()  # no patch trains by mistake on what the run is measured with
         measured = frozenset(state.runs[run.name].scores)
         shuffle = study.control == "shuffle" or run.arm == "control"
         return Order(run, name, job, settings, tree, shuffle, measured, on_step, measure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,9 +18,25 @@ FILE = "study.yaml"
 SETTINGS = "settings."
 #: What the study decides for each run: an experiment that changed it would be measured by another rule than the others.
 _OWN_FIELDS = frozenset(
-    ("project", "experiment", "seed", "total_training_steps", "serve_after_training", "resume", "checkpoint_dir")
+    {
+        "project",
+        "experiment",
+        "seed",
+        "total_training_steps",
+        "serve_after_training",
+        "resume",
+        "checkpoint_dir",
+        # they bound the evaluator's answers too
+        "max_prompt_length",
+        "max_response_length",
+    }
 )
-_OWN_KEYS = ("trainer.", "data.seed")
+_OWN_KEYS = (
+    "trainer.",
+    "data.seed",
+    "data.max_",
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("max_model_len", "prompt_length", "response_length")),
+)
 
 
 class Evaluator(Model):
@@ -164,6 +181,8 @@ class Study(Model):
     def _fits(self) -> Self:
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers: one is named twice")
+        if normpath(self.tasks) == normpath(self.evaluator.tasks):
+            raise ValueError("tasks: those of the evaluator would be trained on; name others")
         needed = 2 + self.reserved_runs
         if self.budget.runs < needed:
             raise ValueError(f"budget.runs: {needed} are needed: the base, one experiment, and the confirmation")

@@ -42,7 +42,7 @@ class ServerConfig(Model):
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
     heartbeat_timeout: float = Field(
-        default=5.0, gt=0, description="silence after which an engine that serves counts as dead"
+        default=8.0, gt=0, description="silence after which an engine that serves counts as dead"
     )
     post_rolling_timeout: float = Field(
         default=30.0, ge=0, description="how long running episodes may still finish once the batch is complete"

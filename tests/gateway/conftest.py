@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
-from swarm.http.serve import bind
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
@@ -101,7 +101,8 @@ async def gateway(open_gateway: OpenGateway) -> AsyncIterator[httpx.AsyncClient]
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
-    with bind("127.0.0.1", 0) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, and nobody else will."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"

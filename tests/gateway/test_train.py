@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -19,6 +18,7 @@ from gateway.up import UpPlan, run_up
 from gateway.watch import UpFailedError
 from swarm.errors import ConfigError
 from tests.gateway.train_process import HELD, check_resume
+from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import claimed
@@ -93,12 +93,8 @@ class Run:
         self.work = Trainer(plan, self.tell)
 
     def __call__(self) -> None:
-        before = {child.pid for child in psutil.Process().children(recursive=True)}
-        try:
+        with nothing_left_behind():
             run_up(self.plan.up, self.tell, self.work)
-        finally:
-            left = {child.pid for child in psutil.Process().children(recursive=True)} - before
-            assert not left, "train left processes behind"
 
     def tell(self, kind: str, values: dict[str, Any]) -> None:
         self.events.append((kind, values))
@@ -143,7 +139,9 @@ def test_one_ctrl_c_ends_it_with_a_report_of_what_there_is(file: Callable[..., T
 def test_an_interrupted_run_goes_on_behind_its_checkpoint(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
     job = {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 3, "max_staleness": 0}
     (tmp_path / "my_agent.py").write_text(WORKFLOW + HELD)
-    file(job={**job, "save_freq": 1}, workflow="my_agent:held", eval=None)
+    # the workflows that block hold up the first step for no longer than this
+    swarm = {"port": 0, "run_dir": "run", "post_rolling_timeout": 0.5}
+    file(job={**job, "save_freq": 1}, swarm=swarm, workflow="my_agent:held", eval=None)
     check_resume([sys.executable, "-c", WITH_STANDIN, "train", "train.yaml", "--json"], tmp_path, "train.jsonl", 60)
 
 

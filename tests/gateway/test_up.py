@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from gateway.up import ServerPlan, UpPlan, run_up, with_servers
@@ -20,6 +19,7 @@ from swarm.job import TrainJob
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
 from tests.kill.invariants import lines
+from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -49,12 +49,8 @@ class Run:
         )
 
     def __call__(self) -> list[str]:
-        before = {child.pid for child in psutil.Process().children(recursive=True)}
-        try:
+        with nothing_left_behind():
             run_up(self.plan, self.tell)
-        finally:
-            left = {child.pid for child in psutil.Process().children(recursive=True)} - before
-            assert not left, "up left processes behind"
         return self.kinds
 
     def tell(self, kind: str, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Hook threads: they are reused, end when idle, and never get two calls at once."""
+"""Hook threads: each call has its own, which keeps nobody waiting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from reward_hooks import runner
 from reward_hooks.runner import HookThreads
+from swarm.errors import HookError
 
 pytestmark = pytest.mark.anyio
 
@@ -16,44 +16,35 @@ pytestmark = pytest.mark.anyio
 LONG = 60.0
 
 
-async def test_a_thread_is_reused() -> None:
-    pool = HookThreads(2)
-    first, second = [await pool.call(threading.current_thread, timeout=LONG) for _ in range(2)]
-    assert first.value is second.value is not threading.current_thread()
-    assert first.value.daemon
-
-
-async def test_concurrent_calls_have_a_thread_each() -> None:
+async def test_each_call_has_a_thread_that_ends_with_it() -> None:
     pool, meeting = HookThreads(3), threading.Barrier(3)
 
     def meet() -> threading.Thread:
         meeting.wait(LONG)
         return threading.current_thread()
 
-    done = await asyncio.gather(*(pool.call(meet, timeout=LONG) for _ in range(3)))
-    assert len({id(one.value) for one in done}) == 3
-    again = [await pool.call(threading.current_thread, timeout=LONG) for _ in range(3)]
-    assert {id(one.value) for one in again} <= {id(one.value) for one in done}
+    done = [one.value for one in await asyncio.gather(*(pool.call(meet, timeout=LONG) for _ in range(3)))]
+    assert len({id(one) for one in done}) == 3
+    for one in done:
+        assert one.daemon
+        await asyncio.to_thread(one.join, LONG)
+        assert not one.is_alive()
 
 
-async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.01)
+async def test_a_thread_that_cannot_be_started_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
     pool = HookThreads(1)
-    first = (await pool.call(threading.current_thread, timeout=LONG)).value
-    await asyncio.to_thread(first.join, LONG)
-    assert not first.is_alive()
-    assert (await pool.call(threading.current_thread, timeout=LONG)).value is not first
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(HookError, match="can't start new thread") as refused:
+            await pool.call(int, timeout=LONG)
+    assert refused.value.code == "hook_busy"
+    assert (await pool.call(int, "7", timeout=LONG)).value == 7
 
 
-async def test_no_call_is_lost_to_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.0)
-    pool = HookThreads(2)
-    for number in range(200):
-        assert (await pool.call(int, number, timeout=LONG)).value == number
-
-
-def test_a_call_may_outlive_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "IDLE_SECONDS", 0.01)
+def test_a_call_may_outlive_its_event_loop() -> None:
     release, inside = threading.Event(), threading.Event()
     found: list[threading.Thread] = []
 

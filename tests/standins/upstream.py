@@ -36,7 +36,6 @@ class Upstream:
     Attributes:
         left: set when a caller has left a hanging answer.
         arrived: set by each request.
-        probes: how often it was asked for its models.
     """
 
     def __init__(self) -> None:
@@ -44,14 +43,12 @@ class Upstream:
         self.default: Response = JSONResponse({"detail": "Not Found"}, 404)
         self.got: list[Got] = []
         self.models = JSONResponse({"object": "list", "data": [{"id": "big", "object": "model"}]})
-        self.probes = 0
         self.left, self.arrived = asyncio.Event(), asyncio.Event()
         self.url = ""
         others = Route("/{path:path}", self._answer, methods=["GET", "POST", "PUT", "DELETE"])
         self.app = Starlette(routes=[Route("/v1/models", self._models), others])
 
     async def _models(self, request: Request) -> Response:
-        self.probes += 1
         return self.models
 
     async def _answer(self, request: Request) -> Response:

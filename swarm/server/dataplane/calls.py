@@ -231,7 +231,10 @@ class Conversations:
             gone.append(known.pop(next(iter(known))))
         self._tokens -= _size(gone)
         while self._tokens > self._most_tokens:
-            self._tokens -= _size(self._answers.popitem(last=False)[1].values())
+            oldest, alike = next(iter(self._answers.items()))
+            self._tokens -= _size([alike.pop(next(iter(alike)))])
+            if not alike:
+                del self._answers[oldest]
         self._asked[before, episode_uuid] = None
         if len(self._asked) > _MOST_ASKED:
             self._asked.popitem(last=False)

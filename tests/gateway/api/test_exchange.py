@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
-from gateway.api.exchange import Exchange, Rendering
+from gateway.api.exchange import Rendering, deliver
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
 from tests.gateway.api.conftest import calling, saying
@@ -120,9 +121,11 @@ class Delivery:
         self.errors: list[SwarmGatewayError] = []
         self.closed = asyncio.Event()
         self.outcome = replace(outcome, close=self._close)
-        rendering = Rendering(dialect, {}, streamed, {})
-        exchange = Exchange(self._produce, rendering, keepalive=30.0, on_error=self.errors.append)
-        self.app = Starlette(routes=[Route("/", exchange, methods=["POST"])])
+        self._rendering = Rendering(dialect, {}, streamed, {})
+        self.app = Starlette(routes=[Route("/", self, methods=["POST"])])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await deliver(scope, receive, send, self._produce, self._rendering, keepalive=30.0, on_error=self.errors.append)
 
     async def _produce(self) -> Outcome:
         return self.outcome

@@ -52,18 +52,6 @@ async def test_a_key_made_while_the_gateway_runs_opens_it_until_it_is_revoked(ht
     assert (await ask(http, text)).json()["error"]["code"] == "api_key_revoked"
 
 
-async def test_a_key_for_other_routes_is_403(swarm: Swarm, open_gateway: OpenGateway, file: KeyFile) -> None:
-    _, text = file.create("app", routes=["elsewhere"])
-    async with open_gateway(keys_file=file.path) as http:
-        refused = await ask(http, text)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_allowed")
-        assert "`elsewhere`" in refused.json()["error"]["message"]
-        headers = {"x-api-key": text}
-        assert (await http.get("/v1/models", headers=headers)).json()["data"] == []
-        assert (await http.get("/status", headers=headers)).status_code == 403
-    assert not swarm.claims
-
-
 async def test_a_rate_is_429_with_retry_after(swarm: Swarm, open_gateway: OpenGateway, file: KeyFile) -> None:
     _, text = file.create("app", requests_per_minute=1)
     async with open_gateway(keys_file=file.path) as http:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.route import RouteSettings
-from gateway.limits.admission import Admission
+from gateway.limits import Admission
 from gateway.types import Caller
 from swarm.errors import OverloadedError
 
@@ -91,7 +91,7 @@ async def test_requests_that_wait_for_their_key_leave_the_queue_of_the_route_to_
 
 async def test_the_estimate_follows_how_long_requests_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("gateway.limits.admission.time.monotonic", lambda: now)
+    monkeypatch.setattr("gateway.limits.time.monotonic", lambda: now)
     users, to = Users(Admission()), route(max_in_flight=2, max_queued=3)
     await users.come("slow", to, ANN)
     now = 10.0

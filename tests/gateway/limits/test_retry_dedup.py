@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapters.dialects import LLMRequest
-from gateway.limits.retry_dedup import Retryable, RetryDedup
+from gateway.limits import Retryable, RetryDedup
 from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import ConflictError, UnavailableError
 
@@ -198,7 +198,7 @@ async def test_an_answer_lost_on_the_way_is_given_again(retries: RetryDedup) -> 
 
 
 async def test_what_was_answered_is_forgotten(retries: RetryDedup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.limits.retry_dedup._REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.limits._REMEMBERED_SECONDS", 0.0)
     work = Work()
     work.go.set()
     await taken(retries.run(first(), ROUTE, work))
@@ -209,7 +209,7 @@ async def test_what_was_answered_is_forgotten(retries: RetryDedup, monkeypatch: 
 async def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_other_request_comes(
     retries: RetryDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.limits.retry_dedup._REMEMBERED_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.limits._REMEMBERED_SECONDS", 0.01)
     work = Streaming()
     work.sent.set()
     outcome = await retries.run(first(), ROUTE, work)
@@ -336,7 +336,7 @@ async def test_a_stream_is_followed_from_its_beginning(retries: RetryDedup) -> N
 async def test_a_long_stream_goes_on_but_is_not_joined(
     retries: RetryDedup, monkeypatch: pytest.MonkeyPatch, parts: int, began: int
 ) -> None:
-    monkeypatch.setattr("gateway.limits.retry_dedup._MOST_PARTS", 4)
+    monkeypatch.setattr("gateway.limits._MOST_PARTS", 4)
     work = Streaming(parts)
     work.sent.set()
     for asked in (first(), retry()):
@@ -347,7 +347,7 @@ async def test_a_long_stream_goes_on_but_is_not_joined(
 async def test_a_stream_that_grows_too_long_is_joined_no_more_while_it_runs(
     retries: RetryDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.limits.retry_dedup._MOST_PARTS", 1)
+    monkeypatch.setattr("gateway.limits._MOST_PARTS", 1)
     work = Streaming()
     one = await retries.run(first(), ROUTE, work)
     assert isinstance(one, Live) and await anext(one.chunks) == {"n": 0}

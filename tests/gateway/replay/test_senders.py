@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt
 from swarm.errors import ConfigError
+from tests.processes import nothing_left_behind
 from tests.standins.vllm import listening
 
 PROMPT = Prompt(text="why; rm -rf 'x' $HOME?", messages=[{"role": "user", "content": "why?"}])
@@ -91,11 +92,9 @@ async def test_the_address_is_in_the_environment() -> None:
 
 
 async def test_a_command_that_hangs_is_killed_with_all_it_started() -> None:
-    before = set(psutil.Process().children(recursive=True))
     code = "import subprocess, time; subprocess.run(['sleep', '60'])"
-    assert (await command(code, timeout=0.5).send(PROMPT)).failure == "timeout"
-    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    assert left == []
+    with nothing_left_behind():
+        assert (await command(code, timeout=0.5).send(PROMPT)).failure == "timeout"
 
 
 async def test_cancelling_kills_the_command() -> None:

@@ -134,7 +134,7 @@ async def held(request: Request) -> Response:
                 "background": sum(len(swarm.background) for swarm in gateway.routes.swarms),
                 "tasks": len(asyncio.all_tasks()),
             },
-            "stats": {name: one.as_dict() for name, one in stats.items()},
+            "stats": {name: one.model_dump(mode="json") for name, one in stats.items()},
         }
     )
 

@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.processes import ROOT
 from benchmarks.wire import Connection, ask_json
 from swarm.job import TrainJob, dump_job
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.watching import GatewayProcess, gateway_process
-from tests.kill.harness import kill
+from tests.kill.harness import kill, kill_engine
 from tests.kill.invariants import lines
 from tests.standins import engine
 from tests.standins.swarm import said, streamed
@@ -241,7 +239,7 @@ async def running(folder: Path, job: TrainJob = JOB) -> AsyncGenerator[Rig]:
                 await rig.kill_server()
         for line in rig._engine_lines():
             if "started" in line:
-                await asyncio.to_thread(_kill_engine, line["started"])
+                await asyncio.to_thread(kill_engine, line["started"])
 
 
 async def until(condition: Callable[[], bool], within: float, otherwise: str) -> None:
@@ -269,12 +267,3 @@ async def ask_here(port: int, path: str, body: Any = None) -> dict[str, Any]:
             return await ask_json(connection, path, body)
     finally:
         connection.close()
-
-
-def _kill_engine(pid: int) -> None:
-    """Kill an engine that its server left behind; its number may be somebody else's by now."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if engine.__file__ in process.cmdline():
-            process.kill()
-            process.wait(timeout=10)

@@ -94,14 +94,14 @@ async def test_a_lost_group_is_replaced_although_sampling_took_longer_than_a_cla
             return "answered"
 
         assert await run_with_group(route, asking(), None, use) == "answered"
-    assert len(runs) == 2 and route.stats.dropped == {DropReason.SAMPLE: 1, DropReason.CANCELLED: 1}
+    assert len(runs) == 2 and route.stats.groups.dropped == {DropReason.SAMPLE: 1, DropReason.CANCELLED: 1}
 
 
 async def test_nobody_waits_for_the_acknowledgement_unless_told_to(rig: server.Rig, open_route: OpenRoute) -> None:
     async with open_route() as route:
         assert (await answer(route, Policy())).headers["x-swarm-trained"] == "pending"
         await at_rest(rig, route)
-        assert (route.stats.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
+        assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
 
 async def test_a_quorum_is_judged_and_all_are_trained(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
@@ -117,7 +117,7 @@ async def test_a_quorum_is_judged_and_all_are_trained(rig: server.Rig, open_rout
         assert [len(asked) for asked in judge.asked] == [2, 4]
         [group] = rig.controller.pool.collection.groups.waiting()
         assert sorted(member.trajectory.reward for member in group.members) == [2.0, 2.0, 5.0, 8.0]
-        assert route.stats.trained == 1
+        assert route.stats.groups.trained == 1
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -132,10 +132,10 @@ async def test_stragglers_are_cancelled(rig: server.Rig, open_route: OpenRoute, 
         await at_rest(rig, route)
         information = rig.controller.pool.information()
         if partial:
-            assert (route.stats.trained, information.completed_episodes) == (1, 2)
+            assert (route.stats.groups.trained, information.completed_episodes) == (1, 2)
         else:
             assert decided.headers["x-swarm-drop-reason"] == "stragglers_cancelled"
-            assert (route.stats.trained, information.completed_episodes) == (0, 0)
+            assert (route.stats.groups.trained, information.completed_episodes) == (0, 0)
 
 
 async def test_a_deadline_judges_what_is_there(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
@@ -163,7 +163,7 @@ async def test_a_deadline_with_nothing_there_waits_for_the_first(
         assert said(await asking) == "t1"
         others.open()
         await at_rest(rig, route)
-        assert route.stats.trained == 1
+        assert route.stats.groups.trained == 1
 
 
 async def test_a_straggler_that_fails_leaves_a_group_that_is_not_whole(
@@ -176,7 +176,7 @@ async def test_a_straggler_that_fails_leaves_a_group_that_is_not_whole(
         await answer(route, Policy(quorum=3))
         gate.open()
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"sample_failed": 1}
+        assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
         assert rig.controller.pool.information().completed_episodes == 0
 
 
@@ -190,7 +190,7 @@ async def test_who_leaves_cancels_every_sample(rig: server.Rig, open_route: Open
         asking.cancel()
         await reach(rig, lambda: len(rig.vllm.cancellations) == calls)
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"request_cancelled": 1}
+        assert dict(route.stats.groups.dropped) == {"request_cancelled": 1}
 
 
 async def test_where_the_route_says_so_a_group_outlives_its_user(
@@ -206,7 +206,7 @@ async def test_where_the_route_says_so_a_group_outlives_its_user(
             await asking
         gate.open()
         await at_rest(rig, route)
-        assert (route.stats.trained, len(judge.asked)) == (1, 1)
+        assert (route.stats.groups.trained, len(judge.asked)) == (1, 1)
 
 
 async def test_a_winner_is_replayed_token_by_token(rig: server.Rig, open_route: OpenRoute) -> None:

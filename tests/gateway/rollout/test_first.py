@@ -57,7 +57,7 @@ async def test_the_first_answer_is_out_before_the_others_are_there(
         [judged] = judge.asked
         assert [candidate.text for candidate in judged] == ["t1 t2 t3 ", "t1 t2", "t1 t2", "t1 t2"]
         assert judged[0].completion_tokens == 3
-        assert (route.stats.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
+        assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
 
 async def test_each_chunk_goes_out_as_it_comes(rig: server.Rig, open_route: OpenRoute) -> None:
@@ -98,7 +98,7 @@ async def test_several_choices_stream_at_once(rig: server.Rig, open_route: OpenR
         assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
         assert sum("swarm" in chunk for chunk in chunks) == 1
         await at_rest(rig, route)
-        assert (route.stats.trained, len(judge.asked[0])) == (1, 4)
+        assert (route.stats.groups.trained, len(judge.asked[0])) == (1, 4)
 
 
 async def test_a_plain_answer_does_not_wait_for_the_others(rig: server.Rig, open_route: OpenRoute) -> None:
@@ -112,10 +112,10 @@ async def test_a_plain_answer_does_not_wait_for_the_others(rig: server.Rig, open
         async with asyncio.timeout(60):
             outcome = await answering
         assert isinstance(outcome, Decided) and outcome.headers["x-swarm-trained"] == "pending"
-        assert route.stats.trained == 0
+        assert route.stats.groups.trained == 0
         gate.open()
         await at_rest(rig, route)
-        assert route.stats.trained == 1
+        assert route.stats.groups.trained == 1
 
 
 async def test_who_leaves_the_stream_cancels_every_sample(rig: server.Rig, open_route: OpenRoute) -> None:
@@ -129,7 +129,7 @@ async def test_who_leaves_the_stream_cancels_every_sample(rig: server.Rig, open_
         await outcome.close()
         await reach(rig, lambda: len(rig.vllm.cancellations) == 2)
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"request_cancelled": 1}
+        assert dict(route.stats.groups.dropped) == {"request_cancelled": 1}
 
 
 async def test_a_stream_that_breaks_off_is_an_error_and_not_trained(rig: server.Rig, open_route: OpenRoute) -> None:
@@ -141,7 +141,7 @@ async def test_a_stream_that_breaks_off_is_an_error_and_not_trained(rig: server.
         with pytest.raises(UpstreamError):
             await chunks_of(outcome)
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"sample_failed": 1}
+        assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
         assert rig.controller.pool.information().completed_episodes == 0
 
 
@@ -156,7 +156,7 @@ async def test_a_refusal_of_the_engine_comes_before_the_stream(
             await live(route)
         await at_rest(rig, route)
         assert len(rig.vllm.requests) == 1, "nothing is sampled for a group that nobody can use"
-        assert dict(route.stats.dropped) == {"sample_failed": 1}
+        assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -176,7 +176,7 @@ async def test_the_others_begin_after_the_first_token_or_a_plain_answer(
         await chunks_of(await answering)
         await at_rest(rig, route)
         assert [body.get("n", 1) for _, body in rig.vllm.requests] == [1, 3]
-        assert (route.stats.trained, len(judge.asked[0])) == (1, 4)
+        assert (route.stats.groups.trained, len(judge.asked[0])) == (1, 4)
 
 
 async def test_the_others_begin_though_no_token_comes(
@@ -191,7 +191,7 @@ async def test_the_others_begin_though_no_token_comes(
         gate.open()
         assert text_of(await chunks_of(await answering)) == "t1 t2 t3 "
         await at_rest(rig, route)
-        assert route.stats.trained == 1
+        assert route.stats.groups.trained == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -248,4 +248,4 @@ async def test_an_engine_that_dies_before_the_first_word_is_not_noticed(rig: ser
         assert outcome.headers["x-swarm-policy-version"] == "5"
         assert text_of(await chunks_of(outcome)) == "t1 t2 t3 "
         await at_rest(rig, route)
-        assert route.stats.trained == 1
+        assert route.stats.groups.trained == 1

@@ -9,6 +9,7 @@ import pytest
 from gateway.rollout import group
 from gateway.rollout.policy import Policy
 from gateway.rollout.server import Swarm
+from gateway.rollout.submission import submit
 from gateway.stats import Accounted, DropReason, Stats
 from reward_hooks import Candidate, HookContext, Reward
 from swarm.types import Task, WorkflowOutput
@@ -27,7 +28,7 @@ async def test_a_reason_that_no_json_can_say_is_trained(rig: server.Rig, open_ro
     async with open_route(acknowledge_seconds=10.0) as route:
         await answer(route, Policy())
         await at_rest(rig, route)
-        assert (route.stats.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
+        assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
 
 async def test_a_failure_that_no_json_can_say_leaves_no_episode(
@@ -40,7 +41,7 @@ async def test_a_failure_that_no_json_can_say_leaves_no_episode(
     async with open_route(acknowledge_seconds=10.0) as route:
         await answer(route, Policy())
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"reward_hook_failed": 1}
+        assert dict(route.stats.groups.dropped) == {"reward_hook_failed": 1}
 
 
 async def test_an_end_that_fails_is_not_the_users(
@@ -53,7 +54,7 @@ async def test_an_end_that_fails_is_not_the_users(
     async with open_route(acknowledge_seconds=10.0) as route:
         assert (await answer(route, Policy())).headers["x-swarm-drop-reason"] == "sample_failed"
         await at_rest(rig, route)
-        assert dict(route.stats.dropped) == {"sample_failed": 1}
+        assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
 
 
 async def test_what_cannot_be_sent_is_given_back_and_counted(rig: server.Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -61,7 +62,7 @@ async def test_what_cannot_be_sent_is_given_back_and_counted(rig: server.Rig, ca
     async with Swarm(str(rig.client.base_url), "") as swarm:
         group = await swarm.client.claim_group(JOB.num_repeat, 5.0)
         outputs = {one: WorkflowOutput(reward=1.0, metadata={"odd": "\ud800"}) for one in group.episode_uuids}
-        assert await swarm.submitter.submit("t", outputs, 30.0, stats, Accounted()) is DropReason.REFUSED
-        assert (stats.trained, dict(stats.dropped)) == (0, {"submission_refused": 1})
+        assert await submit(swarm.client, "t", outputs, 30.0, stats, Accounted()) is DropReason.REFUSED
+        assert (stats.groups.trained, dict(stats.groups.dropped)) == (0, {"submission_refused": 1})
         assert rig.controller.pool.information().running_episodes == 0
     assert "PydanticSerializationError" in caplog.text

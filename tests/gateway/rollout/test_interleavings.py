@@ -22,14 +22,13 @@ from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import Serving, Training
-from gateway.rollout.submission import Why
 from gateway.stats import Accounted, Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
-from swarm.client import EpisodeEndpoint, EpisodeGroup
+from swarm.client import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import HookError, RelayedError, SwarmGatewayError, UpstreamError
-from swarm.types import Task, WorkflowOutput
+from swarm.types import Notes, Task, WorkflowOutput
 from tests.gateway.rollout.conftest import asking
 
 SIZE = 4
@@ -54,6 +53,8 @@ class World:
     pending: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
     dropped: int = 0
     given: set[int] = field(default_factory=set[int])
+    client: None = None
+    background: Background | None = None
 
     # -- episodes
 
@@ -70,11 +71,15 @@ class World:
         episodes = [EpisodeEndpoint(episode_uuid=name, base_url="u", api_key=name) for name in names]
         return EpisodeGroup(episodes, "g", "u", names[0])
 
-    def abort(self, episodes: Sequence[EpisodeEndpoint], why: Why) -> None:
-        assert why.reason
+    def abort(self, episodes: Sequence[EpisodeEndpoint], reason: str, notes: Notes) -> None:
+        assert reason
         self.ends.update(one.episode_uuid for one in episodes)
 
     # -- sampler
+
+    @property
+    def sampler(self) -> World:
+        return self
 
     async def sample(self, episode: EpisodeEndpoint, body: bytes, deadline: float, *, pieces: bool) -> Sample:
         await self._end_of(episode.episode_uuid)
@@ -112,7 +117,7 @@ class World:
         else:
             future.set_exception(ERRORS[how])
 
-    # -- hook and submitter
+    # -- hook and submission
 
     async def reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
         self.judged += 1
@@ -123,7 +128,13 @@ class World:
         return [call * 1000.0 + index for index in range(len(candidates))]
 
     async def submit(
-        self, task_id: str, outputs: Mapping[str, WorkflowOutput], seconds: float, stats: Stats, account: Accounted
+        self,
+        client: None,
+        task_id: str,
+        outputs: Mapping[str, WorkflowOutput],
+        seconds: float,
+        stats: Stats,
+        account: Accounted,
     ) -> None:
         await asyncio.sleep(0)
         self.ends.update(list(outputs))
@@ -175,8 +186,19 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         given = RouteSettings.model_validate(
             {"hooks": "x", "stragglers": stragglers, "on_disconnect": on_disconnect, "sample_timeout_seconds": 60}
         )
+        # turns of the event loop are all the time there is
+        with (
+            patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0),
+            patch.object(server, "_PAUSES", RetryPolicy(base=0.0)),
+            patch.object(group, "submit", world.submit),
+        ):
+            await ask(world, given)
+        return world
+
+    async def ask(world: World, given: RouteSettings) -> None:
         async with Background(5.0) as background:
-            swarm: Any = SimpleNamespace(episodes=world, sampler=world, submitter=world, background=background)
+            world.background = background
+            swarm: Any = world
             route = Training(swarm, HookRunner(Hooks(reward=world.reward)), given, Stats())
             incoming = asking(n=choices, stream=stream)
             work = (
@@ -207,12 +229,9 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                     for place in range(SIZE):
                         world.end(place, "ok")
                     await asyncio.sleep(0.001)
-        world.dropped = route.stats.dropped.total()
-        return world
+        world.dropped = route.stats.groups.dropped.total()
 
-    # turns of the event loop are all the time there is
-    with patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0), patch.object(server, "_RETRY_FIRST", 0.0):
-        world = asyncio.run(run())
+    world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
     for rewards in world.submitted:

@@ -84,7 +84,7 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
         assert not talk.told
         more.set()
         await at_rest(rig, route)
-        assert talk.told == ["delivered", "abandoned"] and route.stats.trained == 1
+        assert talk.told == ["delivered", "abandoned"] and route.stats.groups.trained == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -103,4 +103,4 @@ async def test_a_group_of_policy_first_whose_user_left_before_the_answer_is_coun
         answering.cancel()
         await at_rest(rig, route)
         assert len(rig.vllm.requests) == len(rig.vllm.cancellations) == calls
-        assert dict(route.stats.dropped) == {"request_cancelled": 1}
+        assert dict(route.stats.groups.dropped) == {"request_cancelled": 1}

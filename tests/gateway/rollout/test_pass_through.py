@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
-from gateway.config.pass_through import SHIPPED
-from gateway.config.route import RouteSettings
+from gateway.config.route import SHIPPED, RouteSettings
 from gateway.rollout.policy import passes
 from gateway.types import Caller, Incoming
 from tests.gateway.conftest import ask, gateway_before

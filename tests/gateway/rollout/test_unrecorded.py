@@ -119,7 +119,7 @@ async def test_a_job_too_short_for_an_agents_first_prompt_is_told_once(
 ) -> None:
     async with open_route() as route:
         # the status is read when the gateway starts
-        assert (await route.swarm.episodes.serving()).max_model_len == 3100
+        assert (await route.swarm.serving()).max_model_len == 3100
         await asyncio.gather(*(straight(route, asking()) for _ in range(2)))
     [told] = [record.getMessage() for record in caplog.records if "first prompt" in record.getMessage()]
     assert "3100 tokens" in told and "Claude Code (27,000), opencode (9,000), Codex (7,600)" in told

@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.routing import breaker as module
 from gateway.routing.breaker import Breaker, BreakerState
 from swarm.errors import UnavailableError
 
-pytestmark = pytest.mark.anyio
 
+class Clock:
+    """Seconds that pass when the test says so."""
 
-class Probe:
-    """An upstream that answers a probe when the test says how."""
+    now = 1000.0
 
-    def __init__(self) -> None:
-        self.begun: asyncio.Queue[asyncio.Future[bool]] = asyncio.Queue()
-
-    async def __call__(self) -> bool:
-        answer = asyncio.get_running_loop().create_future()
-        self.begun.put_nowait(answer)
-        return await answer
-
-    async def answer(self, well: bool) -> None:
-        async with asyncio.timeout(10):
-            (await self.begun.get()).set_result(well)
-        for _ in range(3):
-            await asyncio.sleep(0)
+    def monotonic(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def probe() -> Probe:
-    return Probe()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
-async def breaker(probe: Probe) -> AsyncIterator[Breaker]:
-    breaker = Breaker("the upstream", probe, pause=0.001)
-    yield breaker
-    await breaker.close()
+def breaker(clock: Clock) -> Breaker:
+    return Breaker("the upstream")
 
 
 def fail(breaker: Breaker, times: int = 1) -> None:
@@ -52,91 +41,84 @@ def fail(breaker: Breaker, times: int = 1) -> None:
             raise ValueError
 
 
-async def test_it_opens_on_failures_and_closes_when_a_probe_is_answered(breaker: Breaker, probe: Probe) -> None:
+def test_it_opens_on_failures_and_closes_when_a_request_is_answered(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 4)
-    assert breaker.admits, "four failures say nothing"
+    assert breaker.state is BreakerState.CLOSED, "four failures say nothing"
     with breaker.call() as call:
         call.failed = True
     assert breaker.state is BreakerState.OPEN
     with pytest.raises(UnavailableError) as refused, breaker.call():
         raise AssertionError
     assert (refused.value.code, refused.value.retry_after) == ("upstream_unavailable", 1.0)
-    await probe.answer(True)
+    clock.now += 1.0
+    assert breaker.state is BreakerState.HALF_OPEN
+    with breaker.call():
+        assert breaker.state is BreakerState.OPEN, "one for each pause"
     assert breaker.state is BreakerState.CLOSED
     fail(breaker, 4)
-    assert breaker.admits, "what was before the outage does not count"
+    assert breaker.state is BreakerState.CLOSED, "what was before the outage does not count"
 
 
-async def test_a_probe_is_no_request(breaker: Breaker, probe: Probe) -> None:
+def test_the_pause_doubles_up_to_half_a_minute(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 5)
-    answer = await probe.begun.get()
-    assert breaker.state is BreakerState.OPEN and not breaker.admits
-    answer.set_result(True)
-
-
-@pytest.mark.parametrize("well", [True, False])
-async def test_after_a_failed_probe_one_request_may_try(breaker: Breaker, probe: Probe, well: bool) -> None:
-    """An upstream may answer requests although it fails at the probe's address."""
-    fail(breaker, 5)
-    await probe.answer(False)
-    assert breaker.state is BreakerState.HALF_OPEN
-    with breaker.call() as trial:
-        assert not breaker.admits, "one at a time"
-        trial.failed = not well
-    assert breaker.state is (BreakerState.CLOSED if well else BreakerState.OPEN)
-    if not well:
-        await probe.answer(True)
-        assert breaker.state is BreakerState.CLOSED
-    fail(breaker, 4)
-    assert breaker.admits, "what was before counts no more"
-
-
-async def test_a_probe_that_raises_is_a_failed_one() -> None:
-    begun = asyncio.Queue[int]()
-
-    async def broken() -> bool:
-        begun.put_nowait(1)
-        raise RuntimeError("a defect of the probe")
-
-    breaker = Breaker("the upstream", broken, pause=0.001)
-    fail(breaker, 5)
-    async with asyncio.timeout(10):
-        await begun.get()
-        await begun.get()
+    for pause in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        clock.now += 0.74 * pause
+        assert breaker.state is BreakerState.OPEN
+        clock.now += 0.26 * pause
+        fail(breaker)
+    clock.now += 30.0
     with breaker.call():
         pass
-    assert breaker.state is BreakerState.CLOSED
-    await breaker.close()
+    fail(breaker, 5)
+    clock.now += 1.0
+    assert breaker.state is BreakerState.HALF_OPEN, "a new outage begins with the shortest pause"
 
 
 @pytest.mark.parametrize("failed", [True, False])
-async def test_a_request_from_before_the_outage_changes_nothing(breaker: Breaker, probe: Probe, failed: bool) -> None:
+def test_a_request_from_before_the_outage_changes_nothing(breaker: Breaker, clock: Clock, failed: bool) -> None:
     with breaker.call() as old:
         old.failed = failed
         fail(breaker, 5)
-    assert breaker.state is BreakerState.OPEN
-    await probe.answer(True)
-    assert breaker.admits
+        clock.now += 1.0
+    assert breaker.state is BreakerState.HALF_OPEN
 
 
-async def test_who_leaves_says_nothing(breaker: Breaker) -> None:
-    for _ in range(9):
+def test_who_leaves_says_nothing(breaker: Breaker, clock: Clock) -> None:
+    def leave() -> None:
         with suppress(asyncio.CancelledError), breaker.call():
             raise asyncio.CancelledError
-    assert breaker.admits
+
+    for _ in range(9):
+        leave()
+    assert breaker.state is BreakerState.CLOSED
+    fail(breaker, 5)
+    clock.now += 1.0
+    leave()
+    assert breaker.state is BreakerState.OPEN, "an upstream that hangs is not asked without a pause"
+    clock.now += 2.0
+    assert breaker.state is BreakerState.HALF_OPEN, "another one may try"
+
+
+def test_a_slow_trial_keeps_nobody_else_away(breaker: Breaker, clock: Clock) -> None:
+    fail(breaker, 5)
+    clock.now += 1.0
+    with breaker.call() as slow:
+        clock.now += 2.0
+        with breaker.call():
+            pass
+        assert breaker.state is BreakerState.CLOSED
+        slow.failed = True
+    assert breaker.state is BreakerState.CLOSED
 
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_it_opens_exactly_when_half_of_the_last_twenty_fail_five_at_least(failures: list[bool]) -> None:
-    async def run() -> None:
-        breaker = Breaker("the upstream", Probe(), pause=60.0)
-        for number, failed in enumerate(failures):
-            with breaker.call() as call:
-                call.failed = failed
-            last = failures[max(0, number - 19) : number + 1]
-            assert breaker.admits == (sum(last) < 5 or sum(last) * 2 < len(last))
-            if not breaker.admits:
-                break
-        await breaker.close()
-
-    asyncio.run(run())
+    breaker = Breaker("the upstream")
+    for number, failed in enumerate(failures):
+        with breaker.call() as call:
+            call.failed = failed
+        last = failures[max(0, number - 19) : number + 1]
+        opened = breaker.state is not BreakerState.CLOSED
+        assert opened == (sum(last) >= 5 and sum(last) * 2 >= len(last))
+        if opened:
+            break

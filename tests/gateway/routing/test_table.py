@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +57,6 @@ class Team:
     def asked(self) -> tuple[int, int, int]:
         """How many groups and requests the three got."""
         return len(self.planner.ends), len(self.coder.ends), len(self.upstream.got)
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address where nobody listens, and nobody else will."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -134,6 +125,8 @@ async def test_a_key_opens_its_routes_alone(team: Team) -> None:
         http.headers["authorization"] = f"Bearer {key}"
         refused = await ask(http, "planner")
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_allowed")
+        assert "`coder`" in refused.json()["error"]["message"]
+        assert (await http.get("/status")).status_code == 403
         assert (await ask(http, "coder")).status_code == 200
         listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
     assert listed == ["code-1", "coder"] and not team.planner.claims

@@ -52,7 +52,7 @@ async def test_a_request_with_an_answer_in_it_goes_on_from_that(sessions: Sessio
     assert third.session is not None
     [turn, _] = third.session.turns
     assert (turn.reward, turn.request["messages"]) == (0.25, [user("hi")])
-    assert sessions.as_dict()["linked"] == {"answer": 2} and sessions.as_dict()["open"] == 1
+    assert sessions.status().linked == {"answer": 2} and sessions.status().open == 1
 
 
 async def test_a_changed_system_prompt_breaks_no_conversation(sessions: Sessions) -> None:
@@ -132,7 +132,7 @@ async def test_a_header_without_sense_is_refused_by_name(sessions: Sessions, hea
 
 async def test_an_unanswered_request_leaves_nothing(sessions: Sessions) -> None:
     ask(sessions, route(), [user("hi")])
-    assert len(sessions.as_dict()) and sessions.as_dict()["open"] == 0
+    assert sessions.status().open == 0
 
 
 # ------------------------------------------------------------------ signals
@@ -291,7 +291,7 @@ async def test_a_request_under_way_keeps_its_session(sessions: Sessions, monkeyp
     link = ask(sessions, to, [*talk, user("and?")])
     await clock.passes(to.settings.claim_wait_seconds + to.settings.sample_timeout_seconds)
     link.delivered("chatcmpl-late", assistant("Well."), 0.5)
-    assert (sessions.as_dict()["open"], sessions.as_dict()["ended"]) == (1, {})
+    assert (sessions.status().open, sessions.status().ended) == (1, {})
 
 
 @pytest.mark.parametrize(("settings", "seconds"), [({}, 1700), ({"feedback_window_seconds": 3600}, 3500)])
@@ -326,17 +326,6 @@ async def test_a_header_ends_the_session(sessions: Sessions) -> None:
         assert await credits(link) == 1.0
     assert sessions.counts.ended == {"header": 1}
     assert ask(sessions, to, [*talk, user("and?")]).session is None
-
-
-async def test_the_application_ends_its_session(sessions: Sessions) -> None:
-    hook = Ended()
-    to = route(hook)
-    link = say(sessions, to, [user("hi")], "Hello.", headers={"x-swarm-session": "s"})
-    assert sessions.end("s", "another app") == 0
-    assert sessions.end("s", "app") == 1
-    assert sessions.end("s", "app") == 0
-    async with asyncio.timeout(10):
-        assert await credits(link) == 1.0
 
 
 async def test_shutdown_ends_every_session() -> None:
@@ -415,11 +404,11 @@ async def test_the_longest_silent_conversations_leave_first_and_end_properly() -
         say(sessions, to, second, "2")
         ask(sessions, to, [*first, user("go on")])
         say(sessions, to, [user("three")], "3")
-        assert (sessions.as_dict()["open"], sessions.counts.ended) == (2, {"evicted": 1})
+        assert (sessions.status().open, sessions.counts.ended) == (2, {"evicted": 1})
         assert ask(sessions, to, [*second, user("go on")]).session is None
         assert texts(ask(sessions, to, [*first, user("go on")])) == ["1"]
     assert sessions.counts.ended == {"evicted": 1, "shutdown": 2}
-    assert sessions.as_dict()["bytes"] == 0
+    assert sessions.status().bytes == 0
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-swarm-session": "{}"}], ids=["anonymous", "named"])
@@ -448,11 +437,11 @@ async def test_a_conversation_is_kept_in_the_size_of_its_last_request(sessions: 
         talk.append(user(f"{number} " + "word " * 100))
         say(sessions, to, talk, "answer " * 50, tools=tools)
     last = len(incoming(talk, tools=tools).raw)
-    assert last <= sessions.as_dict()["bytes"] + 5_000 and sessions.as_dict()["bytes"] < 1.5 * last
+    assert last <= sessions.status().bytes + 5_000 and sessions.status().bytes < 1.5 * last
 
 
 async def test_bytes_are_bounded() -> None:
     async with Sessions(max_bytes=50_000) as sessions:
         for number in range(20):
             say(sessions, route(), [user(f"{number} " + "x" * 10_000)], "ok")
-        assert sessions.as_dict()["bytes"] <= 50_000 and sessions.as_dict()["open"] == 4
+        assert sessions.status().bytes <= 50_000 and sessions.status().open == 4

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.stats import GatewayStatus
 from gateway.tui import client
-from gateway.tui.client import GatewayStatus, Reason, StatusClient, Trouble
-from gateway.tui.targets import Kind, make_targets
+from gateway.tui.client import Kind, Reason, StatusClient, Trouble, make_targets
 from swarm.status import ServerStatus
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm
@@ -31,9 +31,9 @@ async def ask(kind: Kind, url: str, secret: str = "") -> BaseModel | Trouble:
     secrets = [secret] if secret else []
     [target] = make_targets(*(([url], secrets, [], []) if kind is Kind.SWARM else ([], [], [url], secrets)))
     model: Any = ServerStatus if kind is Kind.SWARM else GatewayStatus
-    asking = StatusClient[Any](target, model)
+    asking = StatusClient(target)
     try:
-        return await asking.get()
+        return await asking.get(model)
     finally:
         await asking.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.tui.client import GatewayStatus
+from gateway.stats import GatewayStatus
 from gateway.tui.gateway_view import view
 
 STATUS = {"requests": 1, "groups": {"trained": 0, "dropped": {}, "uninformative": 0}, "routes": {}}

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tui.client import STEPS, Reason
+from gateway.tui.client import STEPS, Reason, make_targets
 from gateway.tui.poller import FEW_STEPS, MonitorLog, StepHistory, SwarmPoller
-from gateway.tui.targets import make_targets
 from swarm.states import EngineState
 from swarm.status import LogEntry
 from swarm.types import StepResult

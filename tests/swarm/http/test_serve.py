@@ -40,7 +40,7 @@ def test_an_app_that_fails_to_start_is_said() -> None:
         raise RuntimeError("no")
 
     with pytest.raises(ConfigError, match="did not start"):
-        run_app(broken, bind("127.0.0.1", 0), log_level="critical")
+        run_app(broken, bind("127.0.0.1", 0))
 
 
 @pytest.fixture(params=[None, "uvloop"])

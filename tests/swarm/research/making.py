@@ -66,6 +66,11 @@ def folder_of(folder: Path, **changes: Any) -> Path:
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / ".gitignore").write_text("runs/\n")
+    return tracked(folder)
+
+
+def tracked(folder: Path) -> Path:
+    """``folder`` as a git checkout that tracks all its files."""
     for command in (["init", "--quiet"], ["add", "--all"]):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
     return folder

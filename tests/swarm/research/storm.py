@@ -85,11 +85,11 @@ def study_at(folder: Path, urls: list[str], **changes: Any) -> Path:
     return made
 
 
-def ran(folder: Path, kills: int, draw: random.Random, most: int) -> int:
+def ran(folder: Path, kills: int, draw: random.Random, most: int, seconds: float = SECONDS) -> int:
     """Run the study to its end, with so many kills on the way, each up to ``most`` events and a second after the one
     before; how many there were."""
     killed = 0
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     log = folder.with_suffix(".log")
     while time.monotonic() < deadline:
         verb = "resume" if (folder / "ledger.jsonl").exists() and read(folder).study else "run"
@@ -109,7 +109,7 @@ def ran(folder: Path, kills: int, draw: random.Random, most: int) -> int:
             assert code == 0, log.read_text()
             return killed
         killed += 1
-    raise AssertionError(f"the study is not over after {SECONDS:g} s\n{log.read_text()}")
+    raise AssertionError(f"the study is not over after {seconds:g} s\n{log.read_text()}")
 
 
 def _until(process: subprocess.Popen[bytes], ledger: Path, events: int, deadline: float) -> None:

@@ -105,11 +105,3 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     assert {name: run.scores for name, run in killed.runs.items()} == {
         name: run.scores for name, run in calm.runs.items()
     }
-
-
-@pytest.mark.slow
-def test_a_study_of_shuffled_rewards_says_that_there_is_nothing(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "study", control="shuffle")
-    state, _ = finished(folder, [])
-    assert "kept" not in verdicts(state).values()
-    assert (state.finished or "").startswith("nothing was found that beats the base")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm.client import SwarmClient
-from swarm.research.lab import EngineLab
+from swarm.research.lab import Lab
 from swarm.research.ledger import Ledger, State
 from swarm.research.running import Runner, begin
 from swarm.research.study import read_study
@@ -46,7 +46,7 @@ def ran(folder: Path) -> State:
     study = read_study(folder)
     with Ledger(folder) as ledger:
         begin(study, folder, ledger)
-        lab = EngineLab(study, folder, ledger.state, None, lambda kind, values: None)
+        lab = Lab(study, folder, ledger.state, None, lambda kind, values: None)
         Runner(study, folder, ledger, lab, lambda kind, values: None).run(threading.Event())
         assert list(ledger.state.runs) == ["base"] and ledger.state.finished
         return ledger.state

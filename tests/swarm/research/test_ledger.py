@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,20 @@ def test_what_cannot_happen_is_not_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not JSON compliant"):
             ledger.append("measured", run="base", step=4, scores=[float("nan")], rewards={})
         assert (tmp_path / FILE).read_bytes() == lines
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Ledger(tmp_path) as ledger:
+        write(ledger, begun())
+        lines = (tmp_path / FILE).read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(lines) + 10, hard))
+        try:
+            with pytest.raises(OSError, match="the disk is full"):
+                write(ledger, claimed("base"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / FILE).read_bytes() == lines
 
 
 def test_another_attempt_measures_anew() -> None:

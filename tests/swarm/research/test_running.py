@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_refused_proposals_stand_in_the_report(tmp_path: Path) -> None:
     with Ledger(folder) as ledger, pytest.raises(ConfigError, match="has begun"):
         begin(read_study(folder), folder, ledger)
     assert done(folder) == state
+
+
+def test_a_proposal_knows_what_was_measured_before_it(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study")
+    done(folder)
+    events = told(folder / "ledger.jsonl")
+    proposed = [at for at, event in enumerate(events) if event["event"] == "proposed"]
+    ended = [at for at, event in enumerate(events) if event["event"] == "ended"]
+    assert len(proposed) == 12
+    assert all(before < after for before, after in zip(ended, proposed, strict=False)), "the base, e1, e2, ..."
+
+
+def test_what_a_run_is_measured_with_is_not_there_to_train_on(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+
+    def before(server: str, order: Order) -> None:
+        seen.append({path.name for path in order.tree.folder.iterdir()})
+
+    folder = folder_of(tmp_path / "study", proposer=GRID)
+    done(folder, before)
+    assert seen and all("train.jsonl" in names and "held_out.jsonl" not in names for names in seen)
+    assert (folder / "held_out.jsonl").exists()
 
 
 def test_an_attempt_that_fails_is_made_once_more_with_another_name(tmp_path: Path) -> None:
@@ -208,6 +231,19 @@ def test_a_rehearsal_is_two_short_runs_without_a_verdict(tmp_path: Path) -> None
         assert list(ledger.state.runs) == ["base", "e1"] and ledger.state.chosen == []
         assert [sorted(one.scores) for one in ledger.state.runs.values()] == [[0, 2], [2]]
     assert not (folder / "ledger.jsonl").exists()
+
+
+def test_a_rehearsal_without_an_experiment_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lab(study: Study, *rest: object) -> ScriptedLab:
+        return ScriptedLab(study, tmp_path / "engines.jsonl")
+
+    monkeypatch.setattr("swarm.research.lab.Lab", lab)
+    folder = folder_of(tmp_path / "study", proposer={"kind": "function", "function": "mine:propose"})
+    (folder / "mine.py").write_text('def propose(state):\n    return {"hypothesis": "h", "set": {"lr": -1}}\n')
+    subprocess.run(["git", "-C", str(folder), "add", "--all"], check=True)
+    result = invoke("run", folder, "--quick")
+    assert result.exit_code == 1
+    assert "no experiment was run: " in result.output and "lr" in result.output
 
 
 def invoke(*arguments: object) -> Any:

@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import CHECKS, load_all_checks
-from schemathesis.generation import GenerationMode
-from starlette.routing import Route
+from hypothesis import strategies as st
 
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from tests.openapi import SECONDS, Caller, operations_of, routes_of
 from tests.standins.vllm import ScriptedVllm, told
 from tests.standins.vllm import listening as serving
 from tests.swarm.server.conftest import JOB, ready
@@ -35,8 +30,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 EXAMPLES = 15
 LAST = ("/sync_train_config", "/sync_train_code", "/code/select", "/stop_engine", "/start_engine")
-#: of what conforms: statuses, types and bodies of answers. Whether invalid data is refused is not asked, because our
-#: bodies are tolerant of what foreign clients add.
 #: what the routes that sample need: the document allows them any object
 GOOD: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -44,7 +37,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
     "/responses": {"input": "hi"},
 }
-_CONFORMANCE = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 
 
 @schemathesis.serializer("application/zip")
@@ -53,29 +45,14 @@ def no_zip(context: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-class Caller:
-    """Sends cases; every second one is about an episode that runs."""
+class ServerCaller(Caller):
+    """Half of its cases are about an episode that runs."""
 
-    def __init__(self, url: str) -> None:
-        load_all_checks()
-        self.url = url
-        self.http = httpx.Client(base_url=url, trust_env=False, verify=False)
-        self.session = requests.Session()
-        self.session.trust_env = False
-        self.checks = [CHECKS.get_one(name) for name in _CONFORMANCE]
-        self.turn = itertools.cycle((True, False))
-        self.statuses: dict[str, set[int]] = {}
-
-    def close(self) -> None:
-        self.session.close()
-        self.http.close()
-
-    def sent(self, case: Any) -> None:
+    def prepare(self, case: Any) -> None:
         real = self.claim(case.path) if next(self.turn) else {}
-        headers = dict(case.headers or {})
         if "_uuid}" in case.path and real:
             case.path_parameters = {"episode_uuid": real["uuid"], "group_uuid": real["uuid"]}
-            headers["authorization"] = f"Bearer {real['key']}"
+            case.headers["authorization"] = f"Bearer {real['key']}"
         if "{name}" in case.path and real:
             case.path_parameters = {"name": JOB.model_name}
         if isinstance(case.body, dict) and real:
@@ -91,15 +68,11 @@ class Caller:
             if isinstance(wait, dict) and isinstance(wait.get("wait_seconds"), int | float):
                 # as long as may be is too long for a test
                 wait["wait_seconds"] = min(wait["wait_seconds"], 0.02)
-        answer = case.call(base_url=self.url, session=self.session, headers=headers, timeout=20)
-        self.statuses.setdefault(case.operation.label, set()).add(answer.status_code)
-        assert answer.status_code < 500 or answer.status_code == 503, f"{case.as_curl_command()}: {answer.text}"
-        case.validate_response(answer, checks=self.checks)
 
     def claim(self, path: str) -> dict[str, str]:
         """A group of one, so that both kinds of addresses work; nothing while the engine is off."""
         body = {"client_uuid": "fuzz", "count": 1, "discard_episode_timeout": 30}
-        answer = self.http.post("/claim_group", json=body).json()
+        answer = self.session.post(f"{self.url}/claim_group", json=body, timeout=SECONDS).json()
         if not answer.get("success"):
             return {}
         (episode,) = answer["episodes"]
@@ -111,37 +84,10 @@ class Caller:
 
 def fuzz(url: str) -> dict[str, set[int]]:
     """Ask every route; the statuses that each answered."""
-    with contextlib.closing(Caller(url)) as caller:
-        return _ask_everything(caller)
-
-
-def _ask_everything(caller: Caller) -> dict[str, set[int]]:
-    schema = schemathesis.openapi.from_dict(caller.http.get("/openapi.json").json())
-    operations = [result.ok() for result in schema.get_all_operations()]
-    for operation in sorted(operations, key=lambda one: LAST.index(one.path) if one.path in LAST else -1):
-        for mode in _modes(operation):
-
-            @settings(
-                max_examples=EXAMPLES,
-                deadline=None,
-                database=None,
-                derandomize=True,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(case=operation.as_strategy(generation_mode=mode))
-            def ask(case: Any) -> None:
-                caller.sent(case)
-
-            ask()
+    with contextlib.closing(ServerCaller(url)) as caller:
+        for operation in sorted(operations_of(url), key=lambda one: LAST.index(one.path) if one.path in LAST else -1):
+            caller.ask(operation, EXAMPLES, st.just({}))
     return caller.statuses
-
-
-def _modes(operation: Any) -> Iterator[GenerationMode]:
-    yield GenerationMode.POSITIVE
-    # every byte string is a body of the upload: there is no wrong one
-    if any(body.media_type == "application/json" for body in operation.body):
-        yield GenerationMode.NEGATIVE
 
 
 async def test_no_undocumented_answer(tmp_path: Path) -> None:
@@ -159,10 +105,7 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
         controller.boot()
         controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
         statuses = await asyncio.to_thread(fuzz, url)
-    routes = [route for route in app.routes if isinstance(route, Route)]
-    assert set(statuses) == {
-        f"{method} {route.path_format}" for route in routes for method in (route.methods or set()) - {"HEAD"}
-    }
+    assert set(statuses) == routes_of(app)
     # each route has also accepted something
     assert {label for label, seen in statuses.items() if 200 not in seen} <= {
         "POST /sync_train_config",

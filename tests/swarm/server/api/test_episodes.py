@@ -150,18 +150,6 @@ async def test_what_a_withdrawn_claim_was_granted_is_aborted_on_disk(rig: Rig) -
     assert (late.status_code, late.json()["error"]["code"]) == (409, "episode_aborted")
 
 
-async def test_late_ends_say_what_happened(rig: Rig) -> None:
-    episodes = {
-        "episode_timed_out": await rig.claim(discard_episode_timeout=0.05),
-        "episode_expired": await rig.claim(max_episode_seconds=0.05),
-    }
-    await rig.eventually(lambda: not rig.controller.pool.running)
-    for code, episode in episodes.items():
-        body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
-        response = await rig.client.post("/end_episode", json=body)
-        assert (response.status_code, response.json()["error"]["code"]) == (409, code)
-
-
 async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     config = ServerConfig(run_dir=tmp_path)
     claim = {"client_uuid": "me", "idempotency_key": "c"}

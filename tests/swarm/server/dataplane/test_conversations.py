@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarm.server.dataplane.calls import Conversations
@@ -192,6 +192,7 @@ def test_the_own_answer_goes_before_a_sibling_with_the_same_text() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 6)), max_size=40))
+@example([(4, 0, 1), (4, 1, 4), (4, 2, 6), (4, 3, 6)])
 def test_what_is_remembered_is_bounded_and_the_latest(steps: list[tuple[int, int, int]]) -> None:
     known = Conversations(most_tokens=20)
     for question, name, length in steps:

@@ -98,23 +98,3 @@ async def test_a_user_that_leaves_the_gateway_stops_the_whole_group_at_once(
     judge(f"gateway, {'streamed' if streaming else 'plain'}", delays)
     assert all(sent["n"] == 2 for _, sent in rig.vllm.requests)
     assert rig.controller.pool.information().completed_episodes == 0
-
-
-async def test_several_calls_of_one_gateway_user_are_all_cancelled(rig: Rig, tmp_path: Path) -> None:
-    varies = """
-def on_user_submit_new_requests(request, context):
-    return [{**request.body, "user": str(k)} for k in range(context.num_repeat)]
-"""
-    hooks = write_hooks(tmp_path / "hooks", submit=varies)
-    config = GatewayConfig(swarm_url=str(rig.client.base_url), hooks=str(hooks))
-    rig.vllm.default = rig.vllm.hang()
-    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-    async with (
-        listening(create_app(config)) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http,
-    ):
-        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-        await rig.eventually(lambda: len(rig.vllm.requests) == 2)
-        asking.cancel()
-        await rig.eventually(lambda: len(rig.vllm.cancellations) == 2 and not rig.controller.pool.running)
-    assert all("n" not in sent for _, sent in rig.vllm.requests)

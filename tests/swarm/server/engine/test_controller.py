@@ -17,7 +17,6 @@ from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.rows import (
     BatchRow,
-    Ending,
     EndRow,
     RunRow,
     StepRow,
@@ -447,15 +446,6 @@ async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agre
         await asyncio.wait_for(feed, LONG)
     finally:
         expire.cancel()
-
-
-async def test_ends_that_only_the_journal_remembers() -> None:
-    journal = MemoryJournal()
-    controller = rolling(journal)
-    journal.past["old"] = Ending("me", "ended", "quarantined: x", "k")
-    old = ends(Claim("old", ""))
-    assert await controller.end("me", "a", old, as_group=False, end_key="k") == "quarantined: x"
-    assert await controller.end("me", "a", old, as_group=True, end_key="k") == "quarantined: x"
 
 
 async def test_closing_lets_everyone_go() -> None:

@@ -29,11 +29,6 @@ WRITER = "swarm.server.journal.writer"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
 

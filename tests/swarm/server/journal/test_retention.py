@@ -14,11 +14,6 @@ from tests.swarm.server.journal.build import batch, call, claimed, dropped, ende
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 0.01)

@@ -1,6 +1,11 @@
-"""Retries of one request share one outcome, so that an SDK that asks again trains nothing twice.
+"""What a request meets before its work begins: a place on its route (:class:`Admission`), and the request that it
+repeats (:class:`RetryDedup`), whose outcome it shares, so that an SDK that asks again trains nothing twice.
 
-Invariant: work that nobody waits for is cancelled; one caller's leaving never cancels another's.
+Invariant: a route serves at most ``max_in_flight`` requests at once and lets at most ``max_queued`` wait, as many for
+each key's own place, each for at most ``queue_seconds``; no place is lost, however its holder leaves. Work that nobody
+waits for is cancelled; one caller's leaving never cancels another's.
+
+A reload that changes ``max_in_flight`` counts the requests of the old bound apart until they have ended.
 
 A request joins an earlier one of the same caller on the same route, in flight or answered within the last
 :data:`_REMEMBERED_SECONDS`, if it has the same ``idempotency-key``, or the same body and is a retry of OpenAI's or
@@ -13,16 +18,22 @@ import asyncio
 import hashlib
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
-from gateway.types import Incoming, Live, Outcome, Relayed
-from swarm.errors import ConflictError, UnavailableError
+from gateway.types import Caller, Incoming, Live, Outcome, Relayed
+from swarm.concurrency import Signal
+from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+#: Weight of each ended request in the average of how long requests are served.
+_SMOOTHING = 0.1
+_SHORTEST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _REMEMBERED_SECONDS = 20.0
 _REMEMBERED_MOST = 128
 #: Parts of a stream beyond which nobody joins it any more, and it is not remembered.
@@ -34,6 +45,100 @@ _KEYED_GRACE = 5.0
 _PAUSE_FIRST, _PAUSE_MOST, _ON_THE_WAY = 0.5, 8.0, 2.0
 #: Seconds around its timeout in which a hang-up is attributed to it; before it, a fifth of the timeout at most.
 _EARLY, _EARLY_SHARE, _LATE = 1.0, 0.2, 2.0
+
+
+@dataclass(slots=True)
+class Load:
+    """How full a route is; ``refused`` counts requests turned away since the start, ``seconds`` is the average time of
+    service."""
+
+    in_flight: int = 0
+    queued: int = 0
+    refused: int = 0
+    seconds: float | None = None
+
+    def ended(self, seconds: float) -> None:
+        """A request was served for ``seconds``."""
+        known = seconds if self.seconds is None else self.seconds
+        self.seconds = known + _SMOOTHING * (seconds - known)
+
+
+@dataclass(slots=True)
+class Admission:
+    """All places of one gateway; of one event loop."""
+
+    _loads: dict[str, Load] = field(default_factory=dict[str, Load])
+    _places: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict[tuple[str, int], asyncio.Semaphore])
+    #: by key, only for its queue
+    _keys: dict[str, Load] = field(default_factory=dict[str, Load])
+
+    def load(self, route: str) -> Load:
+        """How full the route of that name is now."""
+        return self._loads.setdefault(route, Load())
+
+    async def enter(self, route: str, settings: RouteSettings, caller: Caller) -> Callable[[], None]:
+        """Wait for a place on a route, and for one of the caller's own where its key is bounded.
+
+        Returns:
+            Releases the place; call it once.
+
+        Raises:
+            OverloadedError: too many wait already, or the wait took ``queue_seconds``; ``retry_after`` is an estimate.
+        """
+        load = self.load(route)
+        deadline = asyncio.get_running_loop().time() + settings.queue_seconds
+        held: list[asyncio.Semaphore] = []
+
+        def free() -> None:
+            for place in held:
+                place.release()
+
+        async def take(place: asyncio.Semaphore, queue: Load) -> None:
+            if not place.locked():
+                await place.acquire()
+            elif queue.queued >= settings.max_queued:
+                raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
+            else:
+                queue.queued += 1
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await place.acquire()
+                except TimeoutError:
+                    raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
+                finally:
+                    queue.queued -= 1
+            held.append(place)
+
+        try:
+            if caller.max_in_flight is not None:
+                # first, so that a request that waits for its key takes no place of the route, nor of its queue
+                key = self._semaphore(f"key {caller.key_id}", caller.max_in_flight)
+                await take(key, self._keys.setdefault(caller.key_id, Load()))
+            await take(self._semaphore(f"route {route}", settings.max_in_flight), load)
+        except BaseException:
+            free()
+            raise
+        load.in_flight += 1
+        started = time.monotonic()
+
+        def release() -> None:
+            load.in_flight -= 1
+            load.ended(time.monotonic() - started)
+            free()
+
+        return release
+
+    def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
+        if (place := self._places.get((name, bound))) is None:
+            place = self._places[name, bound] = asyncio.Semaphore(bound)
+        return place
+
+
+def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedError:
+    load.refused += 1
+    turn = (load.seconds or 0.0) / settings.max_in_flight
+    estimate = min(max((load.queued + 1) * turn, _SHORTEST_RETRY), _LONGEST_RETRY)
+    return OverloadedError(f"{why}: come back in a while", retry_after=estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +280,8 @@ class _Shared:
         #: whether the stream has ended
         self._read = False
         self._error: Exception | None = None
-        #: set, and replaced, at each part, at the stream's end, and when the last caller leaves
-        self._change = asyncio.Event()
+        #: at each part, at the stream's end, and when the last caller leaves
+        self._change = Signal()
         self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._work(produce), name="answering a request that may be retried")
         # a callback, because a task that is cancelled before its first step runs none of its own code
@@ -218,7 +323,7 @@ class _Shared:
         if self._callers or self._task.done():
             return
         if self._outcome.done() and self._read:
-            self._wake()
+            self._change.notify()
         elif grace := retry.grace(asyncio.get_running_loop().time() - started):
             self._grace = asyncio.get_running_loop().call_later(grace, self.cancel)
         else:
@@ -245,7 +350,7 @@ class _Shared:
                 self._parts.append(part)
                 if len(self._parts) == _MOST_PARTS:
                     self.joinable = False
-                self._wake()
+                self._change.notify()
         except Exception as exc:
             self._error, self.joinable = exc, False
         except BaseException:
@@ -253,7 +358,7 @@ class _Shared:
             raise
         finally:
             self._read = True
-            self._wake()
+            self._change.notify()
 
     async def _replay(self) -> AsyncGenerator[Any]:
         """The parts of the stream in order, then its error, if it has one."""
@@ -266,10 +371,6 @@ class _Shared:
                 await self._change.wait()
         if self._error is not None:
             raise self._error
-
-    def _wake(self) -> None:
-        change, self._change = self._change, asyncio.Event()
-        change.set()
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if self._grace is not None:

@@ -1,1 +1,0 @@
-"""What stands between a request and harm: places, shared retries, and upstreams whose health is known."""
