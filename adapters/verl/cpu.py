@@ -15,6 +15,9 @@ from swarm.job import ServingMode, TrainJob
 
 #: GiB for vLLM's KV cache; it is allocated at boot
 KV_CACHE_GIB = 1
+#: tokens of one block of it, the smallest that vLLM's fast CPU attention takes: whole blocks of a prompt are kept for
+#: the next request that begins with them
+KV_BLOCK_TOKENS = 32
 #: bytes of Ray's object store: batches travel through it, weights do not
 OBJECT_STORE_BYTES = 256 * 2**20
 #: MiB of the shared-memory bucket that carries weights, where the model's largest tensor is not known or is smaller
@@ -56,6 +59,8 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.max_num_batched_tokens": max(2048, length),
         f"{rollout}.max_num_seqs": min(256, max(32, job.slots)),
+        # vLLM's own 128 on a CPU keeps no prompt that is shorter: each answer of a group would compute it again
+        f"{rollout}.engine_kwargs.vllm.block_size": KV_BLOCK_TOKENS,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": weight_bucket_mib(Path(model)),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
@@ -79,6 +84,9 @@ def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
         # trainer and vLLM share all cores; vLLM would pin its threads and leave one core out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(cores),
+        # vLLM's sampler compiles a comparison with g++ when the first request comes: half a minute on a fresh machine,
+        # and a failed request where there is no compiler
+        "TORCH_COMPILE_DISABLE": "1",
     }
     if serving == "always":
         # With a thread for every core in both, each operation waits for a thread that the other process has put off.

@@ -69,7 +69,8 @@ class EngineProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=engine_environment(self.link.address, self.token, self.run_dir, None),
+                # a machine without a compiler serves, too
+                env=engine_environment(self.link.address, self.token, self.run_dir, None) | {"CXX": "/no/compiler"},
             )
         return self
 

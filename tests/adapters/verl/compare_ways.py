@@ -1,8 +1,9 @@
 """A process of its own, because importing verl takes long: random trees through verl's real FSDP engine, both ways.
 
-Reads ``{"folder": an empty folder, "examples": n, "way": of attention}`` from stdin. Prints as JSON the ``worst``
-figures of the examples (differences of log-probabilities and entropy, relative difference and cosine of the gradients),
-how many ``parts`` the tries had, and of some more models whether they were ``refused``, and so trained by rows.
+Reads ``{"folder": an empty folder, "ways": {a way of attention: number of examples}}`` from stdin. Prints as JSON for
+each of the ``ways`` the ``worst`` figures of the examples (differences of log-probabilities and entropy, relative
+difference and cosine of the gradients) and how many ``parts`` the tries had, and of some more models whether they were
+``refused``, and so trained by rows.
 """
 
 from __future__ import annotations
@@ -120,33 +121,19 @@ def refused(worker: SwarmCpuWorker) -> bool:
     return saved["swarm/tokens"] == saved["swarm/unique_tokens"]
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
-    folder = Path(asked["folder"])
-    os.environ["DIST_INIT_METHOD"] = f"file://{folder / 'ranks'}"
-    attention.ATTEND["cpu"] = getattr(attention, asked["way"])
-    # torch refuses to compile this backward pass for a CPU, and refuses what it could compute as well
-    torch_flex._validate_device = lambda *_: None
-    shape = {
-        "vocab_size": 320,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        # larger than usual, so that attention has a say in the logits
-        "initializer_range": 0.15,
-    }
-    worker = make_worker(folder / "plain", LlamaConfig(**shape))
+def compare_examples(worker: SwarmCpuWorker, again: SwarmCpuWorker, count: int) -> dict[str, Any]:
+    """The ``worst`` figures of ``count`` examples and of one for ``again``, and how many ``parts`` their tries had."""
     worst = {"log_probs": 0.0, "entropy": 0.0, "gradient": 0.0, "cosine": 1.0}
-    parts: list[int] = []
-    # so small a model's rows are estimated to cost less, and their tries are what is tested
-    tree_engine.part_cost = lambda shape, part: 1e-9
+    parts: set[int] = set()
     plan = tree_engine.split
-    tree_engine.split = lambda *args, **kwargs: parts.append(len(found := plan(*args, **kwargs))) or found
+
+    def split(*args: Any, **kwargs: Any) -> Any:
+        found = plan(*args, **kwargs)
+        parts.add(len(found))
+        return found
 
     @settings(
-        max_examples=asked["examples"],
+        max_examples=count,
         derandomize=True,
         database=None,
         deadline=None,
@@ -167,11 +154,41 @@ def main() -> None:
         worst["gradient"] = max(worst["gradient"], float((wanted[0] - found[0]).norm() / norm))
         worst["cosine"] = min(worst["cosine"], float(wanted[0] @ found[0] / (norm * found_norm)))
 
-    examples()
+    tree_engine.split = split
+    try:
+        examples()
+        compare(again, make_batch([[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 7, 8]], random.Random(0), 1.0))
+    finally:
+        tree_engine.split = plan
+    return {"worst": worst, "parts": sorted(parts)}
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    folder = Path(asked["folder"])
+    os.environ["DIST_INIT_METHOD"] = f"file://{folder / 'ranks'}"
+    # torch refuses to compile this backward pass for a CPU, and refuses what it could compute as well
+    torch_flex._validate_device = lambda *_: None
+    shape = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        # larger than usual, so that attention has a say in the logits
+        "initializer_range": 0.15,
+    }
+    worker = make_worker(folder / "plain", LlamaConfig(**shape))
     # the backward pass computes attention again
     checkpointed = {"actor_rollout_ref.model.enable_gradient_checkpointing": True}
     again = make_worker(folder / "again", LlamaConfig(**shape), **checkpointed)
-    compare(again, make_batch([[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 7, 8]], random.Random(0), 1.0))
+    # so small a model's rows are estimated to cost less, and their tries are what is tested
+    tree_engine.part_cost = lambda shape, part: 1e-9
+    told: dict[str, Any] = {}
+    for way, count in asked["ways"].items():
+        attention.ATTEND["cpu"] = getattr(attention, way)
+        told[way] = compare_examples(worker, again, count)
     others = {
         "sliding window": AutoConfig.for_model(
             "qwen2", **shape, use_sliding_window=True, sliding_window=2, max_window_layers=0
@@ -181,7 +198,7 @@ def main() -> None:
     }
     found = {name: refused(make_worker(folder / name, config)) for name, config in others.items()}
     torch.distributed.destroy_process_group()
-    print(json.dumps({"worst": worst, "parts": sorted(set(parts)), "refused": found}))
+    print(json.dumps({"ways": told, "refused": found}))
 
 
 if __name__ == "__main__":

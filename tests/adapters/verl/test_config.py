@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from swarm.agentjet import convert
 from swarm.errors import ConfigError
@@ -219,6 +220,21 @@ def test_a_job_of_agentjets_client_names_only_keys_of_verl(tmp_path: Path) -> No
     assert (actor.optim.clip_grad, actor.fsdp_config.param_offload) == (20.0, True)
     assert verl.actor_rollout_ref.model.lora_rank == 8
     assert verl.actor_rollout_ref.rollout.load_format == "safetensors"
+
+
+def jobs_of(file: Path) -> list[Any]:
+    """The jobs in a file of a tutorial."""
+    data = yaml.safe_load(file.read_text())
+    if "jobs" in data:
+        return [part["job"] for part in data["jobs"].values()]
+    return [data["job"]] if "job" in data else [data] if "model" in data else []
+
+
+def test_the_jobs_of_the_tutorials_name_only_keys_of_verl(tmp_path: Path) -> None:
+    jobs = [job for file in (Path(__file__).parents[3] / "tutorial").glob("*/*.yaml") for job in jobs_of(file)]
+    for job in jobs:
+        config.verl_config(TrainJob.model_validate(job), "/models/tiny", tmp_path, "cpu")
+    assert len([job for job in jobs if "overrides" in job]) > 10
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])

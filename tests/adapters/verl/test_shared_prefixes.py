@@ -15,20 +15,20 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "examples"), [("attend_by_nodes", 40), ("attend_by_mask", 6)])
-def test_tries_give_what_rows_give(tmp_path: Path, way: str, examples: int) -> None:
+def test_tries_give_what_rows_give(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.adapters.verl.compare_ways"],
-        input=json.dumps({"folder": str(tmp_path), "examples": examples, "way": way}),
+        input=json.dumps({"folder": str(tmp_path), "ways": {"attend_by_nodes": 40, "attend_by_mask": 6}}),
         capture_output=True,
         text=True,
         cwd=ROOT,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    worst = found["worst"]
-    assert max(worst["log_probs"], worst["entropy"]) <= 1e-4
-    assert worst["gradient"] <= 1e-5 and worst["cosine"] >= 0.999999
-    assert {1} < set(found["parts"]), "budgets that force splits, and that do not"
-    assert found["refused"] == {"sliding window": True, "attention dropout": True, "no window": False}
+    told = json.loads(done.stdout.splitlines()[-1])
+    for way, found in told["ways"].items():
+        worst = found["worst"]
+        assert max(worst["log_probs"], worst["entropy"]) <= 1e-4, way
+        assert worst["gradient"] <= 1e-5 and worst["cosine"] >= 0.999999, way
+        assert {1} < set(found["parts"]), f"{way}: budgets that force splits, and that do not"
+    assert told["refused"] == {"sliding window": True, "attention dropout": True, "no window": False}
