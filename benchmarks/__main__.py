@@ -7,6 +7,7 @@
 * ``serving``: latency of a fixed rate of requests over real training steps, by serving mode.
 * ``code``: code sync of many files, from a git checkout to the selected snapshot.
 * ``credit``: what credit for the outcomes of sessions teaches, against a control.
+* ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, credit, hooks, lifecycle, loop, overhead, serving, soak, training
+from benchmarks import code, credit, hooks, lifecycle, loop, overhead, serving, soak, study, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "serving": serving,
     "code": code,
     "credit": credit,
+    "study": study,
     "loop": loop,
     "training": training,
 }

@@ -69,32 +69,21 @@ def test_overhead(tmp_path: Path) -> None:
 def test_training(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs the cpu extra")
     report, picture = tmp_path / "report.json", tmp_path / "plot.png"
-    sizes = ("--layers", "1", "--repetitions", "2", "--only", "prompt128_answers64")
+    names = ("prompt128_answers64", "trace_tools", "trace_thinking")
+    sizes = ("--layers", "1", "--repetitions", "2", "--calls", "3", "--only", *names)
     done = run("training", *sizes, "--json", str(report), "--plot", str(picture))
     assert done.returncode == 0, done.stderr
-    shape = json.loads(report.read_text())["shapes"]["prompt128_answers64"]
-    assert (shape["rows"], shape["tokens"], shape["unique_tokens"]) == (8, 8 * 192, 128 + 8 * 64)
-    assert shape["log_probs_difference"] <= 1e-4 and shape["gradient_difference"] <= 1e-5
-    assert shape["gradient_cosine"] >= 0.999999
-    assert shape["cpu_ratio"] > 0 and shape["tries_peak_mib"] > 0 < shape["rows_peak_mib"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_training_on_traces(tmp_path: Path) -> None:
-    pytest.importorskip("verl", reason="needs the cpu extra")
-    report = tmp_path / "report.json"
-    sizes = ("--layers", "1", "--repetitions", "2", "--calls", "3", "--only", "trace_tools", "trace_thinking")
-    done = run("training", *sizes, "--json", str(report))
-    assert done.returncode == 0, done.stderr
-    shapes = json.loads(report.read_text())["shapes"]
-    tools, thinking = shapes["trace_tools"], shapes["trace_thinking"]
+    group, tools, thinking = (json.loads(report.read_text())["shapes"][name] for name in names)
+    assert (group["rows"], group["tokens"], group["unique_tokens"]) == (8, 8 * 192, 128 + 8 * 64)
+    assert group["cpu_ratio"] > 0 and group["tries_peak_mib"] > 0 < group["rows_peak_mib"]
     assert (tools["calls"], tools["timelines"]) == (3, 1)
     assert tools["merged_tokens"] < tools["unmerged_tokens"]
     assert thinking["calls"] == thinking["timelines"] and thinking["merged_tokens"] == thinking["unmerged_tokens"]
-    for shape in (tools, thinking):
+    for shape in (group, tools, thinking):
         # the same tokens after the same prompts, in other rows
         assert shape["log_probs_difference"] <= 1e-4 and shape["gradient_difference"] <= 1e-5
         assert shape["gradient_cosine"] >= 0.999999
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_does_not_exist_is_said() -> None:
