@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -10,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -157,27 +160,57 @@ def quick_alone(name: str) -> list[list[str]]:
     return [one for one in commands(text, "bash") if "--quick" in one and one[1] not in served]
 
 
-def unknown_options(name: str) -> list[str]:
-    """Options and commands, in all blocks, that the scripts and the command line do not have."""
+def wrong_commands(name: str) -> list[str]:
+    """The commands, in all blocks, that the scripts and the command line refuse, each with what they say of it."""
     text, folder = readme_of(name), folder_of(name)
-    unknown: list[str] = []
-    for _, script, *arguments in [*commands(text), *commands(text, "bash")]:
-        if script == "-m":
-            unknown += _refused(arguments[1:])
-            continue
-        source = (folder / script).read_text()
-        if "from study.rolling import" in source:
-            source += (TUTORIALS / "study" / "rolling.py").read_text()
-        source += (TUTORIALS / "study" / "users.py").read_text()
-        options = [one for one in arguments if one.startswith("--")]
-        unknown += [f"{script} {option}" for option in options if f'"{option}"' not in source]
-    return unknown
+    return [
+        f"{' '.join(arguments)}: {wrong}"
+        for _, *arguments in [*commands(text), *commands(text, "bash")]
+        if (wrong := _refused(arguments[2:]) if arguments[0] == "-m" else _refused_by_script(folder, *arguments))
+    ]
 
 
-def _refused(arguments: list[str]) -> list[str]:
-    """What the command line says of ``arguments``, which are not run, unless it is only that a file is not there."""
+class _Parsed(BaseException):
+    """A script has read its arguments."""
+
+
+def _refused_by_script(folder: Path, script: str, *arguments: str) -> str:
+    """What the ``argparse`` of a script says of ``arguments``; the script is run up to there."""
+    file = folder / script
+    if not file.is_file():
+        return "there is no such script"
+    if not arguments:
+        return ""
+    if not re.search(r"argparse|from study\.users", file.read_text()):
+        return "it has no options"
+    parse_args, said = argparse.ArgumentParser.parse_args, io.StringIO()
+
+    def parse(*given: Any) -> None:
+        parse_args(*given)
+        raise _Parsed
+
+    modules = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patch.setattr(sys, "argv", [str(file), *arguments])
+        patch.syspath_prepend(folder)
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except _Parsed:
+            return ""
+        except SystemExit:
+            return said.getvalue().strip().splitlines()[-1]
+        finally:
+            # the next script has its own files of the same names
+            for one in set(sys.modules) - modules:
+                if Path(getattr(sys.modules[one], "__file__", None) or "").is_relative_to(folder):
+                    del sys.modules[one]
+    return "it did not read its arguments"
+
+
+def _refused(arguments: list[str]) -> str:
+    """What the command line says of ``arguments``, which are not run."""
     command: Any = get_command(app)
-    asked = " ".join(arguments)
     context = command.make_context("swarm-gateway", list(arguments), resilient_parsing=True)
     try:
         while hasattr(command, "resolve_command"):
@@ -187,6 +220,5 @@ def _refused(arguments: list[str]) -> list[str]:
         if "--help" not in arguments:
             command.make_context(command.name, list(arguments), parent=context)
     except Exception as exc:
-        # a file that another command writes
-        return [] if type(exc).__name__ == "BadParameter" else [f"swarm-gateway {asked}: {exc}"]
-    return []
+        return str(exc) or type(exc).__name__
+    return ""

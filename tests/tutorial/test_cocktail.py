@@ -6,19 +6,6 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-import yaml
-
-from swarm.job import TrainJob
-from swarm.server.config import ServerConfig
-from tests.tutorial.readmes import TUTORIALS
-
-FOLDER = TUTORIALS / "opencode_build_cocktail"
-
-
-def test_the_files_are_valid() -> None:
-    assert TrainJob.build_job_from_yaml(FOLDER / "job.yaml").model_name == "smollm2-135m"
-    assert ServerConfig.model_validate(yaml.safe_load((FOLDER / "swarm.yaml").read_text())).client_timeout == 15
-
 
 def check_readme(folder: Path, said: str) -> None:
     """What the commands of its readme leave; see ``test_readmes.py``."""

@@ -15,11 +15,9 @@ import httpx
 import pytest
 import yaml
 
-from gateway.config.gateway import read_config
 from reward_hooks.contract import Candidate, Feedback, HookContext, Session
 from reward_hooks.loader import load_hooks
 from swarm.importer import SourceFolder
-from swarm.job import parse_job
 from swarm.types import Task
 from tests.clients import environments
 from tests.clients.running import needs
@@ -112,12 +110,6 @@ def test_an_agents_session_is_in_what_it_prints() -> None:
     codex = '{"type": "thread.started", "thread_id": "t"}'
     opencode = '[1]\n{"type": "step_start", "sessionID": "ses_1"}'
     assert [session_of(one) for one in (claude, codex, opencode, "")] == ["c", "t", "ses_1", ""]
-
-
-def test_the_configuration_is_valid() -> None:
-    config = yaml.safe_load((FOLDER / "config.yaml").read_text())
-    assert parse_job(yaml.safe_dump(config["job"])).num_repeat == 4
-    assert Path(read_config(config["gateway"], folder=FOLDER).hooks) == FOLDER
 
 
 def address(folder: Path) -> str:

@@ -17,15 +17,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
-from gateway.config.gateway import read_config
 from gateway.replay.report import read_report
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks
 from swarm.importer import SourceFolder
-from swarm.job import parse_job
 from tests.tutorial.conftest import report
 
 pytestmark = pytest.mark.slow
@@ -165,14 +162,6 @@ def test_the_hook_and_the_app_agree_on_the_instruction() -> None:
         SourceFolder(FOLDER).module("app").STYLE
         == SourceFolder(FOLDER).module("on_user_submit_new_requests").INSTRUCTION
     )
-
-
-def test_the_configuration_is_valid() -> None:
-    config = yaml.safe_load((FOLDER / "config.yaml").read_text())
-    job = parse_job(yaml.safe_dump(config["job"]))
-    assert job.model_name == "smollm2-135m"
-    gateway = read_config(config["gateway"], folder=FOLDER)
-    assert Path(gateway.hooks) == FOLDER
 
 
 def test_every_question_names_its_source_and_licence() -> None:

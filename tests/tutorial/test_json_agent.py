@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from study.experiment import ExperimentError
 
-from gateway.config.gateway import read_config
 from reward_hooks import HookRunner, load_hooks
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from swarm.data import read_tasks
 from swarm.errors import HookError
 from swarm.importer import SourceFolder
-from swarm.job import parse_job
 from swarm.types import Task
 from tests.tutorial.conftest import score
 
@@ -84,12 +81,6 @@ def test_a_control_is_added_to_what_is_there_and_to_nothing_else(tmp_path: Path)
     scores = [base, score("control")]
     (tmp_path / script.REPORT_FILE).write_text(script.Result(runs=[], scores=scores).model_dump_json())
     assert script.trained(tmp_path) == script.Result(runs=[], scores=[base])
-
-
-def test_the_configuration_is_valid() -> None:
-    config = yaml.safe_load((FOLDER / "config.yaml").read_text())
-    assert parse_job(yaml.safe_dump(config["job"])).model_name == "smollm2-135m"
-    assert Path(read_config(config["gateway"], folder=FOLDER).hooks) == FOLDER / "hooks.yaml"
 
 
 def check_readme(folder: Path, said: str) -> None:

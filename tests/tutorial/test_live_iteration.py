@@ -39,12 +39,12 @@ from swarm.types import WorkflowOutput
 with SwarmClient(sys.argv[1], client_uuid="agent") as client:
     for task in ("first", "second"):
         with client.group(4) as group:
-            outputs = {}
+            outputs = []
             for place, api in enumerate(group.episodes):
                 with OpenAI(base_url=api.base_url, api_key=api.api_key) as model:
                     asked = [{"role": "user", "content": PROMPT + task}]
                     model.chat.completions.create(model="m", messages=asked, max_tokens=4)
-                outputs[api.episode_uuid] = WorkflowOutput(reward=BASE + place / 100)
+                outputs.append(WorkflowOutput(reward=BASE + place / 100))
             group.end(task, outputs)
 """
 

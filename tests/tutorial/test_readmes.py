@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+import yaml
 
+from gateway.cli.sections import parse_server, read_plan
+from reward_hooks import load_hooks
+from swarm.job import TrainJob
+from tests.processes import nothing_left_behind
 from tests.tutorial.readmes import (
     TUTORIALS,
     commands,
@@ -25,7 +30,7 @@ from tests.tutorial.readmes import (
     readme_of,
     run,
     tutorial_copy,
-    unknown_options,
+    wrong_commands,
 )
 
 NAMES = sorted(one.parent.name.removeprefix("opencode_build_") for one in TUTORIALS.glob("*/readme.md"))
@@ -50,39 +55,77 @@ def test_every_tutorial_has_the_same_shape(name: str) -> None:
     if any("smollm2-135m" in one.read_text() for one in folder.glob("*.yaml")):
         assert steps[0][-3:] == ["models", "pull", "smollm2-135m"]
     assert any("--quick" in one for one in steps)
-    assert unknown_options(name) == []
+    assert wrong_commands(name) == []
     if folder.name.startswith("opencode_build_"):
         assert "**Data" in text and "What " in text and "| file |" in text
         listed = [one for one in folder.iterdir() if one.suffix in (".py", ".yaml")]
         assert all(f"`{one.name}`" in text for one in listed), "the table names every file"
 
 
-def test_a_command_or_an_option_that_is_not_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "users.py").write_text("")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "roll.py").write_text('parser.add_argument("--steps")')
-    lines = [
+async def unchecked(*_: object) -> None:
+    """In place of the check of verl's keys, which imports verl: the commands of the readmes make it."""
+
+
+@pytest.mark.usefixtures("model_and_engine")
+@pytest.mark.parametrize(
+    "file", sorted(TUTORIALS.glob("opencode_build_*/*.yaml")), ids=lambda one: f"{one.parent.name}/{one.name}"
+)
+def test_every_configuration_of_a_tutorial_is_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.engine.changes.check_overrides", unchecked)
+    # where the file's own modules are imported from
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    match file.name:
+        case "config.yaml" | "up.yaml":
+            assert read_plan(file).servers
+        case "job.yaml":
+            assert TrainJob.build_job_from_yaml(file).model_name == "smollm2-135m"
+        case "swarm.yaml":
+            parse_server(yaml.safe_load(file.read_text()), str(file), file.parent)
+        case _:
+            load_hooks(file)
+
+
+def test_a_command_that_would_be_refused_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--steps', type=int)\n"
+    (tmp_path / "roll.py").write_text(f"{script}parser.parse_args()\nraise RuntimeError('it was run')")
+    (tmp_path / "plain.py").write_text("raise RuntimeError('it was run')")
+    right = [
         "python roll.py --steps 3",
-        "python roll.py --stops 3",
-        "swarm-gateway up x.yaml",
-        "swarm-gateway down x.yaml",
-    ]
-    lines += [
+        "python plain.py",
+        "swarm-gateway up file-of-another-command.yaml",
         "swarm-gateway swarm export --run-dir r --out o",
-        "swarm-gateway swarm export --into o",
-        "swarm-gateway up",
     ]
-    (tmp_path / "mine" / "readme.md").write_text("```bash\n" + "\n".join(lines) + "\n```\n")
-    monkeypatch.setattr("tests.tutorial.readmes.TUTORIALS", tmp_path)
-    monkeypatch.setattr("tests.tutorial.readmes.folder_of", lambda name: tmp_path / name)
-    script, *refused = unknown_options("mine")
-    assert script == "roll.py --stops"
-    assert [one.partition(":")[0] for one in refused] == [
+    wrong = [
+        "python roll.py --stops 3",
+        "python roll.py --steps many",
+        "python plain.py --steps 3",
+        "python gone.py",
+        "python gone.py --steps 3",
         "swarm-gateway down x.yaml",
         "swarm-gateway swarm export --into o",
+        "swarm-gateway swarm start --port many --run-dir r",
         "swarm-gateway up",
     ]
+    (tmp_path / "readme.md").write_text("\n".join(["```bash", *right, *wrong, "```"]))
+    monkeypatch.setattr("tests.tutorial.readmes.folder_of", lambda name: tmp_path)
+    found = wrong_commands("mine")
+    assert len(found) == len(wrong), found
+    for line, command in zip(found, wrong, strict=True):
+        assert line.startswith(f"{command.removeprefix('python ').replace('swarm-gateway', '-m gateway.cli')}: ")
+
+
+def test_a_process_that_a_command_leaves_behind_is_found_though_its_parent_has_ended(tmp_path: Path) -> None:
+    orphan = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    (tmp_path / "leave.py").write_text(
+        f"import subprocess, sys\nsubprocess.Popen({orphan}, stdout=-3, stderr=-3, start_new_session=True)"
+    )
+    (tmp_path / "readme.md").write_text("```sh\npython leave.py\n```")
+    with (
+        pytest.raises(AssertionError, match=r"left behind: .*sleep\(600\)"),
+        nothing_left_behind(),
+        following(tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.slow
@@ -91,12 +134,11 @@ def test_a_command_or_an_option_that_is_not_there_is_found(tmp_path: Path, monke
 def test_every_command_of_the_readme_does_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(psutil.Process().children(recursive=True))
     folder = tutorial_copy(name, tmp_path)
-    own(name, "prepare")(folder, monkeypatch)
-    with following(folder) as said:
-        own(name, "check_readme")(folder, said)
-    own(name, "check_quick")(folder, "".join(run(command, folder) for command in quick_alone(name)))
+    with nothing_left_behind(5.0):
+        own(name, "prepare")(folder, monkeypatch)
+        with following(folder) as said:
+            own(name, "check_readme")(folder, said)
+        own(name, "check_quick")(folder, "".join(run(command, folder) for command in quick_alone(name)))
     journals = list(folder.glob("**/journal.db"))
     assert journals and all(one.stat().st_size for one in journals)
-    assert set(psutil.Process().children(recursive=True)) == before, "a command left a process behind"

@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from swarm.importer import SourceFolder
-from swarm.job import TrainJob
 from swarm.types import Task
 from tests.tutorial.readmes import TUTORIALS
 
@@ -54,11 +53,6 @@ def test_each_error_has_a_name(grader: ModuleType, final: str, errors: list[str]
 def test_nothing_is_worth_nothing(grader: ModuleType) -> None:
     assert grader.errors_of(TASK, " \n") == grader.errors_of(TASK, "7") == list(grader.PATTERNS)
     assert grader.reward_of(list(grader.PATTERNS)) == 0.0
-
-
-def test_the_job_is_valid_and_has_room_for_the_whole_conversation() -> None:
-    job = TrainJob.build_job_from_yaml(FOLDER / "job.yaml")
-    assert (job.model_name, job.max_response_length) == ("smollm2-135m", 320)
 
 
 def check_readme(folder: Path, said: str) -> None:

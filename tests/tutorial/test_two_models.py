@@ -3,6 +3,7 @@ readme with real servers, one `up` and the loop."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import threading
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from study.curves import Curve
 
-from gateway.cli.sections import read_plan
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.importer import SourceFolder
+from swarm.job import TrainJob
+from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
 from swarm.types import Task, WorkflowOutput
 from tests.engine import tiny_model
 from tests.swarm.client.scripted import Answer, ScriptedServer
@@ -37,18 +40,20 @@ def roll() -> ModuleType:
     return SourceFolder(FOLDER).module("agent_roll")
 
 
-def test_the_problems_are_what_the_script_writes_and_share_no_sum() -> None:
+def test_the_problems_are_what_the_script_writes_and_share_no_sum_in_any_order() -> None:
     script = SourceFolder(FOLDER).module("make_problems")
-    sums: dict[str, set[tuple[str, ...]]] = {}
-    for part in script.SIZES:
+    sums: dict[str, set[tuple[int, ...]]] = {}
+    for part in ("train", "held_out"):
         rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
         assert rows == script.rows(part)
         sums[part] = set()
         for row in rows:
-            a, b, c = (word for word in row["question"].replace(",", " ").replace(".", " ").split() if word.isdigit())
+            words = row["question"].replace(",", " ").replace(".", " ").split()
+            a, b, c = (int(word) for word in words if word.isdigit())
             adds = row["question"].index("buys") < row["question"].index("gives")
-            assert row["answer"] == (int(a) + int(b) - int(c) if adds else int(a) - int(b) + int(c))
-            sums[part].add((str(adds), a, b, c))
+            added, taken = ((a, b), c) if adds else ((a, c), b)
+            assert row["answer"] == sum(added) - taken
+            sums[part].add((*sorted(added), taken))
     assert not sums["train"] & sums["held_out"]
 
 
@@ -107,6 +112,7 @@ def servers() -> Generator[list[ScriptedServer]]:
         yield [planner, solver]
 
 
+ROLLING = EngineStatus(engine_status=EngineState.ROLLING)
 REFUSED = Answer({"error": {"message": "no"}}, 400)
 
 
@@ -154,11 +160,25 @@ def test_a_failure_of_one_side_leaves_no_episode_open(
         assert [{one["workflow_output"]["reward"] for one in end} for end in ends] == [{1.0}, {0.0}]
 
 
-@pytest.mark.usefixtures("model_and_engine")
-def test_the_file_of_up_is_valid() -> None:
-    plan = read_plan(FOLDER / "up.yaml")
-    assert [(one.name, one.run_dir.name) for one in plan.servers] == [("planner", "planner"), ("solver", "solver")]
-    assert [port for _, port in plan.addresses] == [10086, 10087, 8000]
+def test_a_loop_whose_groups_all_fail_ends_with_the_reason(
+    roll: ModuleType, servers: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(task: Task, planner: Any, solver: Any) -> None:
+        raise RuntimeError("the solver is gone")
+
+    monkeypatch.setattr(roll, "execute", execute)
+    job = TrainJob(model="m", batch_size=2, num_repeat=2)
+    for server in servers:
+        server.script("/status", ServerStatus(engine=ROLLING, job=job).model_dump(mode="json"))
+        server.script("/get_engine_status", ROLLING.model_dump(mode="json"))
+    quick = RetryPolicy(attempts=1, base=0.001, total=5.0)
+    arguments = argparse.Namespace(seed=1, shuffle_rewards=False)
+    with (
+        SwarmClient(servers[0].url, policy=quick) as planner,
+        SwarmClient(servers[1].url, policy=quick) as solver,
+        pytest.raises(SwarmGatewayError, match=r"groups in a row failed.*the solver is gone"),
+    ):
+        roll.learn((planner, solver), 1, arguments)
 
 
 def took_steps(folder: Path, said: str) -> Curve:

@@ -1,6 +1,6 @@
 """The demo: pull a real model, train it through the app, run the control, and say in one sentence what happened.
 
-    python demo.py --steps 12 --out demo-out
+    python demo.py --steps 10 --out demo-out
     python demo.py --quick
 
 Everything runs under a deadline, and whatever fails leaves no process behind and names the log to read.
@@ -49,7 +49,7 @@ def sentence(run: Report, control: Report | None) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train SmolLM2-135M through an unmodified app, with a control run.")
-    parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
+    parser.add_argument("--steps", type=int, default=10, help="training steps of each run")
     parser.add_argument("--no-control", action="store_true", help="skip the run with shuffled rewards")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for logs, reports and the plot")
     parser.add_argument("--quick", action="store_true", help="2 steps, no control")

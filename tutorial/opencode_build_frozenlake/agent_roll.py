@@ -44,7 +44,7 @@ def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
     def walks(task: Task) -> dict[str, float]:
         with client.group(arguments.samples, episode_type="eval") as group, ThreadPoolExecutor() as pool:
             outputs = list(pool.map(lambda api: execute(task, api), group.episodes))
-            group.end(task, dict(zip(group.episodes.episode_uuids, outputs, strict=True)))
+            group.end(task, outputs)
         return {
             "success": fmean(float(bool(output.is_success)) for output in outputs),
             "return": fmean(output.reward for output in outputs),

@@ -63,7 +63,7 @@ def learn(part: int, until: int, arguments: argparse.Namespace) -> None:
                 outputs = run_all(task, episodes.episodes, arguments.tools)
                 if arguments.shuffle_rewards:
                     outputs = permuted(outputs, draw)
-                episodes.end(task, dict(zip(episodes.episodes.episode_uuids, outputs, strict=True)))
+                episodes.end(task, outputs)
 
         client.run_episodes_until_all_complete(problems(), group, max_workers=2)
 
@@ -81,7 +81,7 @@ def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
     def accuracy(task: Task) -> dict[str, float]:
         with client.group(arguments.samples, episode_type="eval", discard_episode_timeout=IDLE_SECONDS) as episodes:
             outputs = run_all(task, episodes.episodes, arguments.tools)
-            episodes.end(task, dict(zip(episodes.episodes.episode_uuids, outputs, strict=True)))
+            episodes.end(task, outputs)
             return {"held-out accuracy": fmean(output.reward for output in outputs)}
 
     values = client.run_episodes_until_all_complete(tasks, accuracy, max_workers=4)

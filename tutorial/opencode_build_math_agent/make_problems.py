@@ -1,6 +1,6 @@
 """Writes ``train.jsonl`` and ``held_out.jsonl``: word problems of one step, in the style of GSM8K, with their answers.
 
-The two share no pair of numbers in the same operation, so a model cannot pass the second by learning the answers of the
+The two share no sum, nor one with its numbers swapped, so a model cannot pass the second by learning the answers of the
 first. The same seed writes the same bytes.
 """
 
@@ -30,8 +30,19 @@ HELD_OUT, STORIES_PER_SUM = 32, 2
 def rows(part: str) -> list[dict[str, Any]]:
     """The lines of one file: the question, and the number that is right."""
     draw = random.Random(SEED)
-    sums = [one for one in draw.sample(SUMS, len(SUMS)) if one not in SHOWN]
-    chosen = sums[:HELD_OUT] if part == "held_out" else [one for one in sums[HELD_OUT:] for _ in range(STORIES_PER_SUM)]
+    same: dict[Any, list[tuple[str, int, int]]] = {}
+    for sign, a, b in draw.sample(SUMS, len(SUMS)):
+        same.setdefault((sign, *(sorted((a, b)) if sign == "+" else (a, b))), []).append((sign, a, b))
+    held_out: list[tuple[str, int, int]] = []
+    train: list[tuple[str, int, int]] = []
+    for sums in same.values():
+        if any(one in SHOWN for one in sums):
+            continue
+        if len(held_out) < HELD_OUT:
+            held_out.append(sums[0])
+        else:
+            train.extend(sums)
+    chosen = held_out if part == "held_out" else [one for one in train for _ in range(STORIES_PER_SUM)]
     return [problem(sign, a, b, draw) for sign, a, b in chosen]
 
 

@@ -1,7 +1,8 @@
 """A researcher that is a model: reads the study's state, asks an OpenAI-compatible endpoint, prints the next proposal.
 
-The OpenAI SDK reads OPENAI_BASE_URL and OPENAI_API_KEY; OPENAI_MODEL names the model. The gateway's own address will
-do: then the served model researches. The study checks what it proposes, and tells it next time why it was refused.
+The OpenAI SDK reads OPENAI_BASE_URL and OPENAI_API_KEY; OPENAI_MODEL names the model. A gateway may serve it, if its
+context holds the state (some thousand tokens); it does not train on the question. The study checks what is proposed,
+and tells it next time why it was refused.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> None:
     completion = OpenAI().chat.completions.create(
         model=os.environ.get("OPENAI_MODEL", "smollm2-135m"),
         messages=[{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": json.dumps(state)}],
+        extra_headers={"x-swarm-train": "false"},
     )
     print(json.dumps(proposal_of(completion.choices[0].message.content or "")))
 

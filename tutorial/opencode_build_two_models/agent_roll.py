@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,6 +40,7 @@ from study.rolling import add_options, parsed  # noqa: E402
 PLANNER_URL = os.environ.get("PLANNER_URL", "http://127.0.0.1:10086")
 SOLVER_URL = os.environ.get("SOLVER_URL", "http://127.0.0.1:10087")
 BOOT_SECONDS = 900.0
+MOST_FAILURES = 30
 IDLE_SECONDS = 300.0  # without a model call, an episode is given to somebody else: the planner waits for the solver
 
 
@@ -64,22 +65,35 @@ def run(task: Task, groups: Sequence[Group]) -> list[list[WorkflowOutput]]:
 
 def end(task: Task, groups: Sequence[Group], outputs: Sequence[Sequence[WorkflowOutput]]) -> None:
     for group, rewarded in zip(groups, outputs, strict=True):
-        group.end(task, dict(zip(group.episodes.episode_uuids, rewarded, strict=True)))
+        group.end(task, rewarded)
 
 
 def learn(clients: Sequence[SwarmClient], until: int, arguments: argparse.Namespace) -> None:
-    """Roll groups until both models have done training step ``until``."""
+    """Roll groups until both models have done training step ``until``.
+
+    Raises:
+        SwarmGatewayError: :data:`MOST_FAILURES` groups in a row failed.
+    """
     draw = random.Random(f"{arguments.seed}/{until}")
     tasks = list(read_tasks(HERE / "train.jsonl"))
     draw.shuffle(tasks)
     job = clients[0].status().job
     assert job is not None
+    failures: list[Exception] = []  # of the groups since the last one that succeeded
 
     def done() -> bool:
         return min(client.get_global_step() for client in clients) >= until
 
     def problems() -> Iterator[Task]:
-        yield from itertools.takewhile(lambda _: not done(), itertools.cycle(tasks))
+        yield from itertools.takewhile(lambda _: len(failures) < MOST_FAILURES and not done(), itertools.cycle(tasks))
+
+    def counted(task: Task) -> None:
+        try:
+            both(task)
+        except Exception as exc:
+            failures.append(exc)
+            raise
+        failures.clear()
 
     def both(task: Task) -> None:
         with begun(clients, job.num_repeat) as groups:
@@ -90,7 +104,10 @@ def learn(clients: Sequence[SwarmClient], until: int, arguments: argparse.Namesp
                 outputs = [permuted(one, draw) for one in outputs]
             end(task, groups, outputs)
 
-    clients[0].run_episodes_until_all_complete(problems(), both, max_workers=job.batch_size)
+    with suppress(ExceptionGroup):  # if all failed
+        clients[0].run_episodes_until_all_complete(problems(), counted, max_workers=job.batch_size)
+    if len(failures) >= MOST_FAILURES:
+        raise SwarmGatewayError(f"{len(failures)} groups in a row failed, the last one: {failures[-1]}")
 
 
 def held_out(clients: Sequence[SwarmClient], arguments: argparse.Namespace) -> Point:

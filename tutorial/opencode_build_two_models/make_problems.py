@@ -1,6 +1,7 @@
 """Writes ``train.jsonl`` and ``held_out.jsonl``: word problems of two steps, with their answers.
 
-The two share no sum, nor one with the examples in the prompts. The same seed writes the same bytes.
+The two share no sum, nor one with its numbers in another order, nor one with the examples in the prompts. The same seed
+writes the same bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ SUMS = [
     for signs, a, b, c in product(STORIES, range(2, 10), range(2, 10), range(2, 10))
     if 2 <= (a + b - c if signs == ("+", "-") else a - b + c) <= 12 and (signs == ("+", "-") or a > b)
 ]
-SIZES = {"train": 128, "held_out": 32}
+TRAIN, HELD_OUT = 128, 32
 
 
 def rows(part: str) -> list[dict[str, Any]]:
     """The lines of one file: the question, and the number that is right."""
     draw = random.Random(SEED)
-    sums = [one for one in draw.sample(SUMS, len(SUMS)) if one not in SHOWN]
-    chosen = sums[: SIZES["held_out"]] if part == "held_out" else sums[SIZES["held_out"] : sum(SIZES.values())]
+    same: dict[Any, list[Any]] = {}
+    for signs, a, b, c in draw.sample(SUMS, len(SUMS)):
+        added, taken = ((a, b), c) if signs == ("+", "-") else ((a, c), b)
+        same.setdefault((*sorted(added), taken), []).append((signs, a, b, c))
+    sums = [ordered for ordered in same.values() if not any(one in SHOWN for one in ordered)]
+    chosen = [ordered[0] for ordered in sums[:HELD_OUT]]
+    if part == "train":
+        chosen = draw.sample([one for ordered in sums[HELD_OUT:] for one in ordered], TRAIN)
     return [problem(*one, draw) for one in chosen]
 
 
@@ -44,7 +51,7 @@ def problem(signs: tuple[str, str], a: int, b: int, c: int, draw: random.Random)
 
 
 def main() -> None:
-    for part in SIZES:
+    for part in ("train", "held_out"):
         lines = "".join(f"{json.dumps(row)}\n" for row in rows(part))
         (HERE / f"{part}.jsonl").write_text(lines, encoding="utf-8")
 

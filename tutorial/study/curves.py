@@ -6,6 +6,7 @@ python ../study/curves.py runs/trained runs/control --out runs/curve.png
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,11 +95,11 @@ def _told(scores: Mapping[str, Score]) -> str:
 
 def draw(runs: Sequence[Path], path: Path) -> None:
     """Write the PNG of ``runs``, folders with ``curve.json``: a panel for each score."""
-    curves = {folder.name: Curve.model_validate_json((folder / "curve.json").read_text()) for folder in runs}
+    curves = {str(folder): Curve.model_validate_json((folder / "curve.json").read_text()) for folder in runs}
     names = list(next(iter(curves.values())).points[0].scores)
     with picture(path, (5 * len(names), 4)) as figure:
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            for (label, curve), colour in zip(curves.items(), COLOURS, strict=False):
+            for (label, curve), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
                 steps = [point.step for point in curve.points]
                 scores = [point.scores[name] for point in curve.points]
                 axes.plot(steps, [one.mean for one in scores], color=colour, marker="o", label=label)

@@ -143,11 +143,9 @@ async def _answered(
                 choices, version = await _sampled(http, group.base_url, group.api_key, task, config)
                 candidates = [_candidate(index, choice) for index, choice in enumerate(choices)]
                 score = await hooks.score(task, candidates, HookContext(num_repeat=config.samples))
-                uuids = [episode.episode_uuid for episode in group.episodes]
-                outputs = {
-                    uuid: WorkflowOutput(reward=reward.value, log_metrics=reward.components)
-                    for uuid, reward in zip(uuids, score.rewards, strict=True)
-                }
+                outputs = [
+                    WorkflowOutput(reward=reward.value, log_metrics=reward.components) for reward in score.rewards
+                ]
                 await group.end(task, outputs)
         except UpstreamError:
             # a weight sync takes episodes away; the next claim waits for its end
