@@ -91,6 +91,7 @@ def _read(folder: Path) -> tuple[Study, State]:
 
 
 def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: bool = False) -> None:
+    import contextlib
     import shutil
     import signal
     import threading
@@ -120,14 +121,17 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.set()
 
-    declared, place = read_study(folder), folder
-    if quick:
-        declared, place = rehearsal(declared), folder / RUNS / "quick"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+    declared = read_study(folder)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    with Ledger(place) as held:
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(Ledger(folder))
+        if quick:
+            # beside the study itself, whose copies of the code it uses: none may run meanwhile
+            declared, place = rehearsal(declared), folder / RUNS / "quick"
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            held = stack.enter_context(Ledger(place))
         if begins:
             begin(declared, folder, held)
         lab = Lab(declared, folder, held.state, token, on_event)

@@ -8,6 +8,7 @@ Formulas:
   (Student, "The probable error of a mean", Biometrika 6, 1908). It knows nothing of seeds, so it only drops and ranks.
 * Confirmation, over the mean scores of runs with different seeds: the interval of the difference of two means with
   unequal variances (Welch, Biometrika 34, 1947; degrees of freedom by Satterthwaite, Biometrics 2, 1946).
+* Collapse: Welch's interval over the rewards of the first and the latest steps.
 * Several winners at once: each is tested at ``(1 - confidence) / winners`` (Bonferroni's bound).
 """
 
@@ -179,9 +180,11 @@ def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | Non
     rewards = [step.metrics[f"{TRAIN}reward_mean"] for step in steps if f"{TRAIN}reward_mean" in step.metrics]
     window = study.early_stop.window
     if _may_stop(run) and len(rewards) >= 2 * window:
-        began, now = fmean(rewards[:window]), fmean(rewards[-window:])
-        if began - now > study.early_stop.collapse * abs(began) and study.early_stop.collapse < 1:
-            return Ending("stopped", f"collapsed: the reward in training fell from {began:.4g} to {now:.4g}")
+        began, now = rewards[:window], rewards[-window:]
+        fall, share = welch_interval(began, now, study.decision.confidence), study.early_stop.collapse
+        if share < 1 and fall.low > 0 and fall.mean > share * abs(fmean(began)):
+            words = f"from {fmean(began):.4g} to {fmean(now):.4g}"
+            return Ending("stopped", f"collapsed: the reward in training fell {words}")
     return None
 
 

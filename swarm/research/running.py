@@ -20,11 +20,13 @@ from swarm.research import code
 from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
-from swarm.research.proposing import propose, pruned
+from swarm.research.proposing import Proposal, ProposerError, propose, pruned
 from swarm.research.study import Study
 
 #: Attempts at a run whose engine or episodes fail.
 ATTEMPTS = 3
+#: Seconds before a proposer that failed is asked again: a model may say something else the next time.
+PAUSES = (1.0, 5.0)
 _TICK = 0.5
 
 
@@ -63,7 +65,7 @@ class Runner:
 
         Raises:
             StudyStoppedError: no server can be used.
-            ProposerError: the proposer failed.
+            ProposerError: the proposer failed three times in a row.
         """
         study, state = self._study, self._ledger.state
         busy: dict[Future[None], tuple[str, str]] = {}
@@ -86,7 +88,7 @@ class Runner:
                         self._record(action.event, **action.values)
                     elif isinstance(action, Propose) and free:
                         # a proposal that waits for a free server is made with the scores of the run before it
-                        self._propose(action.experiment)
+                        self._propose(action.experiment, stopping)
                     elif isinstance(action, Claim) and free:
                         server = self._server_of(action.run, free)
                         # the next action is decided with this claim
@@ -136,10 +138,21 @@ class Runner:
         self._ledger.append(event, **values)
         self._on_event(event, values)
 
-    def _propose(self, name: str) -> None:
+    def _asked(self, name: str, stopping: threading.Event) -> Proposal:
         with self._ledger.lock:
             state = copy.deepcopy(self._ledger.state)
-        proposal = propose(self._study, self._folder, self._base.folder, state)
+        for pause in (*PAUSES, None):
+            try:
+                return propose(self._study, self._folder, self._base.folder, state)
+            except ProposerError as exc:
+                if pause is None or stopping.is_set():
+                    raise
+                self._on_event("doing", {"run": name, "words": f"asked again, because {exc.message}"})
+                stopping.wait(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def _propose(self, name: str, stopping: threading.Event) -> None:
+        proposal = self._asked(name, stopping)
         if proposal.is_last:
             self._record("exhausted", why=proposal.done or "the proposer has no more")
             return

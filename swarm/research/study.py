@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from os.path import normpath
 from pathlib import Path
@@ -26,9 +27,11 @@ _OWN_FIELDS = frozenset(
         "serve_after_training",
         "resume",
         "checkpoint_dir",
-        # they bound the evaluator's answers too
+        # they change the evaluator's answers too
         "max_prompt_length",
         "max_response_length",
+        "tool_call_parser",
+        "reasoning_parser",
     }
 )
 _OWN_KEYS = (
@@ -74,9 +77,10 @@ class EarlyStop(Model):
         default=0.5,
         ge=0,
         le=1,
-        description="a first run whose reward in training has fallen by more than this share; 1: never",
+        description="a first run whose reward in training has fallen by more than this share, and not by its scatter; "
+        "1: never",
     )
-    window: int = Field(default=3, ge=1, description="steps at either end whose mean that compares")
+    window: int = Field(default=3, ge=2, description="steps at either end whose means that compares")
     doubt: float = Field(
         default=0.001, gt=0, lt=0.5, description="beaten: at this level of doubt below the base run at the same step"
     )
@@ -263,7 +267,7 @@ def rehearsal(study: Study) -> Study:
             "evaluator": study.evaluator.model_copy(update={"every_steps": 2, "samples": 1}),
             "stop": StopRule(experiments=1),
             # no gain is large enough to be confirmed
-            "decision": study.decision.model_copy(update={"min_effect": 1e300}),
+            "decision": study.decision.model_copy(update={"min_effect": math.inf}),
         }
     )
 

@@ -16,6 +16,7 @@ from swarm.research.decisions import (
     Propose,
     Record,
     arm_scores,
+    choose,
     ending,
     is_due,
     mean_interval,
@@ -25,7 +26,7 @@ from swarm.research.decisions import (
     welch_interval,
 )
 from swarm.research.ledger import BASE, Run, State, fold
-from swarm.research.study import Study
+from swarm.research.study import Study, rehearsal
 from swarm.types import StepResult
 from tests.swarm.research.making import scores_of, study_of
 
@@ -81,6 +82,8 @@ def test_nan_and_collapse_end_a_run() -> None:
     fallen = points(0.5, 0.5, 0.5, 0.1, 0.1, 0.1)
     collapsed = trouble(study, Run("e1"), fallen)
     assert collapsed is not None and collapsed.outcome == "stopped" and "from 0.5 to 0.1" in collapsed.why
+    # a fall that its own scatter explains is none
+    assert trouble(study, Run("e1"), points(0.9, 0.1, 0.5, 0.5, 0.1, 0.0)) is None
     # what is compared at the end is not selected on the way
     assert trouble(study, Run(BASE), fallen) is None and trouble(study, Run("e1", "seed", 1), fallen) is None
 
@@ -93,6 +96,14 @@ def test_a_run_that_is_beaten_beyond_doubt_ends_early() -> None:
     assert end is not None and end.outcome == "stopped" and "beaten: 0.1983 worse than the base at step 2" in end.why
     driver.events[-1] = measured("e1", 2, [0.3, 0.71, 0.3, 0.69, 0.3, 0.31])
     assert ending(study, fold(driver.events), Run("e1")) is None
+
+
+def test_a_rehearsal_confirms_nothing_though_one_task_has_an_interval_without_end() -> None:
+    study = study_of()
+    events = [begun(), claimed(BASE), measured(BASE, 4, [0.1]), ended(BASE)]
+    events += [proposed("e1"), claimed("e1"), measured("e1", 4, [0.9]), ended("e1")]
+    assert choose(study, fold(events)) == ["e1"]
+    assert choose(rehearsal(study), fold(events)) == []
 
 
 def begun() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from swarm.job import TrainJob
 from swarm.research.decisions import Ending
 from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError
 from swarm.research.ledger import Ledger, State, read
+from swarm.research.proposing import ProposerError
 from swarm.research.report import markdown, summary
 from swarm.research.running import Runner, StudyStoppedError, begin
 from swarm.research.study import Study, read_study, rehearsal
@@ -99,6 +100,29 @@ def test_a_proposal_knows_what_was_measured_before_it(tmp_path: Path) -> None:
     ended = [at for at, event in enumerate(events) if event["event"] == "ended"]
     assert len(proposed) == 12
     assert all(before < after for before, after in zip(ended, proposed, strict=False)), "the base, e1, e2, ..."
+
+
+def test_a_proposer_that_fails_is_asked_again_three_times_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.research.running.PAUSES", (0.0, 0.0))
+    folder = folder_of(tmp_path / "study", proposer={"kind": "function", "function": "mine:propose"})
+    asked = (
+        "from pathlib import Path\n"
+        "def propose(state):\n"
+        "    with Path(__file__).with_name('runs').joinpath('asked').open('a+') as file:\n"
+        "        file.write('x')\n"
+        "        file.seek(0)\n"
+        "        tries = len(file.read())\n"
+    )
+    (folder / "mine.py").write_text(asked + "    return None if tries == 3 else {'sett': {}}\n")
+    assert done(folder).finished is not None
+    assert (folder / "runs" / "asked").read_text() == "xxx"
+    folder = folder_of(tmp_path / "another", proposer={"kind": "function", "function": "mine:propose"})
+    (folder / "mine.py").write_text(asked + "    return {'sett': {}}\n")
+    with pytest.raises(ProposerError, match="sett"):
+        done(folder)
+    assert (folder / "runs" / "asked").read_text() == "xxx"
 
 
 def test_what_a_run_is_measured_with_is_not_there_to_train_on(tmp_path: Path) -> None:
@@ -244,6 +268,10 @@ def test_a_rehearsal_without_an_experiment_fails(tmp_path: Path, monkeypatch: py
     result = invoke("run", folder, "--quick")
     assert result.exit_code == 1
     assert "no experiment was run: " in result.output and "lr" in result.output
+    # it uses the study's folder for copies of the code
+    with Ledger(folder):
+        result = invoke("run", folder, "--quick")
+    assert result.exit_code != 0 and "another process runs the study" in str(result.exception or result.output)
 
 
 def invoke(*arguments: object) -> Any:
