@@ -14,7 +14,6 @@ import argparse
 import itertools
 import random
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,6 @@ from swarm.client import SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_run import TrainOptions
 from swarm.data import read_tasks
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.types import Task
 
@@ -34,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured  # noqa: E402
-from study.rolling import add_options, parsed  # noqa: E402
+from study.rolling import add_options, exit_code, parsed, started  # noqa: E402
 
 
 def held_out(client: SwarmClient, arguments: argparse.Namespace) -> Point:
@@ -62,33 +60,22 @@ def parsed_arguments() -> argparse.Namespace:
     return parsed(parser)
 
 
-def main() -> int:
+def main() -> None:
     arguments = parsed_arguments()
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
     tasks = list(read_tasks(HERE / "train.jsonl"))
     random.Random(arguments.seed).shuffle(tasks)
     lakes = itertools.cycle(tasks)
-    began = time.monotonic()
-    try:
-        with SwarmClient(arguments.swarm_url) as client:
-            client.auto_sync_train_config_and_start_engine(job, force_restart=True)
-            print(f"the engine is ready after {time.monotonic() - began:.0f} s", flush=True)
-            points = [held_out(client, arguments)]
-            while (done := client.get_global_step()) < arguments.steps:
-                steps = min(arguments.every, arguments.steps - done)
-                options = TrainOptions(total_steps=steps, shuffle_rewards=arguments.shuffle_rewards)
-                begin_training(lakes, client, execute, options).result()
-                points.append(held_out(client, arguments))
-    except SwarmGatewayError as exc:
-        print(f"agent_roll: {exc.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with started(arguments.swarm_url, job) as client:
+        points = [held_out(client, arguments)]
+        while (done := client.get_global_step()) < arguments.steps:
+            steps = min(arguments.every, arguments.steps - done)
+            options = TrainOptions(total_steps=steps, shuffle_rewards=arguments.shuffle_rewards)
+            begin_training(lakes, client, execute, options).result()
+            points.append(held_out(client, arguments))
     keep(Curve(shuffled=arguments.shuffle_rewards, model=job.model_name, points=points), arguments.out)
-    print(f"{time.monotonic() - began:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

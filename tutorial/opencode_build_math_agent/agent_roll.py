@@ -26,7 +26,6 @@ from agent_run import SWARM_URL, execute
 
 from swarm.client import SwarmClient
 from swarm.data import read_tasks
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.types import Task, WorkflowOutput
 
@@ -34,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured, permuted  # noqa: E402
-from study.rolling import add_options, parsed  # noqa: E402
+from study.rolling import add_options, exit_code, parsed, started  # noqa: E402
 
 STEP_SECONDS = 400.0
 IDLE_SECONDS = 120.0  # without a model call, an episode is given to somebody else
@@ -115,32 +114,20 @@ def parsed_arguments() -> argparse.Namespace:
     return parsed(parser)
 
 
-def main() -> int:
+def main() -> None:
     arguments = parsed_arguments()
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
     if arguments.tools:
         changes["max_response_length"] = 256  # all calls of an episode and the calculator's results
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
-    began = time.monotonic()
-    try:
-        with SwarmClient(arguments.swarm_url) as client:
-            print(f"starting the engine with {job.model}", flush=True)
-            client.auto_sync_train_config_and_start_engine(job, force_restart=True)
-            print(f"  ready after {time.monotonic() - began:.0f} s", flush=True)
-            curve = [held_out(client, arguments)]
-            while (step := client.get_global_step()) < arguments.steps:
-                until = min(step + arguments.every, arguments.steps)
-                train(until, until - step, arguments)
-                curve.append(held_out(client, arguments))
-    except SwarmGatewayError as exc:
-        print(f"agent_roll: {exc.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with started(arguments.swarm_url, job) as client:
+        curve = [held_out(client, arguments)]
+        while (step := client.get_global_step()) < arguments.steps:
+            until = min(step + arguments.every, arguments.steps)
+            train(until, until - step, arguments)
+            curve.append(held_out(client, arguments))
     keep(Curve(shuffled=arguments.shuffle_rewards, model=job.model_name, points=curve), arguments.out)
-    print(f"{time.monotonic() - began:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

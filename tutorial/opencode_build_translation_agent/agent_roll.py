@@ -9,20 +9,21 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from pathlib import Path
 
 from agent_run import SWARM_URL, execute
 
-from swarm.client import SwarmClient, auto_train_with_dataset
+from swarm.client import auto_train_with_dataset
 from swarm.data import read_tasks
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from study.rolling import exit_code, started  # noqa: E402
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Train the translation agent.")
     parser.add_argument("--swarm-url", default=SWARM_URL)
     parser.add_argument("--model", default="", help="another model than job.yaml's")
@@ -33,24 +34,14 @@ def main() -> int:
     tasks = list(read_tasks(HERE / "sentences.jsonl"))
     random.Random(arguments.seed).shuffle(tasks)
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
-    began = time.monotonic()
-    try:
-        with SwarmClient(arguments.swarm_url) as client:
-            client.auto_sync_train_config_and_start_engine(job, force_restart=True)
-            print(f"the engine is ready after {time.monotonic() - began:.0f} s", flush=True)
-            steps = 2 if arguments.quick else arguments.steps
-            report = auto_train_with_dataset(tasks, client, execute, epochs=1000, total_steps=steps)
-    except SwarmGatewayError as exc:
-        print(f"agent_roll: {exc.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with started(arguments.swarm_url, job) as client:
+        steps = 2 if arguments.quick else arguments.steps
+        report = auto_train_with_dataset(tasks, client, execute, epochs=1000, total_steps=steps)
     print(
         f"{report.last_step - report.first_step} steps, {report.finished} episodes, {report.failed} failed,"
-        f" mean reward {report.mean_reward or 0:.3f}, {time.monotonic() - began:.0f} s"
+        f" mean reward {report.mean_reward or 0:.3f}"
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -15,7 +15,6 @@ import itertools
 import os
 import random
 import sys
-import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from study.curves import Curve, Point, keep, measured, permuted  # noqa: E402
-from study.rolling import add_options, parsed  # noqa: E402
+from study.rolling import add_options, exit_code, parsed  # noqa: E402
 
 PLANNER_URL = os.environ.get("PLANNER_URL", "http://127.0.0.1:10086")
 SOLVER_URL = os.environ.get("SOLVER_URL", "http://127.0.0.1:10087")
@@ -136,29 +135,20 @@ def parsed_arguments() -> argparse.Namespace:
     return parsed(parser)
 
 
-def main() -> int:
+def main() -> None:
     arguments = parsed_arguments()
-    began = time.monotonic()
-    try:
-        with SwarmClient(arguments.planner_url) as planner, SwarmClient(arguments.solver_url) as solver:
-            clients = (planner, solver)
-            for client in clients:
-                client.wait_for_state(EngineState.ROLLING, wait_seconds=BOOT_SECONDS)
-            first = planner.get_global_step()
-            points = [held_out(clients, arguments)]
-            for step in range(arguments.every, arguments.steps + arguments.every, arguments.every):
-                learn(clients, first + min(step, arguments.steps), arguments)
-                points.append(held_out(clients, arguments))
-            model = planner.status().model
-    except SwarmGatewayError as exc:
-        print(f"agent_roll: {exc.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with SwarmClient(arguments.planner_url) as planner, SwarmClient(arguments.solver_url) as solver:
+        clients = (planner, solver)
+        for client in clients:
+            client.wait_for_state(EngineState.ROLLING, wait_seconds=BOOT_SECONDS)
+        first = planner.get_global_step()
+        points = [held_out(clients, arguments)]
+        for step in range(arguments.every, arguments.steps + arguments.every, arguments.every):
+            learn(clients, first + min(step, arguments.steps), arguments)
+            points.append(held_out(clients, arguments))
+        model = planner.status().model
     keep(Curve(shuffled=arguments.shuffle_rewards, model=model, points=points), arguments.out)
-    print(f"{time.monotonic() - began:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

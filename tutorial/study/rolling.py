@@ -1,9 +1,17 @@
-"""The options that the loops of active clients (``agent_roll.py``) have in common."""
+"""What the loops of active clients (``agent_roll.py``) have in common: their options, and how they end."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+
+from swarm.client import SwarmClient
+from swarm.errors import SwarmGatewayError
+from swarm.job import TrainJob
 
 
 def add_options(parser: argparse.ArgumentParser, held_out: str, samples: str, steps: str = "training steps") -> None:
@@ -34,3 +42,28 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if min(counts) < 1:
         parser.error("numbers must be at least 1")
     return arguments
+
+
+@contextmanager
+def started(url: str, job: TrainJob) -> Generator[SwarmClient]:
+    """A client of the swarm server at ``url``, whose engine was started with ``job``, in place of one that ran."""
+    began = time.monotonic()
+    print(f"starting the engine with {job.model}", flush=True)
+    with SwarmClient(url) as client:
+        client.auto_sync_train_config_and_start_engine(job, force_restart=True)
+        print(f"  ready after {time.monotonic() - began:.0f} s", flush=True)
+        yield client
+
+
+def exit_code(roll: Callable[[], None]) -> int:
+    """Run the loop, and say how long it took; 1 with a message if a swarm server refuses or fails, 130 after Ctrl-C."""
+    began = time.monotonic()
+    try:
+        roll()
+    except SwarmGatewayError as exc:
+        print(f"agent_roll: {exc.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"{time.monotonic() - began:.0f} s")
+    return 0
