@@ -149,7 +149,7 @@ class AsyncSwarmClient(Control):
     async def claim_group(
         self,
         count: int,
-        wait_seconds: float = 0.0,
+        wait_seconds: float | None = 0.0,
         *,
         episode_type: EpisodeType = "train",
         discard_episode_timeout: float = 240.0,
@@ -158,7 +158,7 @@ class AsyncSwarmClient(Control):
         idempotency_key: str | None = None,
         unless_batch_waits: bool = False,
     ) -> EpisodeGroup:
-        """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` for them.
+        """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` (``None``: ``begin_timeout``).
 
         The group has an address of its own, where one request samples an answer for each episode. With
         ``unless_batch_waits`` the claim fails at once while the model answers but the trainer needs no episodes: a
@@ -172,7 +172,8 @@ class AsyncSwarmClient(Control):
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)
         rest = (throttle_policy, idempotency_key, unless_batch_waits)
-        return await self._claim(Claim(count, wait_seconds, episode_type, *timeouts, *rest))
+        within = self._begin_timeout if wait_seconds is None else wait_seconds
+        return await self._claim(Claim(count, within, episode_type, *timeouts, *rest))
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
@@ -243,7 +244,7 @@ class AsyncSwarmClient(Control):
         default is to wait ``begin_timeout`` seconds."""
         episodes = await self.claim_group(
             count,
-            self._begin_timeout if wait_seconds is None else wait_seconds,
+            wait_seconds,
             episode_type=episode_type,
             discard_episode_timeout=discard_episode_timeout,
             max_episode_seconds=max_episode_seconds,

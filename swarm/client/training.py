@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle
 from swarm.client.episodes import each
-from swarm.client.members import Dataset, Member, members_of
 from swarm.client.portal import Call, each_in_thread, in_thread
 from swarm.client.sync import SwarmClient
 from swarm.client.training_run import Execute, Progress, Training, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint
+from swarm.errors import ConfigError
 from swarm.types import Task, WorkflowOutput
+
+Dataset = Iterable[Task] | Callable[[], Iterable[Task]]
 
 
 def auto_train_with_dataset(
@@ -71,11 +73,17 @@ async def _trained(
     client: AsyncSwarmClient,
     execute: Execute,
     options: TrainOptions,
-    read: Callable[[Iterable[Member]], AsyncGenerator[Member]],
+    read: Callable[[Iterable[Task]], AsyncGenerator[Task]],
 ) -> TrainReport:
-    training = Training(await client.status(), options)
-    members = members_of(dataset, epochs, training.num_repeat, shuffled=options.shuffle_rewards)
-    return await training.run(client, read(members), execute)
+    return await Training(await client.status(), options).run(client, read(_tasks_of(dataset, epochs)), execute)
+
+
+def _tasks_of(dataset: Dataset, epochs: int) -> Iterator[Task]:
+    for epoch in range(epochs):
+        tasks = dataset() if callable(dataset) else dataset
+        if epoch == 0 and epochs > 1 and iter(tasks) is tasks and not callable(dataset):
+            raise ConfigError("the dataset can be read only once; for several epochs give a list or a function")
+        yield from tasks
 
 
 async def auto_train_with_dataset_async(

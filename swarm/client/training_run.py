@@ -7,15 +7,16 @@ what runs may finish. While an evaluation is due or runs, no train episode is be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle, as_policy
 from swarm.client.episodes import AllFailedError, attempts_of, sweep, with_retries
-from swarm.client.members import Member
 from swarm.client.portal import each_in_thread
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConflictError
@@ -25,6 +26,8 @@ from swarm.types import Model, Task, WorkflowOutput
 
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
+
+T = TypeVar("T")
 
 Execute = Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]]
 
@@ -127,7 +130,7 @@ class Training:
         self._open, self._served = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._served.set()
-        self._claiming: set[asyncio.Task[tuple[str, EpisodeEndpoint]]] = set()
+        self._claiming: set[asyncio.Task[Sequence[EpisodeEndpoint]]] = set()
         self._evaluated = -1
         self._evaluating: asyncio.Task[None] | None = None
         self._broken: BaseException | None = None
@@ -139,39 +142,34 @@ class Training:
         self._most_errors = max(self._max_parallel, 2 * self.num_repeat)
         self._gave_up = False
 
-    async def run(self, client: AsyncSwarmClient, members: AsyncGenerator[Member], execute: Execute) -> TrainReport:
-        """Run an episode for each of ``members``, until the last step is done."""
+    async def run(self, client: AsyncSwarmClient, tasks: AsyncGenerator[Task], execute: Execute) -> TrainReport:
+        """Run an episode for each of ``tasks``, with shuffled rewards a group, until the last step is done."""
         self._client, self._execute = client, execute
+        shuffled = self._options.shuffle_rewards
 
-        async def until_stopped() -> AsyncGenerator[Member]:
-            last: Member | None = None
+        async def until_stopped() -> AsyncGenerator[Task]:
             try:
-                async with aclosing(members):
-                    while not self._stopping and (member := await anext(members, None)) is not None:
-                        last = member
-                        yield member
+                async with aclosing(tasks):
+                    while not self._stopping and (task := await anext(tasks, None)) is not None:
+                        for _ in range(1 if shuffled else self.num_repeat):
+                            yield task
             except Exception:
                 # what runs may finish
                 self._stop()
                 raise
-            finally:
-                if last is not None and last.shuffle is not None:
-                    last.shuffle.leave_after(last.place)
 
-        async def work(_: int, member: Member) -> None:
-            try:
-                self._count((await self._with_retries(member.task, member)).reward)
-            except Exception as exc:
-                self._count_failure(exc)
-            finally:
-                if member.shuffle is not None:
-                    member.shuffle.leave(member.place)
+        async def work(_: int, task: Task) -> None:
+            if shuffled:
+                await self._client.run_tracked(self._run_shuffled(task))
+            else:
+                await self._counted(self._with_retries(task, self._begin_train))
 
         self._show()
         async with client.watching_status(self._observe) as status:
             await self._observe(status)
             try:
-                await sweep(until_stopped(), work, self._max_parallel)
+                at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
+                await sweep(until_stopped(), work, max(1, at_once))
             except asyncio.CancelledError:
                 if self._evaluating is not None:
                     self._evaluating.cancel()
@@ -196,32 +194,76 @@ class Training:
 
     # ------------------------------------------------------------------ episodes
 
-    async def _with_retries(self, task: Task, member: Member | None = None) -> WorkflowOutput:
-        """Run one episode; an eval episode unless it is for a ``member``. Returns what the agent did."""
+    async def _with_retries(self, task: Task, begin: Callable[[Task], Awaitable[EpisodeEndpoint]]) -> WorkflowOutput:
+        """Run one episode, and return what the agent did."""
 
         async def run() -> WorkflowOutput:
-            uuid, api = await (self._begin_eval() if member is None else self._begin_train(task))
+            api = await begin(task)
             output = await self._execute(task, api)
-            shuffle = member.shuffle if member is not None else None
-            given = output if shuffle is None or member is None else await shuffle.given(member.place, output)
-            await self._client.end_episode(task, uuid, given)
+            await self._client.end_episode(task, api.episode_uuid, output)
             return output
 
         return await with_retries(lambda: self._client.run_tracked(run()), self._attempts, RetryPolicy(), task.task_id)
 
-    async def _begin_eval(self) -> tuple[str, EpisodeEndpoint]:
-        await self._served.wait()
-        return await self._client.begin_episode(episode_type="eval")
+    async def _run_shuffled(self, task: Task) -> None:
+        """Run the episodes of one task, and end those that did not fail with each other's rewards.
 
-    async def _begin_train(self, task: Task) -> tuple[str, EpisodeEndpoint]:
+        They are claimed at once: a reward that waits for an episode which cannot be claimed before the next step would
+        hold up that step.
+        """
+
+        def tried(func: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+            return with_retries(func, self._attempts, RetryPolicy(), task.task_id)
+
+        async def run() -> tuple[str, WorkflowOutput]:
+            api = claimed.pop() if claimed else await self._begin_train(task)
+            try:
+                return api.episode_uuid, await self._execute(task, api)
+            except Exception:
+                await self._client.abort_episode(api.episode_uuid)
+                raise
+
+        try:
+            claimed = list(await tried(lambda: self._claimed(task, self.num_repeat)))
+        except Exception as exc:
+            self._count_failure(exc)
+            return
+        told = await asyncio.gather(*(tried(run) for _ in range(self.num_repeat)), return_exceptions=True)
+        for one in told:
+            if isinstance(one, Exception):
+                self._count_failure(one)
+        done = [one for one in told if not isinstance(one, BaseException)]
+        rewards = random.sample([output.reward for _, output in done], len(done))
+
+        async def end(uuid: str, output: WorkflowOutput, reward: float) -> WorkflowOutput:
+            await self._client.end_episode(task, uuid, output.model_copy(update={"reward": reward}))
+            return output
+
+        await asyncio.gather(*(self._counted(end(*one, reward)) for one, reward in zip(done, rewards, strict=True)))
+
+    async def _begin_eval(self, _: Task) -> EpisodeEndpoint:
+        await self._served.wait()
+        return (await self._client.begin_episode(episode_type="eval"))[1]
+
+    async def _begin_train(self, task: Task) -> EpisodeEndpoint:
+        return (await self._claimed(task, None))[0]
+
+    async def _claimed(self, task: Task, count: int | None) -> Sequence[EpisodeEndpoint]:
+        """One train episode, or ``count`` of them at once."""
         throttle = as_policy(self._options.throttle_policy, task.task_id)
+
+        async def claim() -> Sequence[EpisodeEndpoint]:
+            if count is None:
+                return [(await self._client.begin_episode(throttle_policy=throttle))[1]]
+            return await self._client.claim_group(count, None, throttle_policy=throttle)
+
         current = asyncio.current_task()
         assert current is not None
         while True:
             await self._open.wait()
             if self._stopping:
                 raise asyncio.CancelledError
-            claiming = asyncio.create_task(self._client.begin_episode(throttle_policy=throttle))
+            claiming = asyncio.create_task(claim())
             self._claiming.add(claiming)
             try:
                 return await claiming
@@ -231,6 +273,13 @@ class Training:
                     raise
             finally:
                 self._claiming.discard(claiming)
+
+    async def _counted(self, episode: Awaitable[WorkflowOutput]) -> None:
+        """Count the episode as finished, or as failed."""
+        try:
+            self._count((await episode).reward)
+        except Exception as exc:
+            self._count_failure(exc)
 
     def _count(self, reward: float) -> None:
         self._finished += 1
@@ -303,7 +352,7 @@ class Training:
                 yield from [task] * evaluation.samples
 
         async def work(_: int, task: Task) -> WorkflowOutput:
-            return await self._with_retries(task)
+            return await self._with_retries(task, self._begin_eval)
 
         try:
             results = await sweep(each_in_thread(tasks()), work, self._max_parallel)

@@ -26,6 +26,7 @@ from swarm.states import EngineState
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_asynchronous import group
 from tests.swarm.client.test_sync import claimed, engine, not_yet
 
 pytestmark = pytest.mark.anyio
@@ -194,8 +195,13 @@ async def test_shuffled_rewards_are_those_of_the_tasks_other_episodes(
 ) -> None:
     rewards = {name: [float(10 * place + n) for n in range(4)] for place, name in enumerate("abc")}
     left = {name: list(values) for name, values in rewards.items()}
+    server.script("/claim_group", *(group(*(f"{number}{n}" for n in range(4))) for number in range(3)))
+    failed = threading.Event()
 
     def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        if task.task_id == "b" and not failed.is_set():
+            failed.set()
+            raise ValueError("broken")
         return WorkflowOutput(reward=left[task.task_id].pop())
 
     with SwarmClient(server.url, policy=QUICK) as client:
@@ -206,6 +212,10 @@ async def test_shuffled_rewards_are_those_of_the_tasks_other_episodes(
     for body in rolling.bodies("/end_episode"):
         given.setdefault(body["task_id"], []).append(body["workflow_output"]["reward"])
     assert {name: sorted(values) for name, values in given.items()} == rewards
+    # a task's episodes are claimed at once: none of them waits for another that the next step keeps from being claimed
+    assert [body["count"] for body in rolling.bodies("/claim_group")] == [4, 4, 4]
+    # but for one in place of that which failed
+    assert len(rolling.bodies("/claim_episode")) == len(rolling.bodies("/abort_episode")) == 1
 
 
 async def test_a_training_that_is_cancelled_abandons_what_its_agents_do(rolling: ScriptedServer) -> None:
