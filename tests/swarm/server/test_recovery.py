@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,12 +225,14 @@ class ServerMachine(RuleBasedStateMachine):
         self.controller.boot()
         self.run(self.controller.synced())
         if rolls:
-            self.controller.rollout_ready(ready(self.version))
+            self.boots()
 
     @precondition(lambda self: self.state is BOOTING)
     @rule()
     def boots(self) -> None:
-        self.controller.rollout_ready(ready(self.version))
+        # a step that was reported by an engine which died then makes what waits older
+        with self.some_dropped():
+            self.controller.rollout_ready(ready(self.version))
 
     @precondition(lambda self: self.state is ROLLING and self.controller.pool.collection.ready)
     @rule()
@@ -246,11 +250,10 @@ class ServerMachine(RuleBasedStateMachine):
     def step(self, repeated: bool) -> None:
         batch_id = self.report(1 + repeated)
         self.run(self.controller.synced())
-        stale = self.controller.pool.information().dropped_episodes
-        assert self.controller.rollout_ready(ready(self.version + 7, "of long ago")) is None
-        assert self.state is SYNCING
-        self.controller.rollout_ready(ready(self.version, batch_id))
-        self.lose_waiting(self.controller.pool.information().dropped_episodes - stale)
+        with self.some_dropped():
+            assert self.controller.rollout_ready(ready(self.version + 7, "of long ago")) is None
+            assert self.state is SYNCING
+            self.controller.rollout_ready(ready(self.version, batch_id))
 
     def report(self, times: int) -> str:
         """The step of the batch that is out is done."""
@@ -265,8 +268,14 @@ class ServerMachine(RuleBasedStateMachine):
         self.batch, self.failures = None, 0
         return batch_id
 
+    @contextmanager
+    def some_dropped(self) -> Generator[None]:
+        """Some of what waits may be dropped in the block: which, the collection knows."""
+        before = self.controller.pool.information().dropped_episodes
+        yield
+        self.lose_waiting(self.controller.pool.information().dropped_episodes - before)
+
     def lose_waiting(self, count: int) -> None:
-        """Some of what waits was dropped: which, the collection knows."""
         waiting = {
             m.trajectory.episode_uuid for g in self.controller.pool.collection.groups.waiting() for m in g.members
         }
@@ -292,12 +301,11 @@ class ServerMachine(RuleBasedStateMachine):
             self.report(1)
             had = False
         if reports:
-            before = self.controller.pool.information().dropped_episodes
-            self.controller.engine_failed("out of memory")
-            self.failures += had
-            if had and self.failures == JOB.batch_attempts:
-                self.batch, self.failures = None, 0
-            self.lose_waiting(self.controller.pool.information().dropped_episodes - before)
+            with self.some_dropped():
+                self.controller.engine_failed("out of memory")
+                self.failures += had
+                if had and self.failures == JOB.batch_attempts:
+                    self.batch, self.failures = None, 0
         self.run(self.controller.synced())
 
     @precondition(lambda self: self.numbers > 8)
