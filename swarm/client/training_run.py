@@ -19,7 +19,7 @@ from swarm.client.claiming import Throttle, as_policy
 from swarm.client.episodes import AllFailedError, attempts_of, sweep, with_retries
 from swarm.client.portal import each_in_thread
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
-from swarm.errors import ConflictError
+from swarm.errors import ConfigError, ConflictError
 from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Model, Task, WorkflowOutput
@@ -121,6 +121,11 @@ class Training:
         self._options = options
         self.num_repeat = options.num_repeat or job.num_repeat
         self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
+        if options.shuffle_rewards and self._max_parallel < self.num_repeat:
+            raise ConfigError(
+                f"the {self.num_repeat} episodes of a task exchange their rewards, so they run at once: "
+                f"{self._max_parallel} at most (max_parallel) are too few"
+            )
         self._attempts = attempts_of(options.auto_retry)
         self._first = self._step = status.engine.global_step
         steps = options.total_steps
@@ -160,7 +165,7 @@ class Training:
 
         async def work(_: int, task: Task) -> None:
             if shuffled:
-                await self._client.run_tracked(self._run_shuffled(task))
+                await self._run_shuffled(task)
             else:
                 await self._counted(self._with_retries(task, self._begin_train))
 
@@ -169,7 +174,7 @@ class Training:
             await self._observe(status)
             try:
                 at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
-                await sweep(until_stopped(), work, max(1, at_once))
+                await sweep(until_stopped(), work, at_once)
             except asyncio.CancelledError:
                 if self._evaluating is not None:
                     self._evaluating.cancel()
@@ -203,43 +208,39 @@ class Training:
             await self._client.end_episode(task, api.episode_uuid, output)
             return output
 
-        return await with_retries(lambda: self._client.run_tracked(run()), self._attempts, RetryPolicy(), task.task_id)
+        return await self._tried(task, run)
 
     async def _run_shuffled(self, task: Task) -> None:
-        """Run the episodes of one task, and end those that did not fail with each other's rewards.
+        """Run the episodes of one task, and end them with each other's rewards.
 
-        They are claimed at once: a reward that waits for an episode which cannot be claimed before the next step would
-        hold up that step.
+        They are claimed and ended at once, and all of them run again if one fails: rewards that waited for an episode
+        which cannot be claimed before the next step would hold up that step, and be lost with it.
         """
 
-        def tried(func: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-            return with_retries(func, self._attempts, RetryPolicy(), task.task_id)
-
-        async def run() -> tuple[str, WorkflowOutput]:
-            api = claimed.pop() if claimed else await self._begin_train(task)
-            try:
-                return api.episode_uuid, await self._execute(task, api)
-            except Exception:
-                await self._client.abort_episode(api.episode_uuid)
-                raise
+        async def run() -> list[WorkflowOutput]:
+            episodes = await self._claimed(task, self.num_repeat)
+            told = await asyncio.gather(*(self._execute(task, api) for api in episodes), return_exceptions=True)
+            if failed := [one for one in told if isinstance(one, BaseException)]:
+                raise failed[0]
+            done = [one for one in told if isinstance(one, WorkflowOutput)]
+            rewards = random.sample([output.reward for output in done], len(done))
+            outputs = zip(episodes, done, rewards, strict=True)
+            ends = {api.episode_uuid: one.model_copy(update={"reward": reward}) for api, one, reward in outputs}
+            await self._client.end_group(task, ends)
+            return done
 
         try:
-            claimed = list(await tried(lambda: self._claimed(task, self.num_repeat)))
+            done = await self._tried(task, run)
         except Exception as exc:
-            self._count_failure(exc)
-            return
-        told = await asyncio.gather(*(tried(run) for _ in range(self.num_repeat)), return_exceptions=True)
-        for one in told:
-            if isinstance(one, Exception):
-                self._count_failure(one)
-        done = [one for one in told if not isinstance(one, BaseException)]
-        rewards = random.sample([output.reward for _, output in done], len(done))
+            for _ in range(self.num_repeat):
+                self._count_failure(exc)
+        else:
+            for output in done:
+                self._count(output.reward)
 
-        async def end(uuid: str, output: WorkflowOutput, reward: float) -> WorkflowOutput:
-            await self._client.end_episode(task, uuid, output.model_copy(update={"reward": reward}))
-            return output
-
-        await asyncio.gather(*(self._counted(end(*one, reward)) for one, reward in zip(done, rewards, strict=True)))
+    async def _tried(self, task: Task, run: Callable[[], Awaitable[T]]) -> T:
+        """What ``run`` returns in one of the tries; episodes that a try does not end are aborted."""
+        return await with_retries(lambda: self._client.run_tracked(run()), self._attempts, RetryPolicy(), task.task_id)
 
     async def _begin_eval(self, _: Task) -> EpisodeEndpoint:
         await self._served.wait()

@@ -145,10 +145,11 @@ class Runner:
             try:
                 return propose(self._study, self._folder, self._base.folder, state)
             except ProposerError as exc:
-                if pause is None or stopping.is_set():
+                if pause is None:
                     raise
                 self._on_event("doing", {"run": name, "words": f"asked again, because {exc.message}"})
-                stopping.wait(pause)
+                if stopping.wait(pause):
+                    raise
         raise AssertionError("the last try returns or raises")
 
     def _propose(self, name: str, stopping: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -44,7 +45,7 @@ def at(step: int, change: int = 1, job: TrainJob | None = JOB) -> dict[str, Any]
 def rolling(server: ScriptedServer) -> ScriptedServer:
     server.script("/status", at(0))
     server.script("/claim_episode", claimed())
-    for path in ("/end_episode", "/abort_episode"):
+    for path in ("/end_episode", "/end_group", "/abort_episode"):
         server.script(path, {"success": True})
     return server
 
@@ -70,6 +71,15 @@ def train(request: pytest.FixtureRequest, server: ScriptedServer, anyio_backend:
             return await auto_train_with_dataset_async(dataset, client, execute, **options)
 
     return sync if request.param == "sync" else asynchronous
+
+
+def control(
+    server: ScriptedServer, agent: Callable[[Task, EpisodeEndpoint], WorkflowOutput], **options: Any
+) -> TrainReport:
+    """A training with groups of four whose rewards are shuffled."""
+    given: dict[str, Any] = {"num_repeat": 4, "max_parallel": 4, "shuffle_rewards": True} | options
+    with SwarmClient(server.url, policy=QUICK) as client:
+        return begin_training(TASKS, client, agent, TrainOptions(**given)).result()
 
 
 def reward(task: Task) -> WorkflowOutput:
@@ -191,31 +201,64 @@ async def test_progress_goes_to_stderr(
 
 
 async def test_shuffled_rewards_are_those_of_the_tasks_other_episodes(
-    rolling: ScriptedServer, server: ScriptedServer
+    rolling: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rewards = {name: [float(10 * place + n) for n in range(4)] for place, name in enumerate("abc")}
-    left = {name: list(values) for name, values in rewards.items()}
-    server.script("/claim_group", *(group(*(f"{number}{n}" for n in range(4))) for number in range(3)))
-    failed = threading.Event()
+    def backwards(values: list[float], count: int) -> list[float]:
+        return values[::-1]
+
+    monkeypatch.setattr(random, "sample", backwards)
+    rolling.script("/claim_group", *(group(*(f"{task}{n}" for n in range(4))) for task in range(3)))
 
     def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
-        if task.task_id == "b" and not failed.is_set():
-            failed.set()
-            raise ValueError("broken")
-        return WorkflowOutput(reward=left[task.task_id].pop())
+        return WorkflowOutput(reward=float(api.episode_uuid))
 
-    with SwarmClient(server.url, policy=QUICK) as client:
-        options = TrainOptions(num_repeat=4, max_parallel=4, shuffle_rewards=True)
-        report = begin_training(TASKS, client, agent, options).result()
-    assert report.finished == 12
-    given: dict[str, list[float]] = {}
-    for body in rolling.bodies("/end_episode"):
-        given.setdefault(body["task_id"], []).append(body["workflow_output"]["reward"])
-    assert {name: sorted(values) for name, values in given.items()} == rewards
-    # a task's episodes are claimed at once: none of them waits for another that the next step keeps from being claimed
+    report = control(rolling, agent)
+    assert (report.finished, report.failed, report.mean_reward) == (12, 0, 11.5)
+    for place, body in enumerate(rolling.bodies("/end_group")):
+        given = {end["episode_uuid"]: end["workflow_output"]["reward"] for end in body["ends"]}
+        assert given == {f"{place}{n}": 10.0 * place + 3 - n for n in range(4)}
+        assert body["task_id"] == TASKS[place].task_id
+    # none of a task's episodes waits for another that the next step keeps from being claimed
     assert [body["count"] for body in rolling.bodies("/claim_group")] == [4, 4, 4]
-    # but for one in place of that which failed
-    assert len(rolling.bodies("/claim_episode")) == len(rolling.bodies("/abort_episode")) == 1
+    assert not rolling.bodies("/claim_episode")
+
+
+@pytest.mark.parametrize("fails", ["agent", "end"])
+async def test_a_control_runs_all_episodes_of_a_task_again_if_one_fails(rolling: ScriptedServer, fails: str) -> None:
+    rolling.script("/claim_group", *(group(*(f"{claim}{n}" for n in range(4))) for claim in range(4)))
+    deleted = Answer({"error": {"message": "the step began", "code": "episode_deleted"}}, 409)
+    rolling.script("/end_group", *([deleted] if fails == "end" else []), {"success": True})
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        if fails == "agent" and api.episode_uuid == "02":
+            raise ValueError("broken")
+        return WorkflowOutput(reward=float(api.episode_uuid))
+
+    report = control(rolling, agent)
+    assert (report.finished, report.failed) == (12, 0)
+    assert len(rolling.bodies("/claim_group")) == 4
+    assert {body["episode_uuid"] for body in rolling.bodies("/abort_episode")} >= (
+        {f"0{n}" for n in range(4)} if fails == "agent" else set[str]()
+    )
+    ended = [sorted(end["episode_uuid"] for end in body["ends"]) for body in rolling.bodies("/end_group")][-3:]
+    assert ended == [[f"{claim}{n}" for n in range(4)] for claim in (1, 2, 3)]
+
+
+async def test_a_task_that_fails_in_a_control_counts_with_each_episode(rolling: ScriptedServer) -> None:
+    rolling.script("/claim_group", *(group(*(f"{claim}{n}" for n in range(4))) for claim in range(3)))
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        if task.task_id == "b":
+            raise ValueError("broken")
+        return reward(task)
+
+    report = control(rolling, agent, auto_retry=False)
+    assert (report.finished, report.failed) == (8, 4)
+
+
+async def test_a_control_needs_room_for_the_episodes_of_a_task(rolling: ScriptedServer) -> None:
+    with pytest.raises(ConfigError, match=r"4 episodes.*3 at most \(max_parallel\)"):
+        control(rolling, lambda task, api: reward(task), max_parallel=3)
 
 
 async def test_a_training_that_is_cancelled_abandons_what_its_agents_do(rolling: ScriptedServer) -> None:
