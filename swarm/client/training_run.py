@@ -219,10 +219,9 @@ class Training:
 
         async def run() -> list[WorkflowOutput]:
             episodes = await self._claimed(task, self.num_repeat)
-            told = await asyncio.gather(*(self._execute(task, api) for api in episodes), return_exceptions=True)
-            if failed := [one for one in told if isinstance(one, BaseException)]:
-                raise failed[0]
-            done = [one for one in told if isinstance(one, WorkflowOutput)]
+            running = [asyncio.ensure_future(self._execute(task, api)) for api in episodes]
+            await asyncio.gather(*running, return_exceptions=True)
+            done = [one.result() for one in running]
             rewards = random.sample([output.reward for output in done], len(done))
             outputs = zip(episodes, done, rewards, strict=True)
             ends = {api.episode_uuid: one.model_copy(update={"reward": reward}) for api, one, reward in outputs}

@@ -10,18 +10,20 @@ import argparse
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from worker import SWARM_URL
 
 from swarm.client import SwarmClient
-from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.status import ServerStatus
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from study.rolling import exit_code, started  # noqa: E402
+
 SHARES = {"sums": 0.4, "translation": 0.6}
 KILLED = "sums"
 STEP_SECONDS = 400.0
@@ -88,7 +90,7 @@ def cocktail(client: SwarmClient, arguments: argparse.Namespace) -> None:
                 worker.wait()
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Train one model with two agents at 0.4 and 0.6 of each batch.")
     parser.add_argument("--swarm-url", default=SWARM_URL)
     parser.add_argument("--model", default="", help="another model than job.yaml's")
@@ -102,20 +104,10 @@ def main() -> int:
     if min(arguments.steps) < 1:
         parser.error("--steps must be at least 1")
     job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
-    began = time.monotonic()
-    try:
-        with SwarmClient(arguments.swarm_url) as client:
-            client.auto_sync_train_config_and_start_engine(job, force_restart=True)
-            print(f"the engine is ready after {time.monotonic() - began:.0f} s", flush=True)
-            cocktail(client, arguments)
-    except SwarmGatewayError as exc:
-        print(f"cocktail: {exc.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(f"{sum(arguments.steps)} steps, {time.monotonic() - began:.0f} s")
-    return 0
+    with started(arguments.swarm_url, job) as client:
+        cocktail(client, arguments)
+    print(f"{sum(arguments.steps)} steps")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

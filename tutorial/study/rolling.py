@@ -1,4 +1,4 @@
-"""What the loops of active clients (``agent_roll.py``) have in common: their options, and how they end."""
+"""What scripts that train as active clients have in common: options, an engine to begin with, and how they end."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def started(url: str, job: TrainJob) -> Generator[SwarmClient]:
         yield client
 
 
-def exit_code(roll: Callable[[], None]) -> int:
-    """Run the loop, and say how long it took; 1 with a message if a swarm server refuses or fails, 130 after Ctrl-C."""
+def exit_code(work: Callable[[], None]) -> int:
+    """Run ``work``, and say how long it took; 1 with a message if a swarm server refuses or fails, 130 after Ctrl-C."""
     began = time.monotonic()
     try:
-        roll()
+        work()
     except SwarmGatewayError as exc:
-        print(f"agent_roll: {exc.message}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).stem}: {exc.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
