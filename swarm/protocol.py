@@ -21,7 +21,7 @@ NO_EPISODES = "No available episodes to claim."
 #: Begins why a claim is refused whose client has its share of the batch.
 THROTTLED = "throttled"
 #: AgentJet's client waits as in the phase that it knows.
-BATCH_WAITS = f"{POST_ROLLING}: a whole batch waits for the trainer"
+BATCH_WAITS = f"{POST_ROLLING}: the trainer computes a step, and enough episodes for the next one wait or run"
 TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
 #: header of every sampled answer: the number of the weights
@@ -210,8 +210,8 @@ class ClaimEpisodeRequest(WireRequest):
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
     unless_batch_waits: bool = Field(
         default=False,
-        description="do not wait while vLLM serves but no episode is needed: a whole batch waits for the trainer, the "
-        "trainer died and is being started again, or the client has its share",
+        description="do not wait while vLLM serves but no episode is needed: the trainer computes a step and enough "
+        "episodes for the next one wait or run, it died and is being started again, or the client has its share",
     )
     idempotency_key: Name | None = None
 

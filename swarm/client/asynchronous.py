@@ -161,8 +161,8 @@ class AsyncSwarmClient(Control):
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` (``None``: ``begin_timeout``).
 
         The group has an address of its own, where one request samples an answer for each episode. With
-        ``unless_batch_waits`` the claim fails at once while the model answers but the trainer needs no episodes: a
-        whole batch waits for it, or it died and is being started again.
+        ``unless_batch_waits`` the claim fails at once while the model answers but the trainer needs no episodes: it
+        computes a step and enough for the next one wait or run, or it died and is being started again.
 
         Raises:
             UnavailableError: no server, or no episodes in time; ``code`` says which (``server_unreachable``,

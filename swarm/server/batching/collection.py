@@ -236,8 +236,8 @@ class Collection:
 
     @property
     def full(self) -> bool:
-        """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
-        return self.groups.full(self._clients.any_agreed, self._clients.all_agreed)
+        """Whether another train episode would be sampled in vain while a batch is out."""
+        return self.groups.full(self.shares.running, self._clients.any_agreed, self._clients.all_agreed)
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may change as time passes."""

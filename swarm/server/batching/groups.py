@@ -81,8 +81,9 @@ class GroupStore:
         self._lost: dict[str, GroupRow] = {}
         #: waiting episodes in groups of at least two
         self.trainable = 0
-        #: whole groups, and episodes in groups of at least two, that will not be too old after one more sync
-        self._lasting = (0, 0)
+        #: whole groups, episodes in groups of at least two, and all episodes that will not be too old after one more
+        #: sync
+        self._lasting = (0, 0, 0)
         self._cache_full = False
         self._taken: Outstanding | None = None
         #: finished episodes that wait for a batch
@@ -109,9 +110,19 @@ class GroupStore:
             return self._taken.back
         return self._method.ready(Tally(len(self._whole), self.trainable, any_agreed, all_agreed, self._cache_full))
 
-    def full(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
-        """Whether what waits makes a batch once the one that is out is trained: without what is too old by then."""
-        return self._method.ready(Tally(*self._lasting, any_agreed, all_agreed, self._cache_full))
+    def full(self, running: int, any_agreed: bool = False, all_agreed: bool = False) -> bool:
+        """Whether another train episode beside ``running`` ones would be sampled in vain while a batch is out.
+
+        What waits, without what will be too old, makes the next batch already; or, where the batch has a size, what
+        waits and runs fills the ``max_staleness`` batches that still come in time.
+        """
+        whole, trainable, episodes = self._lasting
+        if self._method.ready(Tally(whole, trainable, any_agreed, all_agreed, self._cache_full)):
+            return True
+        batches = self._job.max_staleness
+        if batches is None or self.by_agreement:
+            return False
+        return episodes + running >= batches * self._job.batch_size * self._job.num_repeat
 
     def waiting(self) -> Iterator[Group]:
         """The groups that wait for a batch, whole ones first; not to be changed."""
@@ -175,7 +186,7 @@ class GroupStore:
         self._version = policy_version
         if self._job.max_staleness is None:
             return []
-        self._lasting = (0, 0)
+        self._lasting = (0, 0, 0)
         for group in self.waiting():
             self._count(group, 1)
         gone: list[Member] = []
@@ -353,8 +364,12 @@ class GroupStore:
         closed = group.number in self._whole
         if closed and kept < len(group.members):
             kept = 0
-        whole, trainable = self._lasting
-        self._lasting = (whole + sign * (closed and kept > 0), trainable + sign * _trainable(kept))
+        whole, trainable, episodes = self._lasting
+        self._lasting = (
+            whole + sign * (closed and kept > 0),
+            trainable + sign * _trainable(kept),
+            episodes + sign * kept,
+        )
 
     def _useless(self) -> list[Group]:
         """Open groups that cannot go into a batch as they are, oldest first."""

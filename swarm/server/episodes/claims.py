@@ -149,10 +149,6 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
-        if (pool := self._pool()) is not None and (reason := pool.needs_none):
-            for waiting in [one for one in self._waiting if _gives_way(one.wish) and not one.granted.done()]:
-                self._unqueue(waiting)
-                waiting.granted.set_result(Refusal(reason))
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):
@@ -162,7 +158,12 @@ class ClaimQueue:
             waiting.reason = outcome.reason
             if outcome.holds_place:
                 # strictly first in, first out: a group that needs four slots must not starve behind single claims
-                return
+                break
+        # the last grant may have been the last that is needed
+        if (pool := self._pool()) is not None and (reason := pool.needs_none):
+            for waiting in [one for one in self._waiting if _gives_way(one.wish) and not one.granted.done()]:
+                self._unqueue(waiting)
+                waiting.granted.set_result(Refusal(reason))
 
     def give_back(self, wish: ClaimWish, grant: Grant) -> None:
         """Abort the episodes of a grant that nobody took, and forget it."""

@@ -283,8 +283,8 @@ class EpisodePool:
 
     @property
     def needs_none(self) -> str:
-        """Why no train episode is needed although vLLM serves: a whole batch waits for a trainer that still computes
-        the one before, the trainer died, or all steps are done; otherwise empty."""
+        """Why no train episode is needed although vLLM serves: the trainer still computes and what waits and runs is
+        all that it can use next, the trainer died, or all steps are done; otherwise empty."""
         if self.trainer_away:
             return TRAINER_AWAY
         waits = self.trainer_busy and self._engine in _SERVING and self.collection.full

@@ -117,13 +117,19 @@ class CollectionMachine(RuleBasedStateMachine):
         return self.is_enough(len(self.whole), sum(len(group.members) for group in self.trainable()))
 
     def is_full(self) -> bool:
-        """Whether what lasts until after the next version makes a batch."""
+        """Whether what lasts until after the next version makes a batch, or fills all batches together with what runs."""
         self.version += 1
         whole = [group for group in self.whole if not any(map(self.is_old, group.members))]
         kept = [sum(not self.is_old(one) for one in group.members) for group in self.open]
         self.version -= 1
         episodes = sum(len(group.members) for group in whole) + sum(count for count in kept if count >= 2)
-        return self.is_enough(len(whole), episodes)
+        if self.is_enough(len(whole), episodes):
+            return True
+        if (batches := self.job.max_staleness) is None or self.by_agreement:
+            return False
+        lasting = sum(len(group.members) for group in whole) + sum(kept)
+        running = sum(kind == "train" for _, kind, _ in self.running)
+        return lasting + running >= batches * self.job.batch_size * self.job.num_repeat
 
     def is_enough(self, whole: int, episodes: int) -> bool:
         match self.method:

@@ -33,9 +33,9 @@ def always(version: int = 0, last_batch: str = "") -> RolloutReady:
     )
 
 
-def rolling(journal: MemoryJournal | None = None) -> Controller:
+def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB) -> Controller:
     controller = opened(journal)
-    controller.sync_job(JOB)
+    controller.sync_job(job)
     controller.boot()
     controller.rollout_ready(always())
     return controller
@@ -43,6 +43,12 @@ def rolling(journal: MemoryJournal | None = None) -> Controller:
 
 async def gateway_claim(controller: Controller, wait: float = LONG) -> object:
     return await controller.claim(ClaimWish("gateway", episodes=2, unless_batch_waits=True), wait)
+
+
+async def evaluations(controller: Controller, count: int) -> Grant:
+    grant = await controller.claim(ClaimWish("me", episodes=count, episode_type="eval"), LONG)
+    assert isinstance(grant, Grant)
+    return grant
 
 
 def synced(controller: Controller, version: int) -> None:
@@ -84,12 +90,7 @@ async def test_a_batch_waits_for_the_trainer_and_then_leaves_at_once() -> None:
     first = await out(controller)
     feed = asyncio.create_task(controller.next_batch())
     finish(controller, await claim(controller, 2), "c")
-    last = await claim(controller, 2)
-    await claim(controller, 6)
-    unsure = asyncio.create_task(gateway_claim(controller))
-    await asyncio.sleep(0)
-    finish(controller, last, "d")
-    assert await asyncio.wait_for(unsure, LONG) == BATCH_WAITS, "it was in the queue when the batch became whole"
+    finish(controller, await claim(controller, 2), "d")
     assert await gateway_claim(controller) == BATCH_WAITS
     assert await refusal(controller) == BATCH_WAITS
     patient = await waiting(controller, 2)
@@ -99,14 +100,54 @@ async def test_a_batch_waits_for_the_trainer_and_then_leaves_at_once() -> None:
     assert len(await asyncio.wait_for(patient, LONG)) == 2
 
 
+@pytest.mark.parametrize("max_staleness", [1, 2, None])
+async def test_no_more_begin_than_come_in_time_while_the_trainer_computes(max_staleness: int | None) -> None:
+    controller = rolling(job=JOB.model_copy(update={"max_staleness": max_staleness, "max_parallel_episodes": 16}))
+    first = await out(controller)
+    allowed = 14 if max_staleness is None else 4 * max_staleness
+    running = [await claim(controller, 2) for _ in range(allowed // 2)]
+    if max_staleness is None:
+        assert len(await claim(controller, 2)) == 2, "nothing is ever too old"
+        return
+    unsure = asyncio.create_task(gateway_claim(controller))
+    assert await asyncio.wait_for(unsure, LONG) == BATCH_WAITS
+    assert await refusal(controller) == BATCH_WAITS
+    finish(controller, running[0], "c")
+    assert await refusal(controller) == BATCH_WAITS, "it waits instead of running"
+    queued = await waiting(controller, 2)
+    controller.pool.abort("me", running[1][0].episode_uuid)
+    controller.pool_changed()
+    assert len(await asyncio.wait_for(queued, LONG)) == 2, "one was given up, and its place is free"
+    patient = await waiting(controller, 2)
+    step(controller, first, 1)
+    assert len(await asyncio.wait_for(patient, LONG)) == 2
+
+
+async def test_a_claim_that_gives_way_leaves_the_queue_when_enough_run() -> None:
+    controller = rolling()
+    await out(controller)
+    await claim(controller, 2)
+    others = await evaluations(controller, 6)
+    last = await waiting(controller, 2)
+    unsure = asyncio.create_task(gateway_claim(controller))
+    await asyncio.sleep(0)
+    assert not unsure.done(), "all slots are taken"
+    for one in others.claims[:4]:
+        controller.pool.abort("me", one.episode_uuid)
+    controller.pool_changed()
+    assert await asyncio.wait_for(unsure, LONG) == BATCH_WAITS
+    assert len(await last) == 2
+
+
 async def test_a_batch_that_becomes_whole_while_the_trainer_waits_refuses_nobody() -> None:
     controller = rolling()
     feed = asyncio.create_task(controller.next_batch())
     finish(controller, await claim(controller, 2), "a")
-    running = await claim(controller, 8)
+    running = await claim(controller, 2)
+    await evaluations(controller, 6)
     queued = asyncio.create_task(gateway_claim(controller))
     await asyncio.sleep(0)
-    finish(controller, running[:2], "b")
+    finish(controller, running, "b")
     await asyncio.wait_for(feed, LONG)
     assert await asyncio.wait_for(queued, LONG) != BATCH_WAITS
 
@@ -150,9 +191,9 @@ def test_a_job_that_trains_nothing_old_cannot_serve_always() -> None:
 
 async def test_groups_that_expire_at_the_next_sync_make_no_batch_that_others_wait_for() -> None:
     controller = rolling()
+    running = {task: await claim(controller, 2) for task in ("c", "d", "surplus")}
     first = await out(controller)
     feed = asyncio.create_task(controller.next_batch())
-    running = {task: await claim(controller, 2) for task in ("c", "d", "surplus")}
     for task, claims in running.items():
         finish(controller, claims, task)
     step(controller, first, 1)
@@ -172,8 +213,7 @@ async def test_a_batch_that_waits_holds_up_no_evaluation_and_says_so_during_the_
     assert await refusal(controller) == BATCH_WAITS
     train = asyncio.create_task(claim(controller, 1, LONG))
     await asyncio.sleep(0)
-    evaluation = await controller.claim(ClaimWish("me", episode_type="eval", unless_batch_waits=True), LONG)
-    assert isinstance(evaluation, Grant)
+    await evaluations(controller, 1)
     controller.weight_sync_begins()
     assert await gateway_claim(controller) == BATCH_WAITS
     train.cancel()
