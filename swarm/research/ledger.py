@@ -280,17 +280,26 @@ class Ledger:
 
         Raises:
             StateError: it cannot happen now; nothing was written.
-            OSError: the disk is full; nothing was written.
+            OSError: the disk is full; nothing was written, and nothing will be: what follows would depend on it.
         """
         with self.lock:
             told = {"event": event, "at": round(time.time(), 3), **values}
             line = json.dumps(told, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            if self._file.closed:
+                raise OSError(errno.EIO, "an earlier event was not written", self._file.name)
             self.state.apply(json.loads(line))
-            before = os.fstat(self._file.fileno()).st_size
-            if self._file.write(line) < len(line):
-                self._file.truncate(before)
-                raise OSError(errno.ENOSPC, "the disk is full", self._file.name)
-            os.fsync(self._file.fileno())
+            try:
+                self._write(line)
+            except OSError:
+                self._file.close()
+                raise
+
+    def _write(self, line: bytes) -> None:
+        before = os.fstat(self._file.fileno()).st_size
+        if self._file.write(line) < len(line):
+            self._file.truncate(before)
+            raise OSError(errno.ENOSPC, "the disk is full", self._file.name)
+        os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
