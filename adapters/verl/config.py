@@ -10,6 +10,7 @@ import copy
 import difflib
 import functools
 import importlib.util
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,8 +53,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         device: from :func:`resolve_device`.
 
     Raises:
-        ConfigError: verl is not installed, an override names no key of verl or does not fit it, or vLLM has no such
-            parser.
+        ConfigError: verl is not installed, an override names no key of verl or does not fit it, vLLM has no such
+            parser, or an episode may be longer than the model's context.
     """
     config = copy.deepcopy(_defaults())
     values = {**implied_values(job, model, run_dir, device), **parser_values(job, model)}
@@ -68,6 +69,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             "serving: between_steps"
         )
     check_parsers(OmegaConf.select(config, VLLM))
+    _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), Path(model) / "config.json")
     return config
 
 
@@ -277,3 +279,21 @@ def _check_sizes(config: DictConfig) -> None:
     for key in (f"actor_rollout_ref.{name}_micro_batch_size_per_gpu" for name in names):
         if (size := OmegaConf.select(config, key)) is not None and size < 1:
             raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")
+
+
+def _check_length(longest: int, described: Path) -> None:
+    """Refuse episodes that are longer than the context of a model on this machine; vLLM would, after a minute of boot.
+
+    Left to vLLM: models of a hub, and contexts that scaled rotary embeddings stretch.
+    """
+    if not described.is_file():
+        return
+    model = json.loads(described.read_text())
+    context = model.get("max_position_embeddings")
+    stretched = "factor" in json.dumps([model.get("rope_scaling"), model.get("rope_parameters")])
+    if context and longest > context and not stretched:
+        raise ConfigError(
+            f"max_prompt_length and max_response_length are {longest:,} tokens together, and the model takes "
+            f"{context:,}: set both in the job",
+            param="max_prompt_length",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,28 @@ def test_sizes_that_verl_cannot_train_are_refused(
     overrides = {key: value for key, value in changes.items() if "." in key}
     with pytest.raises(ConfigError, match=message):
         compose(tmp_path, device, **fields, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("described", "refused"),
+    [
+        ({"max_position_embeddings": 149}, True),
+        ({"max_position_embeddings": 150}, False),
+        ({"max_position_embeddings": 149, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, False),
+        ({"max_position_embeddings": 149, "rope_parameters": {"rope_type": "default"}}, True),
+        ({"max_position_embeddings": 149, "rope_parameters": {"full": {"rope_type": "yarn", "factor": 4.0}}}, False),
+        ({"model_type": "mamba"}, False),
+    ],
+)
+def test_an_episode_longer_than_the_models_context_is_refused(
+    tmp_path: Path, described: dict[str, Any], refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    if refused:
+        with pytest.raises(ConfigError, match="are 150 tokens together, and the model takes 149"):
+            config.verl_config(JOB, str(tmp_path), tmp_path, "cpu")
+    else:
+        assert config.verl_config(JOB, str(tmp_path), tmp_path, "cpu")
 
 
 def test_rows_need_not_divide_by_micro_batches_or_ranks(tmp_path: Path) -> None:
