@@ -29,10 +29,10 @@ def replay(
     model: Annotated[str, typer.Option(help="model to ask for; default: the first of /v1/models")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="key of the address")] = "none",
     concurrency: Annotated[int, typer.Option(min=1, help="requests at once")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="times through the data (not with --until-step)")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="times through the data (not with --steps)")] = 1,
     requests: Annotated[int | None, typer.Option(min=1, help="stop after this many requests")] = None,
-    until_step: Annotated[
-        int | None, typer.Option(min=1, help="go on until the swarm server has done this many training steps")
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="go on until the swarm server has done this many more training steps")
     ] = None,
     time_limit: Annotated[float | None, typer.Option(help="stop after this many seconds")] = None,
     request_timeout: Annotated[float, typer.Option(help="seconds one request may take")] = 300.0,
@@ -60,8 +60,8 @@ def replay(
     from gateway.replay.senders import CommandSender, HttpSender
     from swarm.client import AsyncSwarmClient, RetryPolicy
 
-    if until_step is not None and swarm_url is None:
-        raise ConfigError("--until-step needs --swarm-url to see the steps")
+    if steps is not None and swarm_url is None:
+        raise ConfigError("--steps needs --swarm-url to see the steps")
     if report is not None:
         check_plots()
     others = [read_report(path) for path in compare or []]
@@ -71,9 +71,9 @@ def replay(
         model=model,
         label=label,
         concurrency=concurrency,
-        epochs=None if until_step is not None or requests is not None else epochs,
+        epochs=None if steps is not None or requests is not None else epochs,
         max_requests=requests,
-        until_step=until_step,
+        steps=steps,
         time_limit=time_limit,
         seed=seed,
     )

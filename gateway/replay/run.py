@@ -32,7 +32,8 @@ _FAILURE_PAUSE = 0.5
 class ReplayConfig(Model):
     """What to send and when to stop; times in seconds.
 
-    ``epochs`` None sends the prompts again and again until ``until_step`` or ``max_requests``.
+    ``epochs`` None sends the prompts again and again until ``steps`` or ``max_requests``; ``steps`` are training steps
+    that the server does meanwhile.
     """
 
     data: str | Path = Field(description="as for swarm.data.read_tasks")
@@ -42,15 +43,15 @@ class ReplayConfig(Model):
     concurrency: int = Field(default=4, ge=1, le=1024)
     epochs: int | None = Field(default=1, ge=1)
     max_requests: int | None = Field(default=None, ge=1)
-    until_step: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     time_limit: float | None = Field(default=None, gt=0)
     max_failures_in_a_row: int = Field(default=50, ge=1)
     seed: int = 0
 
     @model_validator(mode="after")
     def _ends(self) -> ReplayConfig:
-        if self.epochs is None and self.until_step is None and self.max_requests is None:
-            raise ValueError("the replay would never end: give epochs, requests or until_step")
+        if self.epochs is None and self.steps is None and self.max_requests is None:
+            raise ValueError("the replay would never end: give epochs, requests or steps")
         return self
 
 
@@ -108,7 +109,7 @@ async def replay(
     Cancelling it (Ctrl-C under ``asyncio.run``) still returns the report, with ``interrupted`` set.
 
     Args:
-        config: what to send and when to stop; ``until_step`` needs ``swarm``.
+        config: what to send and when to stop; ``steps`` needs ``swarm``.
         sender: sends one prompt.
         swarm: client of the swarm server, for the rewards by step.
         on_progress: called after each request and each poll of the server.
@@ -218,7 +219,7 @@ class _Run:
             with contextlib.suppress(SwarmGatewayError):
                 await self.look()
                 self.on_progress(self.progress)
-            if self.config.until_step is not None and self.progress.step >= self.config.until_step:
+            if self.config.steps is not None and len(self.progress.steps) >= self.config.steps:
                 raise _Ended(f"step {self.progress.step} is done")
             await asyncio.sleep(_POLL)
 

@@ -22,7 +22,7 @@ def made(tmp_path: Path) -> Path:
     folder = scaffold("polite_agent", tmp_path / "tutorial")
     with_free_ports(folder)
     for file in (folder / "README.md", folder / "mock_user_request.py"):
-        file.write_text(file.read_text().replace("--until-step 20", f"--until-step {STEPS}"))
+        file.write_text(file.read_text().replace("--steps 20", f"--steps {STEPS}"))
     return folder
 
 

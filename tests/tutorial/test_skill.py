@@ -92,7 +92,7 @@ def test_to_the_letter(tmp_path: Path) -> None:
     gateway, swarm, upstream = free_ports(3)
     config = work / FOLDER / "config.yaml"
     config.write_text(config.read_text().replace("8000", str(gateway)).replace("10086", str(swarm)))
-    for usual, free in (("8000", gateway), ("10086", swarm), ("11434", upstream), ("until-step 20", "until-step 1")):
+    for usual, free in (("8000", gateway), ("10086", swarm), ("11434", upstream), ("steps 20", "steps 1")):
         untrained, trained = (one.replace(usual, str(free)) for one in (untrained, trained))
     up, users = commands(f"```sh\n{trained}```")
     base_url = f"http://127.0.0.1:{gateway}/v1"

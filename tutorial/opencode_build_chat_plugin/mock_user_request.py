@@ -1,7 +1,7 @@
 """Users who talk to ``chat.py`` through its command line, one message at a time, with a progress bar and a report.
 
 python mock_user_request.py --quick
-python mock_user_request.py --until-step 24 --report runs/report
+python mock_user_request.py --steps 24 --report runs/report
 """
 
 from __future__ import annotations

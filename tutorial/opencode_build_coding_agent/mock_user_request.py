@@ -1,7 +1,7 @@
 """Users who let a coding agent repair the projects of ``repairs.jsonl``; each session is credited with its tests.
 
 python mock_user_request.py --quick --agent claude
-python mock_user_request.py --until-step 20 --agent codex --report runs/report
+python mock_user_request.py --steps 20 --agent codex --report runs/report
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Users who ask the questions of ``questions.jsonl`` through the app's own code, with a progress bar and a report.
 
 python mock_user_request.py --quick
-python mock_user_request.py --until-step 20 --report runs/report
+python mock_user_request.py --steps 20 --report runs/report
 """
 
 from __future__ import annotations

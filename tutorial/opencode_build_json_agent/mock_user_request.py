@@ -1,7 +1,7 @@
 """Users who send the prompts of ``train.jsonl`` to the gateway, with a progress bar and a report.
 
 python mock_user_request.py --quick
-python mock_user_request.py --until-step 16 --report runs/report
+python mock_user_request.py --steps 16 --report runs/report
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def ask_until(command: list[str], config: dict[str, Any], steps: int, folder: Pa
         ExperimentError: it failed, or ended before the last step.
     """
     limit = steps * STEP_SECONDS
-    users = [*command, "--until-step", str(steps), "--label", folder.name]
+    users = [*command, "--steps", str(steps), "--label", folder.name]
     users += ["--base-url", f"http://127.0.0.1:{config['gateway']['port']}/v1", "--swarm-url", swarm_url(config)]
     users += ["--concurrency", str(config["job"]["batch_size"]), "--time-limit", str(limit), "--report", str(folder)]
     call(users, limit + 120, f"asking the app (log: {folder / 'up.log'})")

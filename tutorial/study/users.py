@@ -52,8 +52,8 @@ def main(
             model=arguments.model,
             label=arguments.label,
             concurrency=arguments.concurrency,
-            epochs=None if arguments.until_step else 1,
-            until_step=arguments.until_step,
+            epochs=None if arguments.steps else 1,
+            steps=arguments.steps,
             time_limit=arguments.time_limit,
             seed=arguments.seed,
         )
@@ -84,13 +84,13 @@ def _parsed(data: Path, more: argparse.ArgumentParser | None) -> argparse.Namesp
     parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the swarm server")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--concurrency", type=int, default=4, help="users at once")
-    parser.add_argument("--until-step", type=int, help="go on until this training step; default: once through the data")
-    parser.add_argument("--quick", action="store_true", help=f"until step {_QUICK_STEPS}")
+    parser.add_argument("--steps", type=int, help="go on for so many training steps; default: once through the data")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_STEPS} training steps")
     parser.add_argument("--time-limit", type=float, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--label", default="run")
     parser.add_argument("--report", type=Path, help="folder for report.json and report.png")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.until_step = _QUICK_STEPS
+        arguments.steps = _QUICK_STEPS
     return arguments

@@ -54,7 +54,7 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["models", "pull", "no-such-model"], "known: smollm2-135m"),
         (["replay", "--data", "x.jsonl", "--base-url", "nonsense"], "must look like http"),
         (["replay", "--data", "x.jsonl", "--time-limit", "0"], "time_limit: Input should be greater than 0"),
-        (["replay", "--data", "x.jsonl", "--until-step", "3"], "needs --swarm-url"),
+        (["replay", "--data", "x.jsonl", "--steps", "3"], "needs --swarm-url"),
         (["replay", "--data", "none.jsonl", "--model", "m"], "there is no file none.jsonl"),
         (["replay", "--data", "x.jsonl", "--compare", "none"], "cannot read the report none"),
     ],

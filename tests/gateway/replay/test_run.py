@@ -110,15 +110,15 @@ async def test_requests_bound_an_endless_replay(data: Path) -> None:
     assert len(sender.sent) == 15
 
 
-async def test_it_ends_when_the_step_is_done_and_counts_what_it_cancels(
+async def test_it_ends_when_its_steps_are_done_and_counts_what_it_cancels(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.replay.run._POLL", 0.01)
-    async with swarm_with(0, 0, 1, 3) as swarm:
-        report = await replay(config(data, epochs=None, until_step=3), Hanging(), swarm)
-    assert report.stopped_because == "step 3 is done"
+    async with swarm_with(2, 2, 3, 5) as swarm:
+        report = await replay(config(data, epochs=None, steps=3), Hanging(), swarm)
+    assert report.stopped_because == "step 5 is done"
     assert (report.requests, report.cancelled) == (2, 2)
-    assert [point.step for point in report.steps] == [1, 2, 3]
+    assert [point.step for point in report.steps] == [3, 4, 5], "those from before it began are not its own"
 
 
 async def test_steps_from_before_it_began_are_not_its_own(data: Path) -> None:
