@@ -117,7 +117,7 @@ class CollectionMachine(RuleBasedStateMachine):
         return self.is_enough(len(self.whole), sum(len(group.members) for group in self.trainable()))
 
     def is_full(self) -> bool:
-        """Whether what lasts until after the next version makes a batch, or fills all batches together with what runs."""
+        """Whether what lasts until after the next version makes a batch, or fills all of them with what runs."""
         self.version += 1
         whole = [group for group in self.whole if not any(map(self.is_old, group.members))]
         kept = [sum(not self.is_old(one) for one in group.members) for group in self.open]
