@@ -24,7 +24,7 @@ from omegaconf.resolvers import oc
 
 from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
-from adapters.verl.parsers import VLLM, check_parsers, parser_values
+from adapters.verl.parsers import VLLM, check_parsers, parser_values, read_object
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
 
@@ -69,7 +69,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             "serving: between_steps"
         )
     check_parsers(OmegaConf.select(config, VLLM))
-    _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), Path(model) / "config.json")
+    _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), model)
     return config
 
 
@@ -281,16 +281,14 @@ def _check_sizes(config: DictConfig) -> None:
             raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")
 
 
-def _check_length(longest: int, described: Path) -> None:
-    """Refuse episodes that are longer than the context of a model on this machine; vLLM would, after a minute of boot.
+def _check_length(longest: int, model: str) -> None:
+    """Refuse episodes that are longer than the model's context; vLLM would, after a minute of boot.
 
-    Left to vLLM: models of a hub, and contexts that scaled rotary embeddings stretch.
+    A context that scaled rotary embeddings stretch is left to vLLM.
     """
-    if not described.is_file():
-        return
-    model = json.loads(described.read_text())
-    context = model.get("max_position_embeddings")
-    stretched = "factor" in json.dumps([model.get("rope_scaling"), model.get("rope_parameters")])
+    described = read_object(model, "config.json")
+    context = described.get("max_position_embeddings")
+    stretched = "factor" in json.dumps([described.get("rope_scaling"), described.get("rope_parameters")])
     if context and longest > context and not stretched:
         raise ConfigError(
             f"max_prompt_length and max_response_length are {longest:,} tokens together, and the model takes "

@@ -157,14 +157,14 @@ class _Model:
 
     @classmethod
     def read(cls, model: str) -> _Model:
-        config = _object(_text(model, "config.json"))
+        config = read_object(model, "config.json")
         if not config:
             return cls("", "", "", frozenset(), "", "")
-        tokenizer = _object(_text(model, "tokenizer_config.json"))
-        added: list[dict[str, Any]] = _object(_text(model, "tokenizer.json")).get("added_tokens") or []
+        tokenizer = read_object(model, "tokenizer_config.json")
+        added: list[dict[str, Any]] = read_object(model, "tokenizer.json").get("added_tokens") or []
         added += (tokenizer.get("added_tokens_decoder") or {}).values()
         named = _templates(tokenizer.get("chat_template"))
-        processor = _templates(_object(_text(model, "chat_template.json")).get("chat_template"))
+        processor = _templates(read_object(model, "chat_template.json").get("chat_template"))
         jinja, tool_use = (
             _text(model, name) for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
         )
@@ -231,9 +231,10 @@ def _text(model: str, name: str) -> str:
         return ""
 
 
-def _object(text: str) -> dict[str, Any]:
+def read_object(model: str, name: str) -> dict[str, Any]:
+    """What is in a JSON file of a model, in a folder or on a hub; empty where there is none or it is no object."""
     try:
-        value: Any = json.loads(text or "{}")
+        value: Any = json.loads(_text(model, name) or "{}")
     except ValueError:
         return {}
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
