@@ -56,15 +56,21 @@ async def on_compute_relative_reward(task, candidates, context):
 '''
 
 
-def judged_by_itself(swarm_url: str, folder: Path, body: dict[str, Any], slots: int, seconds: float) -> dict[str, Any]:
-    """Ask for four groups at once, twice as many as there are slots for; the gateway's counts once all are settled.
+def judged_by_itself(
+    swarm_url: str, folder: Path, body: dict[str, Any], slots: int, seconds: float
+) -> tuple[dict[str, Any], int]:
+    """Ask for four groups at once, twice as many as there are slots for.
+
+    Returns:
+        the gateway's counts once all are settled, and how many requests were answered once because a step was computed
+        and enough episodes for the next one waited or ran.
 
     Raises:
         AssertionError: one of the four users got no answer.
         TimeoutError: they wait for each other.
     """
 
-    async def run() -> dict[str, Any]:
+    async def run() -> tuple[dict[str, Any], int]:
         config = GatewayConfig(
             swarm_url=swarm_url, hooks=str(folder), claim_wait_seconds=seconds, hook_timeout_seconds=60
         )
@@ -77,7 +83,7 @@ def judged_by_itself(swarm_url: str, folder: Path, body: dict[str, Any], slots: 
             assert [one.status_code for one in users] == [200] * 4, [one.text for one in users]
             while (counts := (await http.get("/status")).json())["background"]:
                 pass
-            return counts
+            return counts, [one.headers.get("x-swarm-drop-reason") for one in users].count("batch_waits")
 
     folder.mkdir()
     text = REWARD.format(swarm=swarm_url, held=slots, tokens=VERDICT_TOKENS, verdict=VERDICT)

@@ -577,10 +577,14 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
         third = step(swarm, 3)
 
         # the model judges its own answers while they hold all slots; the group that waits since step 3 goes with them
-        counts = judged_by_itself(up.url("swarm server"), tmp_path / "judge", ASK, BATCH * REPEAT, STEP_SECONDS)
+        counts, not_needed = judged_by_itself(
+            up.url("swarm server"), tmp_path / "judge", ASK, BATCH * REPEAT, STEP_SECONDS
+        )
         judged = counts["groups"]
         assert judged["trained"] >= 1, counts
-        assert judged["trained"] + sum(judged["dropped"].values()) == 4, counts
+        # the first judged group makes step 4's batch: while that is computed, two groups are enough
+        assert not_needed <= 1
+        assert judged["trained"] + sum(judged["dropped"].values()) + not_needed == 4, counts
         # weights may have changed under a judge
         assert set(judged["dropped"]) <= {"reward_hook_failed", "sample_failed"}, counts
         assert set(counts["hook_failures"]) <= {"judge_unavailable", "judge_timeout"}, counts
