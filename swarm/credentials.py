@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import stat
-import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -271,16 +270,13 @@ class Ring(Generic[C]):
 
     Args:
         file: of the credentials.
-        look_every: seconds for which a look at the file's date holds; 0: each :meth:`refresh` looks.
 
     Raises:
         ConfigError: the file is there and cannot be read; a server must not start on a guess.
     """
 
-    def __init__(self, file: CredentialFile[C], look_every: float = 0.0) -> None:
+    def __init__(self, file: CredentialFile[C]) -> None:
         self.file = file
-        self._look_every = look_every
-        self._looked = time.monotonic()
         self._mark = file.mark()
         self._held = self._read()
 
@@ -296,10 +292,6 @@ class Ring(Generic[C]):
     def refresh(self) -> None:
         """Look at the file and read it if it has changed. One that is damaged or gone is logged, once. Any thread may
         do this."""
-        now = time.monotonic()
-        if now - self._looked < self._look_every:
-            return
-        self._looked = now
         mark = self.file.mark()
         if mark == self._mark:
             return

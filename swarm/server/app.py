@@ -76,7 +76,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # checking the file for each request would cost a busy server a tenth of its time
-    ring = TokenRing(config.token, config.run_dir, look_every=0.05, private=config.private_token)
+    ring = TokenRing(config.token, config.run_dir, private=config.private_token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: App) -> AsyncGenerator[None]:

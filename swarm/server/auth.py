@@ -102,14 +102,13 @@ class TokenRing(Ring[Token]):
         token: opens everything; None: there is no such token.
         private: opens everything too, but does not count as a token that somebody made, so it closes nothing.
         run_dir: the folder of ``tokens.json``.
-        look_every: seconds for which a check of the file's date holds; 0: each answer checks it.
 
     Raises:
         ConfigError: the file exists and cannot be read.
     """
 
-    def __init__(self, token: str | None, run_dir: Path, look_every: float = 0.0, private: str | None = None) -> None:
-        super().__init__(TokenFile(run_dir), look_every)
+    def __init__(self, token: str | None, run_dir: Path, private: str | None = None) -> None:
+        super().__init__(TokenFile(run_dir))
         self._configured = bool(token)
         self._own = {
             digest(own): Caller(name, frozenset({"admin"}))

@@ -82,13 +82,6 @@ def test_every_digest_is_compared_in_constant_time(
         assert len(compared) == expected
 
 
-def test_a_look_holds_for_a_while(tmp_path: Path) -> None:
-    tokens = TokenFile(tmp_path)
-    lazy, eager = TokenRing(None, tmp_path, look_every=3600.0), TokenRing(None, tmp_path)
-    tokens.create("one", ["read"])
-    assert (lazy.empty, eager.empty) == (True, False)
-
-
 def test_a_private_token_opens_everything_and_closes_nothing(tokens: TokenFile, tmp_path: Path) -> None:
     ring = TokenRing(None, tmp_path, private="between-us")
     assert ring.empty and not ring.usable()
