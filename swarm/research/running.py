@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research import code
 from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
@@ -22,6 +23,7 @@ from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneEr
 from swarm.research.ledger import BASE, Ledger, Run
 from swarm.research.proposing import Proposal, ProposerError, propose, pruned
 from swarm.research.study import Study
+from swarm.types import Task
 
 #: Attempts at a run whose engine or episodes fail.
 ATTEMPTS = 3
@@ -38,13 +40,31 @@ def begin(study: Study, folder: Path, ledger: Ledger) -> None:
     """Begin a study, with the code that git tracks now.
 
     Raises:
-        ConfigError: it has begun, or its code is not under version control.
+        ConfigError: it has begun, its code is not under version control, or it trains on a held-out task.
     """
     if ledger.state.study:
         raise ConfigError(f"the study {folder} has begun: `swarm-gateway research resume {folder}` goes on with it")
+    _check_held_out(study, folder / study.code)
     digest, locked, revision = code.snapshot(study, folder)
     name = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
     ledger.append("begun", study=name, locked=locked, code=digest, revision=revision)
+
+
+def _check_held_out(study: Study, folder: Path) -> None:
+    """Check that no held-out task is trained on, under whatever id; what a function or a hub gives is not read."""
+    held_out, trained = (located(one, folder) for one in (study.evaluator.tasks, study.tasks))
+    if not (isinstance(held_out, Path) and isinstance(trained, Path)):
+        return
+    known = {_content(task): task.task_id for task in read_tasks(held_out)}
+    if twin := next((task for task in read_tasks(trained) if _content(task) in known), None):
+        raise ConfigError(
+            f"{trained}: its task {twin.task_id!r} is the held-out task {known[_content(twin)]!r} of {held_out}: "
+            "leave it out of one of them"
+        )
+
+
+def _content(task: Task) -> str:
+    return task.model_dump_json(exclude={"task_id"})
 
 
 class Runner:

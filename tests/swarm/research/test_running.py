@@ -92,6 +92,14 @@ def test_refused_proposals_stand_in_the_report(tmp_path: Path) -> None:
     assert done(folder) == state
 
 
+def test_a_study_that_trains_on_what_it_is_measured_with_does_not_begin(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study")
+    (folder / "train.jsonl").write_text('{"question": "another"}\n{"id": "mine", "question": "held_out 3"}\n')
+    with Ledger(folder) as ledger, pytest.raises(ConfigError, match=r"train\.jsonl: its task 'mine' is the held-out"):
+        begin(read_study(folder), folder, ledger)
+    assert not (folder / "ledger.jsonl").read_text()
+
+
 def test_a_proposal_knows_what_was_measured_before_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "study")
     done(folder)
