@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from swarm.agentjet import read_fields
+from swarm.agentjet.yaml_job import read_fields
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.job import Layered, TrainJob, layered, read_mapping
 from swarm.link.code import top_level

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm.agentjet import convert
+from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from tests.swarm.test_agentjet import composed

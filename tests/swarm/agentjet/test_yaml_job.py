@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm.agentjet import convert, read_fields
+from swarm.agentjet.yaml_job import convert, read_fields
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, layered
 

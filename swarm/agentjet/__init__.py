@@ -1,0 +1,1 @@
+"""What AgentJet's users bring: their job files and their scripts."""
