@@ -145,9 +145,12 @@ class _Server:
         policy = RetryPolicy(attempts=1, total=10.0)
         self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
 
-    def start_engine(self) -> None:
+    def sync_job(self) -> None:
         assert self.client is not None
         self.client.sync_train_config(self.plan.job)
+
+    def start_engine(self) -> None:
+        assert self.client is not None
         self.engine_asked = True
         self.client.start_engine(wait=False)
         self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(self.engine_log)})
@@ -280,6 +283,8 @@ class _Up:
             if url is None:
                 return
             server.connect(url, plan.private_token)
+            # before the gateway starts: its first look at the server sees the job
+            server.sync_job()
             urls[server.plan.name] = url
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file

@@ -24,6 +24,10 @@ from swarm.types import Model
 
 _PLACEHOLDER = "{question}"
 _MAX_PAUSE = 10.0
+#: Statuses of a server that may be ready later.
+_NOT_NOW = frozenset({429, 502, 503, 504})
+#: Longest answer to a list of models: the gateway waits ``offline_wait_seconds`` for its swarm server.
+_LIST_SECONDS = 30.0
 
 
 class Prompt(Model):
@@ -82,14 +86,20 @@ class HttpSender:
         await self._http.close()
 
     async def first_model(self) -> str:
-        """The first model that ``{base_url}/models`` lists.
+        """The first model that ``{base_url}/models`` lists; a server that is not ready is asked again when it says so,
+        until ``timeout`` is over.
 
         Raises:
-            ConfigError: the address does not answer within 10 s, or lists no model.
+            ConfigError: the address does not answer, refuses, stays unready, or lists no model.
         """
-        url = f"{self._base_url}/models"
+        url, deadline = f"{self._base_url}/models", time.monotonic() + self._timeout
         try:
-            answer = await self._http.get(url, 10.0, self._headers)
+            while (answer := await self._http.get(url, _LIST_SECONDS, self._headers)).status in _NOT_NOW:
+                pause = min(_MAX_PAUSE, retry_after(answer.headers) or 1.0)
+                if time.monotonic() + pause > deadline:
+                    reason = error_in(answer.content).get("message", "")
+                    raise ConfigError(f"{url} is not ready after {self._timeout:g} s: HTTP {answer.status}: {reason}")
+                await asyncio.sleep(pause)
             if answer.status != 200:
                 raise ConfigError(f"{url} answers with HTTP {answer.status}; check --base-url and --api-key")
             return str(json.loads(answer.content)["data"][0]["id"])

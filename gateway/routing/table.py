@@ -9,12 +9,12 @@ and connections that a new table goes on using are never interrupted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gateway.rollout.server import Swarm, Training
+from gateway.rollout.server import Swarm, Training, Waiting
 from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
@@ -129,17 +129,19 @@ class RouteTable:
         """Model cards of the names that ``caller`` may use, and those of a default route that is a plain upstream.
 
         Raises:
-            UnavailableError: nothing is known yet.
+            UnavailableError: no swarm server has had a job within ``offline_wait_seconds``, and nothing else is known.
         """
-        await self._read_statuses()
         mine = [route for route in self.routes if caller.opens(route.name)]
+        served = [route for route in mine if route in self._by_served]
+        await self._read_statuses()
+        if served and not any(route.all_names for route in mine):
+            error = UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
+            await self._wait_until(lambda: any(route.served for route in served), served[0], error)
         cards = {name: _card(name, route) for route in mine for name in route.all_names}
         default = self._default
         if default in mine and default.swarm is None and default.upstream is not None:
             for card in await default.upstream.models():
                 cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
-        if not cards and any(route in mine for route in self._by_served):
-            raise UnavailableError("the swarm server is down or has no training job yet", code="engine_offline")
         return list(cards.values())
 
     async def model(self, name: str, caller: Caller) -> dict[str, Any]:
@@ -158,16 +160,33 @@ class RouteTable:
         if not self._by_served:
             return None
         await self._read_statuses()
+        if self._default is None and (silent := self._silent()):
+            urls = ", ".join(route.settings.swarm_url or "" for route in silent)
+            error = UnavailableError(
+                f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it",
+                code="engine_offline",
+            )
+            await self._wait_until(lambda: self._serving(model) or len(self._silent()) <= 1, silent[0], error)
         if (route := self._serving(model)) is not None:
             return route
-        silent = [route for route in self._by_served if not route.served]
-        if self._default is None and len(silent) > 1:
-            urls = ", ".join(route.settings.swarm_url or "" for route in silent)
-            raise UnavailableError(
-                f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it"
-            )
         # a swarm server that has not answered yet may serve it; its route waits for it, or falls back
+        silent = self._silent()
         return silent[0] if len(silent) == 1 else None
+
+    def _silent(self) -> list[Route]:
+        """Routes whose swarm server has not named its model yet."""
+        return [route for route in self._by_served if not route.served]
+
+    async def _wait_until(self, condition: Callable[[], object], route: Route, error: UnavailableError) -> None:
+        """Read the statuses until ``condition`` holds.
+
+        Raises:
+            UnavailableError: ``error``, once the ``offline_wait_seconds`` of ``route`` are over.
+        """
+        waiting = Waiting(route.settings, window=0.0)
+        while not condition():
+            await waiting.after(error)
+            await self._read_statuses()
 
     def _serving(self, model: str) -> Route | None:
         return next((route for route in self._by_served if route.served == model), None)

@@ -95,6 +95,17 @@ def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_the_job_is_there_before_the_gateway_asks_for_it(tmp_path: Path) -> None:
+    # a gateway that has seen a server without a job may say so to an app that asks at «ready»
+    known: dict[str, list[str]] = {}
+    run = Run("steps", tmp_path, ready=interrupt())
+    run.on["listening"] = lambda values: known.update(
+        {values["name"]: run.commands if (tmp_path / "commands").exists() else []}
+    )
+    run()
+    assert known == {"swarm server": [], "gateway": ["/sync_train_config"]}
+
+
 def test_both_servers_are_of_this_version_and_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # whatever packages there are in the folder where `up` is started
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -90,7 +90,8 @@ class Swarm:
     """State of the stand-in; ``changed`` is notified after everything that happens."""
 
     def __init__(self, num_repeat: int = 4) -> None:
-        self.job = TrainJob(model=MODEL, num_repeat=num_repeat, batch_size=2)
+        self.job: TrainJob | None = TrainJob(model=MODEL, num_repeat=num_repeat, batch_size=2)
+        self.status_reads = 0
         self.state = EngineState.ROLLING
         self.step = 7
         self.answer: Answer = by_number
@@ -146,7 +147,10 @@ class Swarm:
 
     async def _status(self, request: Request) -> Response:
         await self.until(lambda: not self.silent, seconds=30)
-        status = ServerStatus(engine=self._engine(), model=self.job.model_name, job=self.job)
+        self.status_reads += 1
+        await self._notify()
+        model = self.job.model_name if self.job is not None else ""
+        status = ServerStatus(engine=self._engine(), model=model, job=self.job)
         return JSONResponse(status.model_dump(mode="json"))
 
     async def _engine_status(self, request: Request) -> Response:

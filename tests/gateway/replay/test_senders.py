@@ -76,6 +76,31 @@ async def test_a_network_error_is_a_failure(nobody: str) -> None:
             await sender.first_model()
 
 
+async def models_from(responses: list[Response], limit: float = 60.0) -> str:
+    """The first model of a server that answers with one of ``responses`` after the other."""
+    left = iter(responses)
+    server = Starlette(routes=[Route("/v1/models", lambda request: next(left))])
+    async with listening(server) as url, HttpSender(f"{url}/v1", "", {}, limit) as sender:
+        return await sender.first_model()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_server_that_is_not_ready_is_asked_for_its_models_again(status: int) -> None:
+    busy = PlainTextResponse("no job yet", status, headers={"retry-after": "0.01"})
+    assert await models_from([busy, busy, JSONResponse({"data": [{"id": "tiny"}]})]) == "tiny"
+
+
+async def test_a_server_that_stays_away_is_told_with_its_own_words() -> None:
+    away = JSONResponse({"error": {"message": "no training job"}}, 503, headers={"retry-after": "60"})
+    with pytest.raises(ConfigError, match="HTTP 503: no training job"):
+        await models_from([away], limit=0.2)
+
+
+async def test_a_wrong_key_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match="HTTP 401; check --base-url and --api-key"):
+        await models_from([PlainTextResponse("", 401)])
+
+
 def command(code: str, timeout: float = 60.0, **env: str) -> CommandSender:
     return CommandSender(f'{sys.executable} -c "{code}" {{question}}', env, timeout)
 

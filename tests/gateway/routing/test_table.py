@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -149,6 +150,37 @@ async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(t
     async with team.gateway(routes=routes) as http:
         answer = await ask(http, "plan-1")
     assert (answer.status_code, nobody in answer.json()["error"]["message"]) == (503, True)
+
+
+async def test_the_models_are_listed_once_the_first_server_has_a_job(team: Team) -> None:
+    # the job comes after the gateway has read its first status, as it did under `up` on a fast machine
+    job, team.planner.job = team.planner.job, None
+    async with team.gateway(routes=[], swarm_url=team.planner.url, offline_wait_seconds=30.0) as http:
+        listed = asyncio.create_task(http.get("/v1/models"))
+        await team.planner.until(lambda: team.planner.status_reads)
+        team.planner.job = job
+        answer = await listed
+    assert (answer.status_code, [card["id"] for card in answer.json().get("data", ())]) == (200, ["plan-1"])
+
+
+async def test_a_list_of_models_that_nobody_can_give_is_refused_within_the_bound(nobody: str, tmp_path: Path) -> None:
+    settings = {"hooks": str(write_hooks(tmp_path / "hooks")), "swarm_url": nobody, "offline_wait_seconds": 0.0}
+    async with serving(create_app(read_config(settings))) as http:
+        answer = await http.get("/v1/models")
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+
+
+async def test_a_name_waits_for_the_servers_that_have_no_job_yet(team: Team) -> None:
+    jobs = team.planner.job, team.coder.job
+    team.planner.job = team.coder.job = None
+    routes = [{"name": "one", "swarm_url": team.planner.url}, {"name": "two", "swarm_url": team.coder.url}]
+    async with team.gateway(routes=routes, offline_wait_seconds=30.0) as http:
+        asked = asyncio.create_task(ask(http, "code-1"))
+        await team.planner.until(lambda: team.planner.status_reads)
+        await team.coder.until(lambda: team.coder.status_reads)
+        team.planner.job, team.coder.job = jobs
+        assert (await asked).status_code == 200
+    assert team.asked == (0, 1, 0)
 
 
 @pytest.mark.parametrize(
