@@ -19,8 +19,10 @@ import yaml
 
 from gateway.cli.output import import_from
 from gateway.config.gateway import read_config, resolve_files
-from gateway.train import TrainFile, TrainPlan, train_plan
-from gateway.up import PRIVATE_TOKEN_VARIABLE, TOKEN_VARIABLE, ServerPlan, UpPlan
+from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.servers import TOKEN_VARIABLE
+from gateway.launch.train import TrainFile, TrainPlan, train_plan
+from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks
 from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute

@@ -11,12 +11,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from gateway.cli.output import print_json, tell
 from gateway.cli.serve import LogFormat
+
+if TYPE_CHECKING:
+    from gateway.launch.plan import EarlierRun
 from swarm.errors import ConfigError, SwarmGatewayError
 
 #: Lines shown of a dead engine's output.
@@ -27,7 +30,12 @@ _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
     "config": "engine: its resolved configuration: {path}",
-    "continued": "engine: continues the run of this folder after step {step}",
+    "set_aside": "the earlier run is kept in {kept}",
+    "going_on": "goes on with the run in {run_dir}: {done}",
+    "unsaved": "WARNING: {lost}",
+    "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
+    "({attempt} of {of})",
+    "gateway_recovered": "gateway: serves again after {seconds:.0f} s",
     "warning": "WARNING: {message}",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
@@ -58,14 +66,20 @@ def up(
     ],
     log_format: LogFormat = "text",
     check: Annotated[bool, typer.Option("--check", help="only say whether file, hooks and model are right")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
     from gateway.cli.sections import read_plan
-    from gateway.up import run_up
-    from gateway.watch import UpFailedError
+    from gateway.launch.up import run_up
+    from gateway.launch.watch import UpFailedError
 
-    plan = replace(read_plan(config), log_format=log_format)
+    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh))
     if check:
         models = [server.job.model for server in plan.servers]
         tell(as_json, {"ok": True, "models": models}, f"{config}: right; it trains {', '.join(models)}")
@@ -78,11 +92,22 @@ def up(
             raise typer.Exit(1) from None
 
 
+def _earlier_run(resume: bool, fresh: bool) -> EarlierRun:
+    if resume and fresh:
+        raise ConfigError("--resume goes on and --fresh begins anew: give one of them")
+    return "resume" if resume else "fresh" if fresh else "go_on"
+
+
 def train(
     config: Annotated[
         Path, typer.Argument(help="YAML file: job, workflow, tasks and, if needed, eval, control, swarm")
     ],
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of the run folder")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="a rehearsal in RUN_DIR/quick: two steps, 4 tasks at each evaluation")
     ] = False,
@@ -99,20 +124,19 @@ def train(
 ) -> None:
     """Train a workflow on tasks: start server and engine, run, evaluate, report; one Ctrl-C stops everything."""
     from gateway.cli.sections import read_train
+    from gateway.launch.train import Trainer, rehearsal
+    from gateway.launch.up import run_up
+    from gateway.launch.watch import UpFailedError
     from gateway.replay.output import print_report, write_report
     from gateway.replay.report import read_report
-    from gateway.train import Trainer, rehearsal, resumed
-    from gateway.up import run_up
-    from gateway.watch import UpFailedError
 
-    if quick and resume:
-        raise ConfigError("--quick is a run of its own: it resumes nothing")
+    if quick and (resume or fresh):
+        raise ConfigError("--quick is a run of its own, which begins anew each time")
     others = [read_report(path) for path in compare or []]
     plan = read_train(config)
+    plan = replace(plan, up=replace(plan.up, earlier_run=_earlier_run(resume, fresh)))
     if quick:
         plan = rehearsal(plan)
-    if resume:
-        plan = resumed(plan)
     code = 0
     with event_printer(as_json) as on_event:
         work = Trainer(plan, on_event, label)
@@ -195,7 +219,12 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     lines = values.get("last_lines", [])
     step = values.get("step")
     without = "the job's model: there is no checkpoint (see job.save_freq)"
+    saved = values.get("saved")
+    unsaved = f"steps {(saved or 0) + 1} to {step} are not saved; the next start goes on from "
     return {
+        "done": f"{step} steps are done, training continues from "
+        + (f"the checkpoint of step {saved}" if saved else without),
+        "lost": unsaved + (f"step {saved}" if saved else without),
         "doing": values.get("detail") or values.get("stage", ""),
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",

@@ -137,9 +137,9 @@ def check_resume(command: Sequence[str], folder: Path, tasks: str, seconds: floa
         assert report["interrupted"] and [one["step"] for one in report["steps"]] == [1]
     for name in ("allowed", "asked"):
         (folder / name).unlink()
-    with TrainProcess([*command, "--resume"], folder, **environ) as second:
+    with TrainProcess(command, folder, **environ) as second:
         assert second.ended(seconds) == 0, second.tail
-        assert [one["step"] for one in second.of("continued")] == [1]
+        assert [(one["step"], one["saved"]) for one in second.of("going_on")] == [(1, 1)]
         assert [one["step"] for one in second.of("step")] == [2, 3]
         (report,) = second.of("report")
         assert report["stopped_because"] == "all steps are done"

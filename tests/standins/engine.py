@@ -342,7 +342,7 @@ class Paced(Engine):
     def step(self, batch: TrainBatch) -> bool:
         _pause(0.08)
         if self.job.save_freq > 0 and self.version % self.job.save_freq == 0:
-            self._checkpoint.parent.mkdir(exist_ok=True)
+            (self._checkpoint.parent / f"global_step_{self.version}").mkdir(parents=True, exist_ok=True)
             self._checkpoint.write_text(str(self.version))
         self._log.write(step=self.version)
         return super().step(batch)

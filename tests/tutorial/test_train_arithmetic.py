@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.launch.train import TrainFile
 from gateway.replay.report import TrainingReport, read_report
-from gateway.train import TrainFile
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob
 from tests.tutorial.readmes import TUTORIALS

@@ -99,7 +99,7 @@ def running(config: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [*CLI, "up", str(config), "--json"],
+            [*CLI, "up", str(config), "--fresh", "--json"],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
-from gateway.up import ServerPlan, UpPlan
-from gateway.watch import OnEvent, UpFailedError
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_run import Evaluation, EvaluationReport, Progress, TrainOptions
@@ -30,8 +30,6 @@ from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.status import ServerStatus
 from swarm.types import Model
 
-#: Where verl notes the last checkpoint in the folder of checkpoints.
-_CHECKPOINT_NOTE = "latest_checkpointed_iteration.txt"
 _TRACE_LINES = 8
 _POLL = 0.2
 
@@ -108,7 +106,7 @@ def rehearsal(plan: TrainPlan) -> TrainPlan:
     [server] = up.servers
     run_dir = server.run_dir / "quick"
     server = replace(server, run_dir=run_dir, swarm_section=server.swarm_section | {"run_dir": str(run_dir)})
-    return replace(plan, file=file, up=replace(up, servers=(server,)))
+    return replace(plan, file=file, up=replace(up, servers=(server,), earlier_run="replace"))
 
 
 def _with_job(up: UpPlan, **changes: Any) -> UpPlan:
@@ -117,21 +115,8 @@ def _with_job(up: UpPlan, **changes: Any) -> UpPlan:
     return replace(up, servers=(replace(server, job=server.job.model_copy(update=changes)),))
 
 
-def resumed(plan: TrainPlan) -> TrainPlan:
-    """``plan`` from the last checkpoint on.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    job = plan.server.job
-    folder = Path(job.checkpoint_dir) if job.checkpoint_dir else plan.server.run_dir / "checkpoints"
-    if not (folder / _CHECKPOINT_NOTE).is_file():
-        raise ConfigError(f"--resume: there is no checkpoint in {folder}; job.save_freq writes one every so many steps")
-    return replace(plan, up=_with_job(plan.up, resume=True))
-
-
 class Trainer:
-    """The work of ``train`` beside the servers, see :func:`gateway.up.run_up`.
+    """The work of ``train`` beside the servers, see :func:`gateway.launch.up.run_up`.
 
     Args:
         plan: what to train.

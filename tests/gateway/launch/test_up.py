@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from gateway.up import ServerPlan, UpPlan, run_up, with_servers
-from gateway.watch import UpFailedError
+from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.servers import with_servers
+from gateway.launch.up import run_up
+from gateway.launch.watch import UpFailedError
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.job import TrainJob
@@ -23,7 +26,7 @@ from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
 
@@ -73,7 +76,7 @@ def interrupt(number: signal.Signals = signal.SIGINT) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.up._POLL", 0.05)
+    monkeypatch.setattr("gateway.launch.up._POLL", 0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -322,10 +325,61 @@ def test_the_jobs_end_together_when_all_have_done_their_last_step(tmp_path: Path
     assert run().count("finished") == 2
 
 
-def test_a_dead_gateway_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_gateway_that_cannot_start_ends_it_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(UpFailedError, match="the gateway ended with exit code 1") as caught:
         Run("gateway-dies", tmp_path)()
     assert caught.value.last_lines == ["swarm-gateway: port 8000 on 127.0.0.1 is in use"]
+
+
+def test_a_gateway_that_was_killed_comes_back_at_its_address_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    url = ""
+
+    def listening(values: dict[str, Any]) -> None:
+        nonlocal url
+        if values["name"] == "gateway":
+            url = values["url"]
+
+    def kill_gateway(values: dict[str, Any]) -> None:
+        gateways = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+        assert len(gateways) == 1
+        gateways[0].kill()
+
+    def recovered(values: dict[str, Any]) -> None:
+        answers.append(httpx.get(f"{url}/v1/models", timeout=30, trust_env=False).status_code)
+        interrupt()(values)
+
+    answers: list[int] = []
+    run = Run("paced", tmp_path / "run", listening=listening, ready=kill_gateway, gateway_recovered=recovered)
+    settings = {"hooks": str(write_hooks(tmp_path / "hooks", REWARD)), "port": 0}
+    [server] = run.plan.servers
+    run.plan = replace(run.plan, servers=(replace(server, job=JOB),), gateway_section=settings)
+    run()
+    assert answers == [200]
+    [died] = [values for kind, values in run.events if kind == "gateway_restarting"]
+    assert (died["reason"], died["attempt"]) == ("the gateway ended with exit code -9", 1)
+    assert not {"engine_stopped", "restarting", "recovered"} & set(run.kinds), "the engine was not touched"
+    logs = tmp_path / "run" / "logs"
+    assert (logs / "gateway.log").exists() and (logs / "gateway.log.1").exists()
+
+
+def test_a_second_one_in_the_folder_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+    def again(values: dict[str, Any]) -> None:
+        before = {path: path.read_bytes() for path in files()}
+        second = Run("steps", tmp_path)
+        with pytest.raises(ConfigError, match=rf"in use by another `up` or `train` \(pid {os.getpid()}\)"):
+            second()
+        assert second.kinds == [] and {path: path.read_bytes() for path in files()} == before
+        interrupt()(values)
+
+    def files() -> list[Path]:
+        # the first one's server notes each command in a file
+        return [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "commands"]
+
+    Run("steps", tmp_path, ready=again)()
 
 
 def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from gateway.cli.sections import read_train
-from gateway.train import Trainer, TrainPlan, rehearsal, resumed
-from gateway.up import UpPlan, run_up
-from gateway.watch import UpFailedError
+from gateway.launch.plan import UpPlan
+from gateway.launch.train import Trainer, TrainPlan, rehearsal
+from gateway.launch.up import run_up
+from gateway.launch.watch import UpFailedError
 from swarm.errors import ConfigError
 from tests.gateway.train_process import HELD, check_resume
 from tests.processes import nothing_left_behind
@@ -24,7 +25,7 @@ from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import claimed
 from tests.swarm.client.test_training import at
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: The command line, whose servers are started with the stand-in engine.
 WITH_STANDIN = """
 from dataclasses import replace
@@ -63,7 +64,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     (tmp_path / "val.jsonl").write_text("".join(f'{{"question": "{n} + 2?"}}\n' for n in range(3)))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
-    monkeypatch.setattr("gateway.up._POLL", 0.05)
+    monkeypatch.setattr("gateway.launch.up._POLL", 0.05)
     sections: dict[str, Any] = {
         "job": {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 4, "max_staleness": 0},
         "workflow": "my_agent:solve",
@@ -196,10 +197,68 @@ def test_a_rehearsal_takes_two_steps_and_evaluates_on_few_tasks(file: Callable[.
     assert rehearsal(file(eval=None)).file.eval is None
 
 
-def test_there_must_be_a_checkpoint_to_resume_from(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
-    plan = file()
-    with pytest.raises(ConfigError, match=r"there is no checkpoint in .*run/checkpoints; job.save_freq writes one"):
-        resumed(plan)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
-    assert resumed(plan).server.job.resume
+JOB = {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 2, "max_staleness": 0, "save_freq": 1}
+
+
+def interrupted(file: Callable[..., TrainPlan], **job: Any) -> None:
+    """A run of :data:`JOB` that Ctrl-C ends after its first step."""
+    run = Run(file(job={**JOB, **job}, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT))
+    run()
+    assert run.of("step")
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_from_the_last_saved_step(file: Callable[..., TrainPlan]) -> None:
+    interrupted(file, total_training_steps=100)
+    run = Run(
+        file(job={**JOB, "total_training_steps": 100}, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT)
+    )
+    run()
+    [going_on] = run.of("going_on")
+    assert going_on["saved"] >= 1 and run.of("step")[0]["step"] == going_on["saved"] + 1
+
+
+@pytest.mark.slow
+def test_a_changed_job_is_refused_and_goes_on_if_that_is_said(file: Callable[..., TrainPlan]) -> None:
+    interrupted(file, total_training_steps=100)
+    changed = file(job={**JOB, "total_training_steps": 101, "lr": 1e-5}, eval=None)
+    refused = Run(changed)
+    with pytest.raises(ConfigError, match=r"differs in lr, total_training_steps: --resume goes on .*--fresh begins"):
+        refused()
+    assert not refused.of("starting"), "no engine was started"
+    run = Run(
+        replace(changed, up=replace(changed.up, earlier_run="resume")), step=lambda: os.kill(os.getpid(), signal.SIGINT)
+    )
+    run()
+    assert run.of("step")[0]["step"] == run.of("going_on")[0]["saved"] + 1
+
+
+@pytest.mark.slow
+def test_another_model_never_goes_on_from_a_checkpoint(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
+    interrupted(file)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    other = file(job={**JOB, "model": "other"}, eval=None)
+    with pytest.raises(ConfigError, match="its weights would replace those of the job's model, 'other'"):
+        Run(replace(other, up=replace(other.up, earlier_run="resume")))()
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_kept_beside_a_fresh_one(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
+    Run(file(job=JOB, eval=None))()
+    again = file(job=JOB, eval=None)
+    with pytest.raises(ConfigError, match="its last checkpoint is of step 2, and total_training_steps is 2: raise it"):
+        Run(again)()
+    run = Run(replace(again, up=replace(again.up, earlier_run="fresh")))
+    run()
+    assert run.of("set_aside") == [{"run_dir": str(tmp_path / "run"), "kept": str(tmp_path / "run-1")}]
+    assert [one["step"] for one in run.of("step")] == [1, 2] and not run.of("going_on")
+    assert (tmp_path / "run-1" / "checkpoints" / "global_step_2").is_dir()
+    assert (tmp_path / "run" / "logs" / "swarm.log").exists() and (tmp_path / "run-1" / "logs" / "swarm.log").exists()
+
+
+@pytest.mark.slow
+def test_steps_that_no_checkpoint_holds_are_told_at_the_end(file: Callable[..., TrainPlan]) -> None:
+    run = Run(file(job={**JOB, "save_freq": 100, "total_training_steps": 1}, eval=None))
+    run()
+    assert run.of("unsaved") == [{"step": 1, "saved": 0}]

@@ -38,7 +38,7 @@ class EngineWatch:
         boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends a slow restart, which
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
-        on_event: called with ``config``, ``continued``, ``boot``, ``ready``, ``state``, ``step``, ``warning``,
+        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``step``, ``warning``,
             ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their
             values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
@@ -77,6 +77,11 @@ class EngineWatch:
         return self._run_dir / "engine.log"
 
     @property
+    def last_step(self) -> int:
+        """The last step that was reported; 0: none."""
+        return self._last_step
+
+    @property
     def was_ready(self) -> bool:
         """Whether the engine has ever rolled."""
         return self._was_ready
@@ -98,7 +103,6 @@ class EngineWatch:
             # a run continues after a crash: its earlier steps were reported then
             self._reported.update(step.batch_id for step in status.steps)
             self._last_step = status.steps[-1].step
-            self._on_event("continued", {"step": self._last_step})
             self._warn_of_loss(status)
         self._see_state(status)
         for step in status.steps:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.watch import EngineWatch, UpFailedError
+from gateway.launch.watch import EngineWatch, UpFailedError
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, ServerStatus
@@ -111,7 +111,7 @@ def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, 
     steps, warning = [step(1), step(2)], ["warning"] if why else []
     watched = Watched(tmp_path, 9, save_freq)
     # `up` is started again in the folder of a run, and its engine dies then
-    assert watched.see(EngineState.BOOTING, steps=steps) == ["continued", *warning, "boot", "state"]
+    assert watched.see(EngineState.BOOTING, steps=steps) == [*warning, "boot", "state"]
     watched.see(EngineState.ROLLING, steps=steps)
     assert watched.see(EngineState.OFFLINE, **died(1), steps=steps) == ["state", "restarting", *warning]
     messages = [values["message"] for kind, values in watched.events if kind == "warning"]
@@ -160,16 +160,16 @@ def test_a_start_that_fails_at_once_or_takes_too_long_is_one_more_death(tmp_path
     assert watched.events[-1][1]["attempt"] == 3
 
 
-def test_a_run_that_goes_on_says_so_and_tells_no_step_again(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_tells_no_step_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=3)
     before = [step(1), step(2)]
-    assert watched.see(EngineState.BOOTING, steps=before) == ["continued", "boot", "state"]
-    assert watched.events[0] == ("continued", {"step": 2})
+    assert watched.see(EngineState.BOOTING, steps=before) == ["boot", "state"]
+    assert watched.watch.last_step == 2
     assert watched.see(EngineState.ROLLING, steps=before) == ["ready", "state"]
     assert watched.see(EngineState.ROLLING, steps=[*before, step(3)]) == ["step"]
     # the first look may come late
     late = Watched(tmp_path, total_steps=3)
-    assert late.see(EngineState.ROLLING, steps=before) == ["continued", "ready", "state"]
+    assert late.see(EngineState.ROLLING, steps=before) == ["ready", "state"]
 
 
 def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: Path) -> None:

@@ -18,17 +18,21 @@ from pathlib import Path
 
 import psutil
 
+from gateway.launch.run_folder import keep_earlier
+
 _TAIL_BYTES = 65_536
 _POLL = 0.05
 
 
 class Child:
-    """One running child process; ``name`` is for messages, ``log`` is the file of its output."""
+    """One running child process; ``name`` is for messages, ``log`` is the file of its output; logs of earlier starts
+    stay beside it."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        keep_earlier(log)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 list(command),

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.children import Child
+from gateway.launch.children import Child
 
 pytestmark = pytest.mark.slow
 

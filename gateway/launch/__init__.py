@@ -1,0 +1,1 @@
+"""``up`` and ``train``: the processes of a run on one machine, started, watched and stopped together."""

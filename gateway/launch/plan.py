@@ -1,0 +1,61 @@
+"""What ``up`` and ``train`` start, as read from their files and validated."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from swarm.job import TrainJob
+
+#: What to do with the run that an earlier start left in the folder: go on with the same job; go on, although the job
+#: has changed; keep it beside and begin anew; begin anew in its place.
+EarlierRun = Literal["go_on", "resume", "fresh", "replace"]
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A swarm server with its engine.
+
+    Attributes:
+        name: of its job; empty where there is one job.
+        swarm_section: what the server reads from a file.
+    """
+
+    job: TrainJob
+    swarm_section: dict[str, Any]
+    run_dir: Path
+    name: str = ""
+    token: str | None = None
+    boot_timeout: float = 600.0
+
+    def of(self, what: str) -> str:
+        """``what`` with the name of its job, where there are several."""
+        return f"{what} of {self.name}" if self.name else what
+
+
+@dataclass(frozen=True)
+class UpPlan:
+    """Everything that ``up`` starts, validated; each section is what its server reads from a file.
+
+    Attributes:
+        servers: at least one; several have names.
+        gateway_section: its ``swarm_url``, and that of the route named like a server, default to the address of the
+            server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
+        addresses: hosts and ports that the servers will listen on.
+        module_folder: the folder of the user's file; hooks may be modules in it.
+        private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
+        earlier_run: what to do with a run that is in a run folder already.
+    """
+
+    servers: tuple[ServerPlan, ...]
+    gateway_section: dict[str, Any] | None
+    addresses: tuple[tuple[str, int], ...] = ()
+    module_folder: Path | None = None
+    private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    restart_pause: float = 2.0
+    log_format: Literal["text", "json"] = "text"
+    earlier_run: EarlierRun = "go_on"
+    command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))

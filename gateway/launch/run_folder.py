@@ -1,0 +1,93 @@
+"""The run folder of one job under ``up`` and ``train``: who uses it, what it saved, and its logs.
+
+Invariant: nothing in the folder changes before it is held, and one process holds it at a time; what an earlier start
+wrote is kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+_LOCK = "up.lock"
+#: Where verl writes the step of its last whole checkpoint, in the folder of checkpoints.
+_LATEST = "latest_checkpointed_iteration.txt"
+#: Logs of earlier starts that are kept.
+_KEPT_LOGS = 3
+
+
+@contextmanager
+def held(folder: Path) -> Generator[None]:
+    """Hold ``folder``, which is made if needed, inside the block; a process that dies no longer holds it.
+
+    Raises:
+        ConfigError: another ``up`` holds the folder, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        reason = exc.strerror or exc
+        raise ConfigError(f"the run folder {folder} cannot be written ({reason}); set swarm.run_dir") from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            raise ConfigError(
+                f"the run folder {folder} is in use by another `up` or `train` (pid {holder or 'unknown'}): stop it, "
+                "or set swarm.run_dir",
+                code="run_folder_in_use",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename ``folder`` to the first free ``NAME-1``, ``NAME-2``, ...; its new path, or ``None`` if there is no folder.
+
+    Raises:
+        ConfigError: another ``up`` holds the folder, or it cannot be renamed.
+    """
+    if not folder.exists():
+        return None
+    with held(folder):
+        number = 1
+        while (kept := folder.with_name(f"{folder.name}-{number}")).exists():
+            number += 1
+        try:
+            return folder.rename(kept)
+        except OSError as exc:
+            raise ConfigError(f"the run folder {folder} cannot be renamed to {kept.name} ({exc.strerror})") from exc
+
+
+def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
+    """Where ``job`` keeps its checkpoints."""
+    return Path(job.checkpoint_dir) if job.checkpoint_dir else run_dir / "checkpoints"
+
+
+def saved_step(job: TrainJob, run_dir: Path) -> int:
+    """The step of the last whole checkpoint; 0: there is none."""
+    folder = checkpoint_folder(job, run_dir)
+    try:
+        step = int((folder / _LATEST).read_text())
+    except (OSError, ValueError):
+        return 0
+    return step if (folder / f"global_step_{step}").is_dir() else 0
+
+
+def keep_earlier(log: Path) -> None:
+    """Make room for a new ``log``: the earlier ones become ``NAME.1`` (the latest), ``NAME.2``, ..."""
+    for number in range(_KEPT_LOGS, 0, -1):
+        earlier = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
+        if earlier.exists():
+            earlier.replace(log.with_name(f"{log.name}.{number}"))

@@ -1,0 +1,208 @@
+"""A swarm server under ``up``: its job, the run that it goes on with, its engine; and the gateway before the servers.
+
+Invariant: a dead engine or gateway is started again as often in a row as :data:`MAX_RESTARTS` says; a run that was
+saved is never trained over, or mixed with another job, unless the user says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.launch.children import Child
+from gateway.launch.plan import EarlierRun, ServerPlan
+from gateway.launch.run_folder import checkpoint_folder, saved_step
+from gateway.launch.watch import EngineWatch, OnEvent, UpFailedError
+from swarm.client import RetryPolicy, SwarmClient
+from swarm.client.control import differences
+from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
+from swarm.job import layered
+from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
+
+TOKEN_VARIABLE = "SWARM_TOKEN"
+LISTENING = r"listening on (https?://\S+)"
+START_DEADLINE = 60.0
+#: A gateway that has lived for so long does not die of its start.
+_LASTING_SECONDS = 60.0
+
+
+class Server:
+    """A swarm server that was started, and the watch over its engine."""
+
+    def __init__(self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float) -> None:
+        self.plan = plan
+        self.child = child
+        self.client: SwarmClient | None = None
+        self.engine_asked = False
+        self.tell: OnEvent = on_event
+        if plan.name:
+            self.tell = lambda kind, values: on_event(kind, {"job": plan.name, **values})
+        self.watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause)
+        self._silent_since: float | None = None
+
+    def connect(self, url: str, token: str) -> None:
+        # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
+        policy = RetryPolicy(attempts=1, total=10.0)
+        self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
+
+    def sync_job(self, earlier_run: EarlierRun) -> None:
+        """Hand the job over; it goes on with the run that is in the folder, as far as that is saved.
+
+        Raises:
+            ConfigError: the folder holds the run of another job, or a finished one.
+        """
+        assert self.client is not None
+        status, job = self.client.status(), self.plan.job
+        saved = saved_step(job, self.plan.run_dir)
+        done = max(saved, status.steps[-1].step if status.steps else 0)
+        if done and earlier_run != "replace":
+            _check_earlier(self.plan, status, done, saved, changes_allowed=earlier_run == "resume")
+            self.tell("going_on", {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)})
+            job = job.model_copy(update={"resume": saved > 0})
+        self.client.sync_train_config(job)
+
+    def tell_unsaved(self) -> None:
+        """Report the steps that the next start will not find in a checkpoint."""
+        done, saved = self.watch.last_step, saved_step(self.plan.job, self.plan.run_dir)
+        if done > saved:
+            self.tell("unsaved", {"step": done, "saved": saved})
+
+    def start_engine(self) -> None:
+        assert self.client is not None
+        self.engine_asked = True
+        self.client.start_engine(wait=False)
+        self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(self.engine_log)})
+
+    @property
+    def engine_log(self) -> Path:
+        return self.plan.run_dir / "engine.log"
+
+    def look(self, restarts: bool) -> None:
+        """Report what is new; start a dead engine again if it ``restarts``.
+
+        Raises:
+            UpFailedError: the server does not answer, or the engine is given up; the message names the job.
+        """
+        assert self.client is not None
+        try:
+            status = self.client.status()
+        except UnavailableError:
+            # a busy server answers late; _check notices a dead one
+            self._silent_since = self._silent_since or time.monotonic()
+            if time.monotonic() - self._silent_since > START_DEADLINE:
+                message = f"the {self.child.name} has not answered for {START_DEADLINE:.0f} s"
+                raise UpFailedError(message, self.child.last_lines(), self.child.log) from None
+            return
+        self._silent_since = None
+        try:
+            self.watch.see(status)
+            if self.watch.restart_due and restarts:
+                self._restart(self.client, status)
+        except UpFailedError as exc:
+            if self.plan.name:
+                raise UpFailedError(f"{self.plan.name}: {exc.message}", exc.last_lines, exc.log) from exc
+            raise
+
+    def _restart(self, client: SwarmClient, status: ServerStatus) -> None:
+        """Start the engine again; the swarm server first waits for the end of all processes of the dead one."""
+        try:
+            client.start_engine(wait=False)
+        except (ConflictError, UnavailableError, UpstreamError):
+            pass  # the next status shows the outcome
+        except RequestError as exc:
+            self.watch.give_up(status, f"it cannot be started again: {exc.message}")
+
+
+def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int, *, changes_allowed: bool) -> None:
+    """Refuse to go on with the run of another job, or with a finished one; it did ``done`` steps and saved ``saved``.
+
+    Raises:
+        ConfigError: names the fields that differ, or the steps, and what to do.
+    """
+    job = layered(plan.job.model_dump(mode="json", exclude_unset=True), server=status.job_defaults).job
+    run = f"the run folder {plan.run_dir} holds a run that has done {done} steps"
+    resume = f"--resume goes on from its checkpoint of step {saved}" if saved else "none of them is saved"
+    fresh = "--fresh begins anew and keeps that run beside"
+    if status.job is None:
+        changed = ["run folder"]
+        run = f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints of another run folder"
+    else:
+        changed = [name for name in differences(job, status.job) if name != "resume"]
+    if changed and not changes_allowed:
+        raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
+    if "model" in changed and saved:
+        raise ConfigError(
+            f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
+        )
+    if saved >= job.total_training_steps and not job.serve_after_training:
+        raise ConfigError(
+            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
+            f"raise it and add --resume to train on; {fresh}",
+            code="run_finished",
+        )
+
+
+class Gateway:
+    """The gateway, started again where it dies, as a dead engine is; at the same address."""
+
+    def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
+        self.child = start()
+        self._start = start
+        self._on_event = on_event
+        self._restart_pause = restart_pause
+        self._deaths = 0
+        self._started_at = time.monotonic()
+        self._restart_at: float | None = None
+        self._serves = True
+
+    def look(self) -> None:
+        """Report its death and its return, and start it again when that is due.
+
+        Raises:
+            UpFailedError: it died too often in a row.
+        """
+        now = time.monotonic()
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self.child, self._started_at, self._restart_at = self._start(), now, None
+            return
+        if (code := self.child.exit_code) is None:
+            if not self._serves and self.child.find(LISTENING):
+                self._serves = True
+                self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
+            elif now - self._started_at > _LASTING_SECONDS:
+                self._deaths = 0
+            return
+        self._deaths, self._serves = self._deaths + 1, False
+        if self._deaths > MAX_RESTARTS:
+            raise ended(self.child)
+        reason = f"the gateway ended with exit code {code}"
+        pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
+        self._restart_at = now + pause
+        values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
+        self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": self.child.last_lines()})
+
+
+def ended(child: Child) -> UpFailedError:
+    return UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", child.last_lines(), child.log)
+
+
+def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> dict[str, Any]:
+    """The gateway's ``section`` with the servers at ``urls`` and their ``token`` where it names no other server, which
+    never sees that token."""
+    own = {"swarm_url": next(iter(urls.values())), "swarm_token": token}
+    gateway = section if "swarm_url" in section else section | own
+    if "routes" not in section:
+        return gateway
+    routes: list[dict[str, Any]] = []
+    for route in section["routes"]:
+        if "swarm_url" in route:
+            routes.append({"swarm_token": os.environ.get(TOKEN_VARIABLE, ""), **route})
+        elif route["name"] in urls:
+            routes.append(route | {"swarm_url": urls[route["name"]], "swarm_token": token})
+        else:
+            routes.append(route)
+    return gateway | {"routes": routes}
