@@ -226,6 +226,7 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     population's); what merging made of its calls, and by how many weight syncs the sampled tokens are older than the
     weights that ``step`` began with.
 
+    ``swarm/tasks_with_signal`` counts the tasks whose rewards differ: GRPO learns nothing from the others.
     ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
     earlier answer, among those that go on from one.
     """
@@ -252,6 +253,9 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         f"{TRAIN}reward_std": statistics.pstdev(one.reward for one in trajectories),
         f"{TRAIN}episodes": float(len(trajectories)),
         f"{TRAIN}tasks": float(len(batch.groups)),
+        f"{TRAIN}tasks_with_signal": float(
+            sum(len({one.reward for one in group.trajectories}) > 1 for group in batch.groups)
+        ),
     }
 
 

@@ -54,7 +54,8 @@ _LINES = {
 #: Event -> the text of the spinner from then on.
 _DOING = {
     "boot": "booting: {doing}",
-    "state": "{state} {detail}",
+    "state": "{doing}",
+    "batch": "collecting a batch: {tasks} of {of} tasks, {wanted} requests to go",
     "progress": "{words}",
     "stopping": "stopping the {name}",
 }
@@ -225,7 +226,8 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
         "done": f"{step} steps are done, training continues from "
         + (f"the checkpoint of step {saved}" if saved else without),
         "lost": unsaved + (f"step {saved}" if saved else without),
-        "doing": values.get("detail") or values.get("stage", ""),
+        "doing": values.get("detail") or values.get("stage") or values.get("state", "").removeprefix("ENGINE.").lower(),
+        "wanted": str(max(0, values.get("of", 0) - values.get("tasks", 0))),
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",
         "origin": f"the checkpoint of step {step}" if step else without,

@@ -14,8 +14,14 @@ from typing import Any, NoReturn
 
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
+from swarm.metrics import TRAIN
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus
+from swarm.types import StepResult
+
+_TASKS_WITH_SIGNAL = f"{TRAIN}tasks_with_signal"
+#: Steps in a row without a signal after which a warning is due.
+_SILENT_STEPS = 2
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -38,7 +44,7 @@ class EngineWatch:
         boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends a slow restart, which
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
-        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``step``, ``warning``,
+        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``warning``,
             ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their
             values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
@@ -68,6 +74,8 @@ class EngineWatch:
         self._restart_at: float | None = None
         self._deaths = 0
         self._last_step = 0
+        self._steps_without_signal = 0
+        self._batch: tuple[int, int] | None = None
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
         self.finished = False
@@ -110,6 +118,8 @@ class EngineWatch:
                 self._reported.add(step.batch_id)
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
+                self._see_signal(step)
+        self._see_batch(status)
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
             self._see_trainer(status)
@@ -128,6 +138,31 @@ class EngineWatch:
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         raise UpFailedError(message, status.last_lines, self._log)
+
+    def _see_batch(self, status: ServerStatus) -> None:
+        """Report how much of the batch there is, each time it changes."""
+        if status.pool is None or status.engine.engine_status is not EngineState.ROLLING:
+            return
+        batch = (status.pool.completed_tasks, self._job.batch_size)
+        if batch != self._batch:
+            self._batch = batch
+            self._on_event("batch", {"tasks": batch[0], "of": batch[1]})
+
+    def _see_signal(self, step: StepResult) -> None:
+        """Warn once when two steps in a row had no group whose rewards differ, and again after a step that had one."""
+        if step.metrics.get(_TASKS_WITH_SIGNAL, 1.0):
+            self._steps_without_signal = 0
+            return
+        self._steps_without_signal += 1
+        if self._steps_without_signal == _SILENT_STEPS:
+            self._on_event(
+                "warning",
+                {
+                    "message": f"in {_SILENT_STEPS} steps in a row all answers to a request got the same reward, so "
+                    "nothing was learned: make the reward finer, raise job.temperature, or set job.collection to "
+                    "finish_enough_non_dummy_tasks"
+                },
+            )
 
     def _see_death(self, status: ServerStatus, entered: bool) -> None:
         """Plan a restart, unless the engine was stopped on purpose."""

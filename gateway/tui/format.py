@@ -20,7 +20,8 @@ T = TypeVar("T")
 #: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
 Columns = Mapping[str, Callable[[T], str]]
 
-REWARD = "swarm/reward_mean"
+REWARD, SPREAD = "swarm/reward_mean", "swarm/reward_std"
+TASKS, TASKS_WITH_SIGNAL = "swarm/tasks", "swarm/tasks_with_signal"
 RESPONSE_TOKENS = "swarm/response_tokens_mean"
 SUCCESS = "swarm/success_rate"
 CALLS = "swarm/calls_mean"
@@ -130,11 +131,16 @@ def short(text: str, width: int) -> str:
 
 
 def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412  success 40%  9.8 s  43 tokens/answer  2.0 calls``. Unknown values are left out, and
-    the calls if each episode made one."""
+    """``step 12  reward 0.412 ±0.250  4 of 4 groups differ  success 40%  9.8 s  43 tokens/answer  2.0 calls``. Unknown
+    values are left out, and the calls if each episode made one."""
     parts = [f"step {step.step:>4}"]
     if REWARD in step.metrics:
-        parts.append(f"reward {step.metrics[REWARD]:.3f}")
+        spread = f" ±{step.metrics[SPREAD]:.3f}" if SPREAD in step.metrics else ""
+        parts.append(f"reward {step.metrics[REWARD]:.3f}{spread}")
+    if TASKS_WITH_SIGNAL in step.metrics:
+        differ = step.metrics[TASKS_WITH_SIGNAL]
+        nothing = "" if differ else ": nothing to learn"
+        parts.append(f"{differ:.0f} of {step.metrics[TASKS]:.0f} groups differ{nothing}")
     if SUCCESS in step.metrics:
         parts.append(f"success {step.metrics[SUCCESS]:.0%}")
     parts.append(f"{step.seconds:.1f} s")

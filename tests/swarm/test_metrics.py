@@ -26,6 +26,7 @@ def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
         "swarm/log/late": 7.0,
         "swarm/episodes": 2.0,
         "swarm/tasks": 1.0,
+        "swarm/tasks_with_signal": 1.0,
     }
     assert {name: measured[name] for name in told} == told
 

@@ -51,6 +51,24 @@ def test_people_read_why_the_engine_died_and_where_training_goes_on(
     assert "serves again after 55 s" in out and whence in out
 
 
+def test_people_read_whether_a_step_could_learn_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"swarm/reward_mean": 1.0, "swarm/reward_std": 0.0, "swarm/tasks": 4.0, "swarm/tasks_with_signal": 0.0}
+    out = printed(capsys, False, ("step", STEP | {"metrics": metrics}))
+    assert "reward 1.000 ±0.000  0 of 4 groups differ: nothing to learn  9.8 s" in out
+    out = printed(capsys, False, ("step", STEP | {"metrics": metrics | {"swarm/tasks_with_signal": 3.0}}))
+    assert "3 of 4 groups differ  9.8 s" in out
+
+
+def test_people_read_what_the_folder_holds_and_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    going_on = {"step": 7, "saved": 6, "run_dir": "runs/x"}
+    out = printed(capsys, False, ("going_on", going_on), ("going_on", going_on | {"saved": 0}))
+    first, second = out.splitlines()
+    assert "goes on with the run in runs/x: 7 steps are done, training continues from the checkpoint of step 6" in first
+    assert "continues from the job's model: there is no checkpoint" in second
+    out = printed(capsys, False, ("unsaved", {"step": 9, "saved": 6}))
+    assert "WARNING: steps 7 to 9 are not saved; the next start goes on from step 6" in out
+
+
 def test_a_failure_shows_its_last_lines_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(
         capsys,

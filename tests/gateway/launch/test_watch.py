@@ -6,7 +6,7 @@ import pytest
 from gateway.launch.watch import EngineWatch, UpFailedError
 from swarm.job import TrainJob
 from swarm.states import EngineState
-from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, ServerStatus
+from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, PoolInformation, ServerStatus
 from swarm.types import StepResult
 
 
@@ -179,3 +179,28 @@ def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: P
     again = step(1).model_copy(update={"batch_id": "another"})
     assert "step" in watched.see(EngineState.ROLLING, steps=[*before, again])
     assert "restarting" in watched.see(EngineState.OFFLINE, **died(1), steps=[*before, again])
+
+
+def with_signal(number: int, tasks: int) -> StepResult:
+    return step(number).model_copy(update={"metrics": {"swarm/tasks": 4.0, "swarm/tasks_with_signal": float(tasks)}})
+
+
+def test_two_steps_without_a_signal_are_a_warning_with_the_cure_once(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=99)
+    steps: list[StepResult] = []
+    told: list[list[str]] = []
+    for number, tasks in enumerate((0, 1, 0, 0, 0, 2, 0, 0), 1):
+        steps.append(with_signal(number, tasks))
+        told.append(watched.see(EngineState.ROLLING, steps=steps))
+    assert ["warning" in kinds for kinds in told] == [False, False, False, True, False, False, False, True]
+    message = next(values["message"] for kind, values in watched.events if kind == "warning")
+    assert "nothing was learned" in message and "finish_enough_non_dummy_tasks" in message
+
+
+def test_how_much_of_the_batch_there_is_is_told_when_it_changes(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.BOOTING)
+    for tasks, told in ((0, True), (0, False), (3, True)):
+        kinds = watched.see(EngineState.ROLLING, pool=PoolInformation(completed_tasks=tasks))
+        assert ("batch" in kinds) == told
+    assert watched.events[-1] == ("batch", {"tasks": 3, "of": 32})

@@ -140,6 +140,7 @@ async def test_steps_carry_our_metrics_of_their_batch() -> None:
         "swarm/reward_std": 0.5,
         "swarm/episodes": 4.0,
         "swarm/tasks": 2.0,
+        "swarm/tasks_with_signal": 0.0,
         "swarm/response_tokens_mean": 1.0,
         "swarm/calls_mean": 1.0,
         "swarm/calls": 4.0,
