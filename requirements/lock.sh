@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolve requirements/cpu.lock anew. torch is left out: `make setup` installs its CPU build first.
+# Resolve cpu.lock and gpu.lock anew. cpu.lock leaves torch out: `make setup` installs its CPU build first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=${UV:-.venv/bin/uv}
@@ -9,3 +9,11 @@ uv=${UV:-.venv/bin/uv}
 { echo "# Full CPU set for 'make setup', installed with --no-deps after torch. Made by 'make lock'."
   grep -v '^torch==' requirements/cpu.lock.new; } > requirements/cpu.lock
 rm requirements/cpu.lock.new
+
+# What both sets have is as in cpu.lock wherever verl's pins for GPUs allow it.
+cp requirements/cpu.lock requirements/gpu.lock.new
+"$uv" pip compile pyproject.toml --extra gpu --python-version 3.11 --python-platform linux --no-header --no-annotate \
+    -q -o requirements/gpu.lock.new
+{ echo "# Full GPU set: pip install -c requirements/gpu.lock '.[gpu]'. Made by 'make lock', after cpu.lock."
+  grep -v '^#' requirements/gpu.lock.new; } > requirements/gpu.lock
+rm requirements/gpu.lock.new

@@ -2,6 +2,7 @@
 
 Invariant: every network failure is a :class:`ConnectionBrokenError`, which says whether the server may have read the
 request. Leaving an answer before its end, or being cancelled, closes the connection and so cancels the call there.
+A connection over which an error came is not used again.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.connector import Connection
 
 #: Seconds to connect and agree on TLS.
 CONNECT_SECONDS = 5.0
 #: Seconds an idle connection is kept: below the 5 s after which uvicorn and vLLM close it.
 KEEPALIVE_SECONDS = 3.0
 
+#: Statuses with which applications answer what they did not expect. uvicorn closes such a connection behind the answer,
+#: without saying so in it: vLLM 0.24 after each request that it refuses.
+_CLOSED_BEHIND = frozenset({400, 404, 500, 501})
 _CLOSED = "the client is closed"
 #: Headers that aiohttp would add. Without ``accept-encoding``, servers send the body as it is.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type")
@@ -174,8 +179,24 @@ class HttpClient:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=_NOT_ADDED,
+                response_class=_Response,
             )
         return self._opened
+
+
+class _Response(aiohttp.ClientResponse):
+    """An answer of aiohttp's that keeps its connection from the next call where the server may close it."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        protocol = connection.protocol
+        await super().start(connection)
+        if self.status in _CLOSED_BEHIND and protocol is not None:
+            if self.connection is None:
+                # the whole answer has come, and the connection is back in the pool
+                protocol.close()
+            else:
+                protocol.force_close()
+        return self
 
 
 class LiveAnswer:

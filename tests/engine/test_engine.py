@@ -294,6 +294,18 @@ async def stand_ins_are_as_strict(ready: RolloutReady) -> None:
         *vllm_rules.WITHOUT_EYES,
         *vllm_rules.too_long(128 + 64),
     ]
-    async with httpx.AsyncClient(base_url=f"http://{ready.addresses[0]}", timeout=120) as vllm:
+    url = f"http://{ready.addresses[0]}"
+    unpooled = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=unpooled) as vllm:
         for case in cases:
             await vllm_rules.check(vllm, case, ready.model)
+    # our client, which pools connections: a refusal breaks nobody else's call
+    refused = [vllm_rules.request(case, ready.model) for case in cases if case.refused and case.path == vllm_rules.CHAT]
+    upstream = Upstream()
+    try:
+        for body in refused:
+            with pytest.raises(UpstreamRefusalError):
+                await upstream.post(f"{url}{vllm_rules.CHAT}", body)
+        assert (await upstream.post(f"{url}{vllm_rules.CHAT}", vllm_rules.request(cases[0], ready.model)))["choices"]
+    finally:
+        await upstream.close()

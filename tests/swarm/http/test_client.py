@@ -178,6 +178,52 @@ async def test_who_leaves_an_answer_or_is_cancelled_ends_the_call_there(http: Ht
         await gone.acquire()
 
 
+@pytest.mark.parametrize("status", [400, 404, 500, 501])
+@pytest.mark.parametrize("apart", [True, False], ids=["body later", "body at once"])
+async def test_a_connection_that_is_closed_behind_an_error_breaks_no_other_call(
+    http: HttpClient, status: int, apart: bool
+) -> None:
+    """As uvicorn does where an application's last handler made the answer, vLLM 0.24's of a refusal for one."""
+    calls: list[int] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        calls.append(1)
+        if len(calls) > 1:
+            writer.write(OK)
+        else:
+            head = f"HTTP/1.1 {status} No\r\ncontent-length: 2\r\n\r\n".encode()
+            if apart:
+                writer.write(head)
+                await going.wait()
+            writer.write(b"no" if apart else head + b"no")
+        # where another request comes, the connection is closed without an answer to it
+        await reader.read(1)
+
+    going = asyncio.Event()
+    async with serving(handle) as url:
+        async with http.posted(url, b"", {}) as answer:
+            going.set()
+            assert (answer.status, await answer.read()) == (status, b"no")
+        assert (await http.post(url, b"", {})).content == b"ok"
+    assert len(calls) == 2
+
+
+async def test_the_connection_of_any_other_answer_is_kept(http: HttpClient) -> None:
+    connections: list[int] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(1)
+        for status in (200, 409, 429, 503):
+            await asked(reader)
+            writer.write(f"HTTP/1.1 {status} So\r\ncontent-length: 2\r\n\r\nok".encode())
+
+    async with serving(handle) as url:
+        for status in (200, 409, 429, 503):
+            assert (await http.post(url, b"", {})).status == status
+    assert connections == [1]
+
+
 async def test_an_idle_connection_is_closed_in_time() -> None:
     closed = asyncio.Event()
 
