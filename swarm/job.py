@@ -118,7 +118,8 @@ class TrainJob(Model):
     serve_after_training: bool = Field(
         default=False, description="serve the last weights on, untrained, until the engine is stopped"
     )
-    save_freq: int = Field(default=-1, description="checkpoint every so many steps; -1: never")
+    save_freq: int = Field(default=10, description="checkpoint every so many steps, and after the last; -1: never")
+    keep_checkpoints: int = Field(default=2, ge=1, description="how many of the latest; the best one stays beside them")
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -220,6 +220,7 @@ class ServerStatus(Model):
     engine_failure: EngineFailure | None = None
     waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")
     last_lines: list[str] = Field(default=[], description="last output of a dead engine")
+    warnings: list[str] = Field(default=[], description="of this engine, the latest last")
     model: str = ""
     pool: PoolInformation | None = None
     running: list[RunningEpisode] = Field(default=[], description="longest idle first; at most `?episodes=` of them")

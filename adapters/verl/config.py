@@ -76,7 +76,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
-    # our own key, which trainer and worker read
+    # our own keys, which trainer and worker read
+    values["trainer.keep_checkpoints"] = job.keep_checkpoints
     values["actor_rollout_ref.shared_prefixes"] = job.shared_prefixes in (
         ("auto", "on") if device == "cpu" else ("on",)
     )

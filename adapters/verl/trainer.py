@@ -21,11 +21,13 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
+from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.replicas import Replicas, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
-from swarm.link.messages import BootProgress, WeightSync
+from swarm.link.messages import BootProgress, Warned, WeightSync
+from swarm.metrics import TRAIN
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
@@ -53,6 +55,8 @@ class SwarmTrainer(PPOTrainerSync):
         self._shares_prefixes = config.actor_rollout_ref.shared_prefixes
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
+        trainer, model = config.trainer, config.actor_rollout_ref.model.path
+        self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
@@ -104,6 +108,7 @@ class SwarmTrainer(PPOTrainerSync):
             self._feed.serve_on(self.global_steps)
 
     def on_sample_end(self) -> None:
+        self._checkpoints.reward(self._feed.metrics[f"{TRAIN}reward_mean"])
         self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         if not self._feed.stays_awake:
@@ -179,6 +184,23 @@ class SwarmTrainer(PPOTrainerSync):
         for name in [name for name in metrics if name.startswith("actor/swarm/")]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
         return batch
+
+    def _save_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        if self.config.actor_rollout_ref.actor.checkpoint.get("async_save", False):
+            # verl writes its note when the checkpoint is whole, after this call
+            super()._save_checkpoint()
+            return
+        if lacking := self._checkpoints.lacking():
+            self._link.send(Warned(text=f"the checkpoint of step {self.global_steps} is not written: {lacking}"))
+            return
+        folder = trainer.default_local_dir
+        with self._checkpoints.written_aside(self.global_steps) as aside:
+            trainer.default_local_dir = str(aside)
+            try:
+                super()._save_checkpoint()
+            finally:
+                trainer.default_local_dir = folder
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -75,6 +75,7 @@ class EngineWatch:
         self._deaths = 0
         self._last_step = 0
         self._steps_without_signal = 0
+        self._warnings: set[str] = set()
         self._batch: tuple[int, int] | None = None
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
@@ -120,6 +121,10 @@ class EngineWatch:
                 self._on_event("step", step.model_dump(mode="json"))
                 self._see_signal(step)
         self._see_batch(status)
+        for text in status.warnings:
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self._on_event("warning", {"message": text})
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
             self._see_trainer(status)

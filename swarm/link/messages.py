@@ -45,6 +45,12 @@ class BootProgress(_Message, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class Warned(_Message, frozen=True, kw_only=True):
+    """What people should know of a run that goes on, in words for them."""
+
+    text: str
+
+
 class ResolvedConfig(_Message, frozen=True, kw_only=True):
     """verl's complete configuration, sent before anything heavy starts."""
 
@@ -145,6 +151,7 @@ Message = (
     Hello
     | Heartbeat
     | BootProgress
+    | Warned
     | ResolvedConfig
     | CodeImported
     | RolloutReady

@@ -235,6 +235,8 @@ class Runner:
                 "serve_after_training": True,
                 # another run's weights are no beginning, and no step may fall into an evaluation
                 "resume": False,
+                # a run is measured while its engine serves, and never gone on with
+                "save_freq": -1,
                 "serving": "between_steps",
             }
         )

@@ -80,6 +80,7 @@ class Controller(EpisodeRequests):
             engine_failure=self.failure,
             waiting_claims=len(self.claims),
             last_lines=self.last_lines,
+            warnings=list(self.warnings),
             model=self.job.model_name if self.has_job else "",
             pool=self._pool.information() if self._pool else None,
             steps=list(self._training.steps)[-steps:] if steps else [],
@@ -120,6 +121,7 @@ class Controller(EpisodeRequests):
         check_engine(self._state, EngineState.BOOTING)
         job = self._training.start()
         self.boot_stage, self.last_lines, self.code = "starting", [], None
+        self.warnings.clear()
         self._sent = self._given = ""
         self._asked = False
         self._to(EngineState.BOOTING, "starting the engine process")

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two looks at the clock, at the least
 _SHORTEST_PAUSE = 0.02
+#: Kept of an engine's warnings.
+_MAX_WARNINGS = 20
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
 
 
@@ -79,6 +82,8 @@ class EngineBoard:
         self.last_lines: list[str] = []
         self.failure: EngineFailure | None = None
         self.resolved_config: dict[str, Any] | None = None
+        #: what people should know of this engine, the latest last
+        self.warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
 
     @property
     def state(self) -> EngineState:
@@ -117,6 +122,12 @@ class EngineBoard:
 
     def engine_status(self) -> EngineStatus:
         return EngineStatus(engine_status=self._state, engine_status_detail=self._detail, global_step=self.global_step)
+
+    def warn(self, text: str) -> None:
+        """The engine, which goes on, reports what people should know."""
+        logger.warning("%s", text)
+        self.warnings.append(text)
+        self._changed.notify()
 
     def progress(self, stage: str, detail: str) -> None:
         """The engine reports what it is doing."""

@@ -34,6 +34,7 @@ from swarm.link.messages import (
     StepDone,
     Stop,
     TrainerDied,
+    Warned,
     WeightsSynced,
     WeightSync,
 )
@@ -250,6 +251,8 @@ class Supervisor:
             match message:
                 case BootProgress(stage=stage, detail=detail):
                     controller.progress(stage, detail)
+                case Warned(text=text):
+                    controller.warn(text)
                 case ResolvedConfig(config=config):
                     controller.resolved_config = config
                     self._history.resolved(config)

@@ -66,7 +66,7 @@ TABLE: tuple[Names, ...] = (
     Names(
         "verl.trainer.ppo.v1:PPOTrainerSync",
         "_build_replay_buffer _init_resource_pool_mgr _balance_batch _compute_advantage _update_actor _compute_metrics "
-        "on_init_end on_sample_end on_step_end fit",
+        "_save_checkpoint on_init_end on_sample_end on_step_end fit",
         "overridden: verl's steps, driven by the swarm",
     ),
     Names(

@@ -197,6 +197,14 @@ def test_two_steps_without_a_signal_are_a_warning_with_the_cure_once(tmp_path: P
     assert "nothing was learned" in message and "finish_enough_non_dummy_tasks" in message
 
 
+def test_what_the_engine_warns_of_is_told_once(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    full = "the checkpoint of step 10 is not written: 0.1 GB are free"
+    assert "warning" in watched.see(EngineState.ROLLING, warnings=[full])
+    assert watched.events[-1] == ("warning", {"message": full})
+    assert watched.see(EngineState.ROLLING, warnings=[full]) == []
+
+
 def test_how_much_of_the_batch_there_is_is_told_when_it_changes(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.BOOTING)

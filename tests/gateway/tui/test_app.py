@@ -93,7 +93,9 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
         done = StepResult(step=1, batch_id=batch.batch_id, metrics={"swarm/reward_mean": 0.5}, seconds=2)
         rig.controller.step_done(done)
         rig.controller.rollout_ready(server.ready(rig.vllm_address, 1, batch.batch_id))
-        await screen.shows("● ROLLING", "policy version 1", "step    1  reward 0.500", "1 of 2 groups differ", "4 trained")
+        await screen.shows(
+            "● ROLLING", "policy version 1", "step    1  reward 0.500", "1 of 2 groups differ", "4 trained"
+        )
         rig.controller.engine_failed("CUDA out of memory")
         rig.controller.offline("the engine ended with code 1: CUDA out of memory", ["RuntimeError: out of memory"])
         await screen.shows("○ OFFLINE", "CUDA out of memory", "| RuntimeError: out of memory")

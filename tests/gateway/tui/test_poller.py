@@ -71,7 +71,9 @@ async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> No
         while not poller.history.steps:
             news.clear()
             await news.wait()
-    assert "step    1  reward 0.500 ±0.500  2 of 2 groups differ  2.0 s  2 tokens/answer" in [line.text for line in poller.log.lines]
+    assert "step    1  reward 0.500 ±0.500  2 of 2 groups differ  2.0 s  2 tokens/answer" in [
+        line.text for line in poller.log.lines
+    ]
 
 
 async def test_patience_with_one_that_is_not_there_grows_and_is_bounded(nobody: str) -> None:

@@ -1,0 +1,91 @@
+"""Checkpoints of a run on a disk: whole or not there, the latest and the best, and none where there is no room."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from adapters.verl.checkpoints import LATEST, Checkpoints
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> None:
+    """As verl does."""
+    if reward is not None:
+        checkpoints.reward(reward)
+    with checkpoints.written_aside(step) as folder:
+        (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
+        (folder / f"global_step_{step}" / "actor" / "weights").write_bytes(b"x" * size)
+        (folder / LATEST).write_text(str(step))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_latest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, tmp_path)
+    for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3), (5, 0.4)):
+        write(checkpoints, step, reward)
+    assert names(tmp_path) == ["global_step_2", "global_step_4", "global_step_5", LATEST]
+    assert (tmp_path / LATEST).read_text() == "5"
+    # another process goes on: what was the best is known
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    write(again, 6, 0.5)
+    assert names(tmp_path) == ["global_step_2", "global_step_6", LATEST]
+    write(again, 7, 0.95)
+    assert names(tmp_path) == ["global_step_7", LATEST]
+
+
+def test_a_checkpoint_counts_the_steps_since_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, tmp_path)
+    for reward in (1.0, 0.0):
+        checkpoints.reward(reward)
+    write(checkpoints, 2)
+    write(checkpoints, 3, 0.4)
+    assert names(tmp_path) == ["global_step_2", "global_step_3", LATEST], "0.5 is the best"
+
+
+def test_a_checkpoint_that_fails_leaves_nothing_and_the_one_before_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, tmp_path)
+    write(checkpoints, 1, 0.1)
+    with pytest.raises(OSError, match="no space"), checkpoints.written_aside(2) as folder:
+        (folder / "global_step_2").mkdir(parents=True)
+        raise OSError("no space")
+    assert names(tmp_path) == ["global_step_1", LATEST] and (tmp_path / LATEST).read_text() == "1"
+
+
+def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    (tmp_path / ".incomplete" / "global_step_2").mkdir(parents=True)
+    checkpoints = Checkpoints(tmp_path, 1, tmp_path)
+    write(checkpoints, 3, 0.1)
+    assert names(tmp_path) == ["global_step_3", LATEST]
+
+
+def test_the_same_step_may_be_written_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, tmp_path)
+    write(checkpoints, 1, 0.1)
+    write(checkpoints, 1, 0.2, size=20)
+    assert (tmp_path / "global_step_1" / "actor" / "weights").stat().st_size == 20
+
+
+def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"x" * 100)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, model)
+    free = 599
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, free))
+    assert "a checkpoint takes up to 0.0 GB" in checkpoints.lacking()
+    free = 600
+    assert checkpoints.lacking() == ""
+    write(checkpoints, 1, size=5_000)
+    assert checkpoints.lacking() != ""
+    free = 6_000
+    assert checkpoints.lacking() == ""
