@@ -15,7 +15,7 @@ import yaml
 from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.swarm.test_agentjet import composed
+from tests.swarm.agentjet.test_yaml_job import composed
 
 config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 

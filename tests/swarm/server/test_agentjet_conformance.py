@@ -22,7 +22,7 @@ from tests.standins import engine
 from tests.standins.vllm import ENGINE_MODEL, ScriptedVllm
 from tests.standins.vllm import listening as serving
 from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient
-from tests.swarm.test_agentjet import composed
+from tests.swarm.agentjet.test_yaml_job import composed
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
