@@ -47,6 +47,18 @@ CollectionMethod = Literal[
 ServingMode = Literal["always", "between_steps"]
 
 
+#: Whose clients a job was written for.
+Dialect = Literal["swarm-gateway", "agentjet"]
+
+
+class EvalSampling(Model):
+    """How eval episodes sample where their client does not say; ``None``: as vLLM does by default."""
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1)
+
+
 #: How the rewards of a group become advantages; the formulas and their sources are in ``adapters/verl/advantage.py``.
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 
@@ -98,10 +110,27 @@ class TrainJob(Model):
     max_parallel_episodes: int | None = Field(default=None, ge=1, description="concurrent episodes; default B*N")
     max_prompt_length: int = Field(default=3000, ge=1)
     max_response_length: int = Field(default=15000, ge=1)
+    max_turn_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of one answer in an episode, at most. So many stay free for it: a prompt that leaves less "
+        "is too long, unless the call asks for fewer; default: what the prompt leaves, up to max_response_length",
+    )
     temperature: float = Field(default=1.0, gt=0.0, le=2.0, description="of every train episode")
     sampling: Literal["trainer", "app"] = Field(
         default="trainer",
         description="train episodes sample at `temperature` with top_p=1, top_k=-1, or keep what the app asked for",
+    )
+    eval_sampling: EvalSampling = Field(
+        default=EvalSampling(), description="of eval episodes, where their calls leave it open"
+    )
+    post_rolling_timeout: float | None = Field(
+        default=None, ge=0, description="seconds; in place of the server's setting of that name"
+    )
+    dialect: Dialect = Field(
+        default="swarm-gateway",
+        description="agentjet: a job that was read from AgentJet's form. A step then waits for running episodes as "
+        "long as their own timeouts allow, and a prompt that is too long gets an answer that says so, not a 400",
     )
     lr: float = Field(default=1e-6, gt=0.0)
     mini_batch_num: int = Field(

@@ -82,6 +82,7 @@ class SyncTrainConfigResponse(SuccessResponse):
         default=False,
         description="the job differs from the one before: what waited for a batch is dropped, and training starts anew",
     )
+    ignored: dict[str, str] = Field(default={}, description="key of a job of AgentJet -> why it has no effect here")
 
 
 class RefusedResponse(SuccessResponse):
@@ -92,8 +93,8 @@ class RefusedResponse(SuccessResponse):
 
 
 class LateEndResponse(RefusedResponse):
-    """``/end_episode`` without an idempotency key for an episode that its batch left without, with status 400 and a
-    ``detail`` as AgentJet's client expects them."""
+    """``/end_episode`` without an idempotency key for an episode that is over already, with status 400 and a ``detail``
+    as AgentJet's client expects them."""
 
     detail: str
 
@@ -195,7 +196,8 @@ class SwarmThrottlePolicy(WireRequest):
 
 
 class ClaimEpisodeRequest(WireRequest):
-    """``POST /claim_episode``. ``wait_seconds`` > 0 long-polls until an episode is free or the time is over.
+    """``POST /claim_episode``. ``wait_seconds`` > 0 long-polls until an episode is free or the time is over; a claim
+    that does not have the field waits up to 20 s, and only for the next batch to open.
 
     Of claims with one ``client_uuid`` and ``idempotency_key`` the repetitions get the first one's episodes.
     """
@@ -271,6 +273,8 @@ def _tolerant(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     given = cast("Mapping[str, Any]", value)
+    if given.get("reward") is None or isinstance(given["reward"], list):
+        raise ValueError("reward: one number is needed; abort an episode that has none")
     known = {key: one for key, one in given.items() if key in _OUTPUT_FIELDS and one is not None}
     metrics: Any = known.get("log_metrics")
     if isinstance(metrics, Mapping):

@@ -61,7 +61,7 @@ class ActiveSwarmClient(Model):
 class SwarmClientInstruction(Model):
     """What AgentJet's server would tell its trainer."""
 
-    active_clients: list[ActiveSwarmClient]
+    active_clients: list[ActiveSwarmClient] = []
 
 
 class PoolInformation(Model):
@@ -97,7 +97,7 @@ class PoolInformation(Model):
     engine_status: str | None = None
     global_step: int | None = None
     booting_start_time: float | None = Field(default=None, description="Unix seconds, while the engine boots")
-    swarm_client_instruction: SwarmClientInstruction | None = Field(default=None, description="null: there is no job")
+    swarm_client_instruction: SwarmClientInstruction = SwarmClientInstruction()
     training_model_path: str | None = Field(default=None, description="the job's model")
 
 

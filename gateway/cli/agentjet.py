@@ -32,12 +32,17 @@ def commands() -> None:
 @app.command()
 def start(
     swarm_port: Annotated[int, typer.Option("--swarm-port", help="port to listen on, 0: any free one")] = 10086,
+    post_rolling_timeout: Annotated[
+        float | None,
+        typer.Option(help="seconds that a step waits for running episodes [default: as long as they may run]"),
+    ] = None,
 ) -> None:
     """Run the swarm server on this machine's loopback; its run folder is ``runs/default``."""
     from gateway.cli.sections import parse_server
     from gateway.cli.serve import log_to_stderr
 
-    config = parse_server({"port": swarm_port}, "flags", None)
+    settings = {"port": swarm_port, "post_rolling_timeout": post_rolling_timeout}
+    config = parse_server({name: value for name, value in settings.items() if value is not None}, "flags", None)
     log_to_stderr("text")
     try:
         load_attribute("swarm.server.run:run")(config, on_ready=_announce)

@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, TrainJob, parse_mapping
+from swarm.job import CollectionMethod, EvalSampling, TrainJob, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _FIELDS = {
     "data.max_response_length": "max_response_length",
     "rollout.num_repeat": "num_repeat",
     "rollout.temperature": "temperature",
+    "rollout.max_response_length_in_one_turn": "max_turn_length",
     "rollout.tensor_model_parallel_size": "tensor_parallel_size",
     "rollout.gpu_memory_utilization": "gpu_memory_utilization",
     "rollout.vllm_tool_parser": "tool_call_parser",
@@ -124,11 +125,12 @@ _IGNORED = {
     f"{_TRAINER}.advantage_estimation_episode_level": "advantages are always taken over episodes",
     "rollout.user_workflow": "a client runs its own workflow",
     "rollout.chat_template_generate_prompt_type": "the sampled tokens are trained as they are",
-    "rollout.val_kwargs.*": "eval episodes sample as their client asks",
-    "rollout.max_response_length_in_one_turn": "a client bounds one answer by max_tokens",
+    "rollout.val_kwargs.*": "of it temperature, top_p and top_k hold, where a client does not ask otherwise; "
+    "temperature 0 is greedy",
     "rollout.multi_turn.*": "a client runs its own loop",
-    "rollout.compute_madness_checklist": "a client or a reward hook judges degenerate answers",
-    "rollout.agent_madness_*": "a client or a reward hook judges degenerate answers",
+    "rollout.compute_madness_checklist": "answers are not checked for nonsense: a client or a reward hook does that",
+    "rollout.agent_madness_termination": "answers are not checked for nonsense: what follows such an answer is trained",
+    "rollout.agent_madness_reward": "rewards are trained as the client gives them; in AgentJet's swarm mode as well",
     "rollout.n_vllm_engine": "as many engines as tensor_model_parallel_size leaves room for",
     "context_tracker.*": "timelines are merged where their token ids agree",
     "lora.*": "lora_rank is 0",
@@ -155,23 +157,35 @@ class Conversion:
     ignored: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """The fields of a :class:`TrainJob` that a text sets, and AgentJet's keys that have no effect here, with why."""
+
+    fields: dict[str, Any]
+    ignored: dict[str, str]
+
+
 def read_fields(text: str) -> dict[str, Any]:
-    """The fields of a :class:`TrainJob` that YAML text sets, ours or AgentJet's; keys of the latter that have no effect
-    are logged.
+    """The fields of :func:`read_job`."""
+    return read_job(text).fields
+
+
+def read_job(text: str) -> ReadJob:
+    """The job in YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 
     Raises:
         ConfigError: no mapping; of AgentJet's a value that is out of range or not possible here; names each.
     """
     data = parse_mapping(text, "job")
     if "ajet" not in data:
-        return data
+        return ReadJob(data, {})
     conversion = convert(data)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("the job is AgentJet's; ignored: %s", listed)
     if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
         logger.warning("the job is AgentJet's; without effect, because not known here: %s", ", ".join(unknown))
-    return conversion.job.model_dump(exclude_unset=True)
+    return ReadJob(conversion.job.model_dump(exclude_unset=True), conversion.ignored)
 
 
 def convert(config: Mapping[str, Any]) -> Conversion:
@@ -219,6 +233,7 @@ class _Reader:
                 self.refused.append(f"ajet.{key} cannot be {value!r}: {why}")
         self._refuse_teacher()
         values |= self._collection() | self._slots(values) | self._kl() | self._tools() | self._loggers()
+        values |= {"dialect": "agentjet"} | self._eval_sampling()
         values["overrides"] = self._overrides(values)
         return values
 
@@ -262,6 +277,11 @@ class _Reader:
         if use is False:
             return {"kl_coef": 0.0}
         return {} if coefficient is None else {"kl_coef": coefficient}
+
+    def _eval_sampling(self) -> dict[str, Any]:
+        keys = {name: f"rollout.val_kwargs.{name}" for name in EvalSampling.model_fields}
+        sampling = {name: self._take(key) for name, key in keys.items() if key in self._given}
+        return {"eval_sampling": sampling} if sampling else {}
 
     def _tools(self) -> dict[str, Any]:
         key = "rollout.force_disable_toolcalls"
@@ -333,7 +353,9 @@ def _described(exc: ValidationError) -> Iterator[str]:
     }
     for error in exc.errors():
         name = str(error["loc"][0]) if error["loc"] else ""
-        if name in theirs:
+        if name == "eval_sampling":
+            yield f"ajet.rollout.val_kwargs.{error['loc'][-1]}: {error['msg']}"
+        elif name in theirs:
             yield f"ajet.{theirs[name]}: {error['msg']}"
         else:
             yield re.sub(

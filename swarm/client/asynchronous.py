@@ -43,7 +43,7 @@ class AsyncSwarmClient(Control):
 
     Args:
         server_url: address of the swarm server, e.g. ``http://127.0.0.1:10086``.
-        token: the server's token; default ``$SWARM_TOKEN``.
+        token: the server's token; default the one in the address (``http://x:TOKEN@host``), else ``$SWARM_TOKEN``.
         client_uuid: name of this client towards the server; default a fresh one.
         request_timeout: seconds for one request (a claim: those it waits, and ten more).
         begin_timeout: seconds that :meth:`begin_episode` waits for a free episode: longer than a training step.

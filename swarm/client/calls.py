@@ -56,6 +56,8 @@ class Calls:
         self._query = wire.parse_server_query(server_url)
         self.client_uuid = client_uuid or uuid.uuid4().hex
         self.policy = policy or RetryPolicy()
+        if token is None:
+            token = wire.parse_server_token(server_url)
         self._token = wire.parse_token(token if token is not None else os.environ.get("SWARM_TOKEN", ""))
         self._request_timeout = request_timeout
         self._http = http or HttpClient()

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -214,7 +214,7 @@ def checked(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
 
 def parse_server_url(text: str) -> str:
     """The address of a swarm server, without a slash at its end. ``http://`` may be left out; a path prefix is kept, a
-    query is not (see :func:`parse_server_query`).
+    query and a token are not (see :func:`parse_server_query`, :func:`parse_server_token`).
 
     Raises:
         ConfigError: not an http address.
@@ -223,10 +223,22 @@ def parse_server_url(text: str) -> str:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port >= 0)
     except ValueError as exc:
-        raise ConfigError(f"server_url {text!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
+        shown = _without_token(text)
+        raise ConfigError(f"server_url {shown!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
     if not valid:
-        raise ConfigError(f"server_url {text!r} must look like http://127.0.0.1:10086")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        raise ConfigError(f"server_url {_without_token(text)!r} must look like http://127.0.0.1:10086")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+
+
+def parse_server_token(text: str) -> str | None:
+    """The token in the address of a server, ``http://x:TOKEN@host``, if there is one."""
+    password = urlsplit(text if "://" in text else f"http://{text}").password
+    return None if password is None else unquote(password)
+
+
+def _without_token(text: str) -> str:
+    scheme, mark, rest = text.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def parse_server_query(text: str) -> dict[str, str]:

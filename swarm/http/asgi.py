@@ -6,6 +6,7 @@ Invariant: every response carries ``x-request-id``, and every error is OpenAI-sh
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import math
 import re
@@ -62,7 +63,8 @@ def has_body(headers: RawHeaders) -> bool:
 
 
 def bearer(request: Request) -> str:
-    """The caller's key from ``Authorization: Bearer`` or ``x-api-key``; empty without one."""
+    """The caller's key from ``Authorization: Bearer``, ``x-api-key`` or the password of ``Authorization: Basic``; empty
+    without one."""
     return bearer_bytes(request.scope["headers"]).decode("latin-1")
 
 
@@ -71,7 +73,19 @@ def bearer_bytes(headers: RawHeaders) -> bytes:
     scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
     if scheme.lower() == b"bearer" and value:
         return value.strip()
-    return header(headers, b"x-api-key") or b""
+    return header(headers, b"x-api-key") or basic_password(headers)
+
+
+def basic_password(headers: RawHeaders) -> bytes:
+    """The password of ``Authorization: Basic``, which HTTP clients make of ``http://user:password@host``; empty without
+    one."""
+    scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
+    if scheme.lower() != b"basic":
+        return b""
+    try:
+        return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 # ---------------------------------------------------------------------- middleware

@@ -74,7 +74,7 @@ def foreign(headers: RawHeaders) -> RequestError | None:
         return _refusal(
             421,
             f"host {host.decode('latin-1')!r}: a server without a key answers to 127.0.0.1 and localhost only; "
-            "use such an address, or configure a key",
+            "use such an address (`ssh -L` gives one to another machine), or configure a key",
             "foreign_host",
         )
     origin = header(headers, b"origin")

@@ -28,7 +28,7 @@ from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
 from swarm.server.audit import AuditLog
-from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ControlRoute, Scopes, TokenRing
+from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.changes import Changes
@@ -72,7 +72,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     """
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
-    data_plane = DataPlane(config, controller)
+    names = ClientNames()
+    data_plane = DataPlane(config, controller, names)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas)
     # checking the file for each request would cost a busy server a tenth of its time
@@ -106,12 +107,12 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     resolver = Resolver(config.run_dir) if engine_command is None else None
     changes = Changes(config, controller, supervisor, snapshots, resolver)
     routes: list[BaseRoute] = [
-        *EpisodeRoutes(config, controller, meters).routes(),
+        *EpisodeRoutes(config, controller, meters, names, log).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
         *EngineRoutes(controller, changes, StateShown(controller), monitor, audit).routes(),
-        *CodeRoutes(config, changes, snapshots, audit).routes(),
-        *ConfigRoutes(changes, History(config.run_dir), audit).routes(),
+        *CodeRoutes(config, changes, snapshots, audit, log).routes(),
+        *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
         *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),

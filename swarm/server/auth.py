@@ -7,6 +7,7 @@ scope. A request without a token is judged by where it comes from, never by what
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import logging
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, bearer_bytes, error_response
+from swarm.http.asgi import RawHeaders, basic_password, bearer_bytes, error_response
 from swarm.http.client import is_loopback
 from swarm.http.guard import foreign
 from swarm.http.routes import JsonRoute, Security
@@ -147,9 +148,58 @@ class TokenRing(Ring[Token]):
         return Caller(token.name, frozenset(token.scopes))
 
 
+#: client names remembered; the oldest is forgotten first, and then free again
+MAX_NAMES = 100_000
+
+
+class ClientNames:
+    """The token that each client name (``client_uuid``) belongs to.
+
+    Invariant: a name is used by the token that used it first and by admins only, as long as this server remembers it;
+    all callers without a token count as one. A rotated token keeps its name, and so its clients.
+    """
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+        self._owners: dict[str, str] = {}
+
+    def check(self, caller: Caller, client_uuid: str) -> None:
+        """Let ``caller`` act for this client.
+
+        Raises:
+            ForbiddenError: the client is another token's (``client_of_another_token``).
+        """
+        owner = self._owners.get(client_uuid)
+        if owner is None:
+            self._owners[client_uuid] = caller.name
+            if len(self._owners) > self._limit:
+                del self._owners[next(iter(self._owners))]
+        elif owner != caller.name and "admin" not in caller.scopes:
+            raise ForbiddenError(
+                f"client_uuid {client_uuid[:100]!r} is used with another token than {caller.name!r}: choose another "
+                "client_uuid, or use the token with which this client began",
+                code="client_of_another_token",
+            )
+
+    def allows(self, caller: Caller, client_uuid: str) -> bool:
+        """Whether ``caller`` may claim, and :meth:`check` lets it act for this client."""
+        if not caller.may("claim"):
+            return False
+        try:
+            self.check(caller, client_uuid)
+        except ForbiddenError:
+            return False
+        return True
+
+
 logger = logging.getLogger(__name__)
 
 ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
+_NO_TOKEN = (
+    "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`), or give a "
+    "client that takes only an address `http://x:TOKEN@HOST:PORT`. Where programs on the server's own machine need no "
+    "token, `ssh -L 10086:127.0.0.1:10086 HOST` lets those of another machine in"
+)
 #: headers that proxies add: the peer is then not the caller
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
@@ -172,7 +222,15 @@ class AuthMiddleware:
         self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(WITHOUT_TOKEN):
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["path"].startswith(WITHOUT_TOKEN):
+            if password := basic_password(scope["headers"]):
+                # from an address with a token in it: HTTP clients send that in place of the episode's key
+                with contextlib.suppress(AuthenticationError):
+                    scope["caller"] = self._ring.authenticate(password)
+        else:
             try:
                 scope["caller"] = self._admit(scope)
             except SwarmGatewayError as exc:
@@ -210,9 +268,7 @@ class AuthMiddleware:
         if key := bearer_bytes(headers):
             return self._ring.authenticate(key)
         if not self._anonymous_may(headers, peer):
-            raise AuthenticationError(
-                "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`)"
-            )
+            raise AuthenticationError(_NO_TOKEN)
         if (error := foreign(headers)) is not None:
             raise error
         return ANONYMOUS

@@ -44,8 +44,11 @@ class ServerConfig(Model):
     heartbeat_timeout: float = Field(
         default=8.0, gt=0, description="silence after which an engine that serves counts as dead"
     )
-    post_rolling_timeout: float = Field(
-        default=30.0, ge=0, description="how long running episodes may still finish once the batch is complete"
+    post_rolling_timeout: float | None = Field(
+        default=None,
+        ge=0,
+        description="how long running episodes may still finish once the batch is complete, unless the job says so; "
+        "null: 30, and for jobs in AgentJet's form as long as the episodes' own timeouts allow",
     )
     stop_grace: float = Field(default=10.0, ge=0, description="between Stop and SIGKILL")
     max_episode_seconds: float = Field(

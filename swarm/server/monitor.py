@@ -59,8 +59,7 @@ MAX_LINES = 200
 MAX_MESSAGE, MAX_TAG = 2000, 100
 #: running episodes that a status lists by default
 EPISODES = 100
-#: How many characters of an episode's name are shown to callers that could end it: the last ones, which tell episodes
-#: apart (the first ones are the time).
+#: How many characters of an episode's name, the last ones, are shown to callers that could end it.
 SHORT_UUID = 8
 
 _WAITS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -19,6 +19,7 @@ from swarm.sync.manifest import BYTECODE, MAX_NAME_BYTES, MIB, ArchiveLimits, ch
 
 # the record at the end of every zip: signature, two disk numbers, entries here, entries, size, start, comment length
 _END = struct.Struct("<4s4H2LH")
+_END_MARK, _MOST_COMMENT = b"PK\x05\x06", 0xFFFF
 _ZIP64_LOCATOR, _ZIP64_LOCATOR_SIZE = b"PK\x06\x07", 20
 #: The most bytes of an entry in the central directory: its head, its name, and additions of tools.
 _DIRECTORY_BYTES = 46 + MAX_NAME_BYTES + 256
@@ -56,12 +57,15 @@ def _check_frame(archive: bytes, limits: ArchiveLimits) -> None:
     """Limit the cost of reading the directory, before it is read."""
     if len(archive) > limits.max_archive_bytes:
         raise refusal(f"it has {len(archive)} bytes, at most {limits.max_archive_bytes} are accepted")
-    end_at = len(archive) - _END.size
-    if end_at < 0 or not archive.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+    # zipfile looks at the same place; `git archive` writes its commit as the comment behind it
+    end_at = archive.rfind(_END_MARK, max(0, len(archive) - _END.size - _MOST_COMMENT))
+    if len(archive) < _END.size or not archive.startswith((b"PK\x03\x04", _END_MARK)):
         raise refusal("it is not a zip")
-    signature, disk, directory_disk, here, entries, size, _, comment = _END.unpack_from(archive, end_at)
-    if signature != b"PK\x05\x06" or comment:
-        raise refusal("it is not a plain zip: it is cut off, or has a comment or other data at its end")
+    if end_at < 0 or end_at + _END.size > len(archive):
+        raise refusal("it is not a plain zip: it is cut off, or has other data at its end")
+    _, disk, directory_disk, here, entries, size, _, comment = _END.unpack_from(archive, end_at)
+    if end_at + _END.size + comment != len(archive):
+        raise refusal("it is not a plain zip: it is cut off, or has other data at its end")
     locator_at = max(0, end_at - _ZIP64_LOCATOR_SIZE)
     if archive[locator_at : locator_at + 4] == _ZIP64_LOCATOR or disk or directory_disk or here != entries:
         raise refusal("it is not a plain zip: it is in zip64 format or in several parts")

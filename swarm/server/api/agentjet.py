@@ -14,15 +14,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, SwarmGatewayError
+from swarm.link.code import top_level
 from swarm.protocol import (
     BoolResponse,
     IsEpisodeClaimedRequest,
+    LateEndResponse,
     RefusedResponse,
     ServerExperimentDirResponse,
     SuccessResponse,
@@ -49,6 +52,10 @@ REMEMBERED_SECONDS = 0.6
 #: Every 5 s its clients check, in a slightly old state, whether the sync that they agreed to has begun.
 SHOWN_SECONDS = 7.0
 
+#: How long a claim waits for the next batch to open: refused, its clients would sleep for 15 s. They give a request up
+#: after 30 s.
+HELD_SECONDS = 20.0
+
 #: Paths that AgentJet's trainer posts to.
 TRAINER_PATHS = (
     "/register_episode",
@@ -74,7 +81,11 @@ class StateShown:
         status = self._controller.engine_status()
         boots = status.engine_status is EngineState.BOOTING
         if not boots and self._clock() - self._controller.agreement_over < SHOWN_SECONDS:
-            return status.model_copy(update={"engine_status": EngineState.WEIGHT_SYNCING})
+            shown = EngineState.WEIGHT_SYNCING
+            detail = status.engine_status_detail
+            if status.engine_status is not shown:
+                detail = f"the sync that clients agreed to is over; the engine is {status.engine_status}: {detail}"
+            return status.model_copy(update={"engine_status": shown, "engine_status_detail": detail})
         if status.engine_status is EngineState.OFFLINE:
             self._offline_told = self._clock()
         return status
@@ -161,6 +172,32 @@ def refused(exc: SwarmGatewayError, status: int) -> Response:
     """A refusal in AgentJet's words."""
     body = RefusedResponse(success=False, error=exc.message, code=exc.code or "refused")
     return Response(body.model_dump_json(), status, {"x-should-retry": "false"}, media_type="application/json")
+
+
+def without_effect(code: Path) -> str:
+    """Why synced code changes nothing: AgentJet's client sends the package of its own trainer; empty for other code.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if top_level(code) != ["ajet"]:
+        return ""
+    return (
+        "the folder has only `ajet`, AgentJet's own trainer, which nothing here imports: what was changed in it has no "
+        "effect. This engine's trainer is verl with the modules in `adapters/verl`"
+    )
+
+
+def late_end(exc: ConflictError) -> Response:
+    """The answer to an end without a key of an episode that is over: its client reads a 400 with these words as «go
+    on», and every other error as «run the task once more»."""
+    body = LateEndResponse(
+        success=False,
+        error=exc.message,
+        code=exc.code or "conflict",
+        detail=f"{exc.message} (as in {EngineState.WEIGHT_SYNCING}: an end that comes too late is an abort)",
+    )
+    return Response(body.model_dump_json(), 400, {"x-should-retry": "false"}, media_type="application/json")
 
 
 def sees_uuids(request: Request) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import io
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,12 +19,13 @@ from starlette.routing import BaseRoute
 from swarm.errors import ConflictError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import read_body
 from swarm.protocol import CodeStatus, RefusedResponse, SelectCodeRequest, SyncTrainCodeResponse
-from swarm.server.api.agentjet import refused
+from swarm.server.api.agentjet import refused, without_effect
 from swarm.server.audit import AuditLog, sender_of
 from swarm.server.auth import Caller, ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.snapshots import Sent, Snapshots
+from swarm.server.monitor import VerboseLog
 
 #: code is sent as a zip to this path
 CODE_PATH, CODE_TYPE = "/sync_train_code", "application/zip"
@@ -43,6 +45,7 @@ class CodeRoutes:
     changes: Changes
     snapshots: Snapshots
     audit: AuditLog
+    log: VerboseLog
 
     def routes(self) -> list[BaseRoute]:
         binary = {"type": "string", "format": "binary"}
@@ -93,6 +96,10 @@ class CodeRoutes:
                 sent = Sent(sender_of(request) or caller.name, *texts)
                 done = await self.changes.sync_code(archive, sent, force=flag(request, "force_restart"))
                 details |= _told(done)
+                if why := await asyncio.to_thread(without_effect, Path(done.temp_ajet_code_path)):
+                    # AgentJet's clients do not show the answer; their monitor shows this
+                    self.log.push("code", why)
+                    done = done.model_copy(update={"message": f"{done.message}. But {why}"})
                 return done
         except ClientDisconnect:
             return Response(status_code=499)

@@ -36,7 +36,7 @@ from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.history import History
 from swarm.server.engine.runs import MAX_STEPS
-from swarm.server.monitor import EPISODES, Monitor
+from swarm.server.monitor import EPISODES, Monitor, VerboseLog
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
 
@@ -122,6 +122,7 @@ class ConfigRoutes:
     changes: Changes
     history: History
     audit: AuditLog
+    log: VerboseLog
 
     def routes(self) -> list[BaseRoute]:
         unresolved = {409: "the engine is not ours and does not tell", 500: "the configuration cannot be resolved"}
@@ -153,6 +154,9 @@ class ConfigRoutes:
                 details |= {"restarted": done.restarted, "new_run": done.new_run}
         except ConflictError as exc:
             return refused(exc, 400)
+        if done.ignored:
+            # AgentJet's clients do not show the answer; their monitor shows this
+            self.log.push("job", f"without effect here: {', '.join(done.ignored)}")
         return done
 
     async def resolve(self, wanted: ResolveConfigRequest) -> ResolvedJob:

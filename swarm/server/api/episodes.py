@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import structs
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.concurrency import ClientGoneError
-from swarm.errors import ConflictError, ForbiddenError, NotFoundError
+from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
     AbortEpisodeRequest,
@@ -39,49 +39,16 @@ from swarm.protocol import (
     SuccessResponse,
     WithdrawClaimRequest,
 )
+from swarm.server.api import agentjet
 from swarm.server.api.engine import BACKLOG
-from swarm.server.auth import Caller, ControlRoute
+from swarm.server.auth import ClientNames, ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import DELETED, ClaimWish, Grant
-from swarm.server.monitor import Meters
-from swarm.states import EngineState
+from swarm.server.episodes.episode import LATE_CODES, ClaimWish, Grant
+from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts
 
-#: client names remembered; the oldest is forgotten first, and then free again
-MAX_NAMES = 100_000
-
 _GONE = "the caller is gone"
-
-
-class ClientNames:
-    """The token that each client name (``client_uuid``) belongs to.
-
-    Invariant: a name is used by the token that used it first and by admins only, as long as this server remembers it;
-    all callers without a token count as one. A rotated token keeps its name, and so its clients.
-    """
-
-    def __init__(self, limit: int = MAX_NAMES) -> None:
-        self._limit = limit
-        self._owners: dict[str, str] = {}
-
-    def check(self, caller: Caller, client_uuid: str) -> None:
-        """Let ``caller`` act for this client.
-
-        Raises:
-            ForbiddenError: the client is another token's (``client_of_another_token``).
-        """
-        owner = self._owners.get(client_uuid)
-        if owner is None:
-            self._owners[client_uuid] = caller.name
-            if len(self._owners) > self._limit:
-                del self._owners[next(iter(self._owners))]
-        elif owner != caller.name and "admin" not in caller.scopes:
-            raise ForbiddenError(
-                f"client_uuid {client_uuid[:100]!r} is used with another token than {caller.name!r}: choose another "
-                "client_uuid, or use the token with which this client began",
-                code="client_of_another_token",
-            )
 
 
 class _OfClient(Protocol):
@@ -97,7 +64,8 @@ class EpisodeRoutes:
     config: ServerConfig
     controller: Controller
     meters: Meters
-    names: ClientNames = field(default_factory=ClientNames)
+    names: ClientNames
+    log: VerboseLog
 
     def routes(self) -> list[BaseRoute]:
         claims = {409: "an idempotency key of another claim", 503: BACKLOG}
@@ -176,13 +144,11 @@ class EpisodeRoutes:
                 wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key
             )
         except ConflictError as exc:
-            if key or exc.code != DELETED:
+            # AgentJet's client sends no keys
+            if key or exc.code not in LATE_CODES:
                 raise
-            # AgentJet's client sends no keys; it reads these words as «go on», and every other error as «run the task
-            # once more»
-            detail = f"{EngineState.WEIGHT_SYNCING}: {exc.message}"
-            late = LateEndResponse(success=False, error=exc.message, code=DELETED, detail=detail)
-            return Response(late.model_dump_json(), 400, {"x-should-retry": "false"}, media_type="application/json")
+            self.log.push("episodes", exc.message)
+            return agentjet.late_end(exc)
         return self._ended(dropped, [wanted])
 
     async def end_group(self, request: Request, wanted: EndGroupRequest) -> EndedResponse:
@@ -239,9 +205,12 @@ class EpisodeRoutes:
             throttle=wanted.throttle_policy,
             unless_batch_waits=wanted.unless_batch_waits,
         )
+        wait = wanted.wait_seconds
+        if not as_group and "wait_seconds" not in wanted.model_fields_set:
+            wish, wait = wish._replace(while_closed=True), agentjet.HELD_SECONDS
         came = time.monotonic()
         try:
-            outcome = await self.controller.claim(wish, wanted.wait_seconds, request.receive)
+            outcome = await self.controller.claim(wish, wait, request.receive)
         except ClientGoneError:
             return _GONE
         if isinstance(outcome, Grant):

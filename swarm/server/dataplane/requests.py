@@ -203,11 +203,19 @@ def prepare(
     if wants.stream:
         sent["stream_options"] = {**options, "include_usage": True}
     asked = _asked_length(body)
-    if asked is not None and asked >= job.max_response_length:
+    turn = job.max_turn_length if episode_type is not None else None
+    if turn is not None and turn < job.max_response_length and (asked is None or asked > turn):
+        asked = turn
+        sent.pop("max_completion_tokens", None)
+        sent["max_tokens"] = turn
+    elif asked is not None and asked >= job.max_response_length:
         # the engine's own limit (verl sizes its tensors by it): the same as asking for none, see _asked_length
         asked = None
         sent.pop("max_tokens", None)
         sent.pop("max_completion_tokens", None)
+    if episode_type == "eval":
+        sampling = job.eval_sampling.model_dump(exclude_none=True)
+        sent |= {name: value for name, value in sampling.items() if body.get(name) is None}
     if train and job.sampling == "trainer":
         sent |= {"temperature": job.temperature, **_POLICY_SAMPLING}
         for key in _NOT_SAMPLING_FROM_POLICY:
@@ -215,7 +223,7 @@ def prepare(
     max_tokens = job.max_response_length if asked is None else asked
     not_text = _not_text(messages)
     if has_prompt:
-        if asked is None and _asked_length(body) is None:
+        if _asked_length(body) is None:
             max_tokens = min(_COMPLETION_TOKENS, max_tokens)
         sent = {name: value for name, value in sent.items() if name not in _CHAT_ONLY}
         sent |= {"logprobs": ours["top_logprobs"], "max_tokens": max_tokens}

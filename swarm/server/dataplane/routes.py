@@ -21,10 +21,19 @@ from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, Messages
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
-from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, TokenTruthError, UpstreamError
+from swarm.errors import (
+    ContextLengthError,
+    NotFoundError,
+    RequestError,
+    SwarmGatewayError,
+    TokenTruthError,
+    UpstreamError,
+)
 from swarm.http.asgi import bearer, error_response, read_json
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
+from swarm.server.auth import Caller, ClientNames
 from swarm.server.config import ServerConfig
+from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
 from swarm.server.dataplane.answers import Body
 from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
@@ -42,11 +51,17 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class DataPlane:
-    """The endpoints of all episodes and groups; :meth:`close` it."""
+    """The endpoints of all episodes and groups; :meth:`close` it.
 
-    def __init__(self, config: ServerConfig, controller: Controller) -> None:
+    Args:
+        names: a token opens the episodes of the clients that are its own. HTTP clients send the token in an address
+            (``http://x:TOKEN@host``) in place of the episode's key.
+    """
+
+    def __init__(self, config: ServerConfig, controller: Controller, names: ClientNames) -> None:
         self.config = config
         self.controller = controller
+        self._names = names
         self.upstream = Upstream()
         self._replicas = Replicas(self.upstream.is_healthy)
         self._conversations = Conversations()
@@ -167,13 +182,19 @@ class DataPlane:
                     owner.outlive()
                 return {POLICY_VERSION: str(session.version()), **headers}
 
-            return EventStream(self, owner, serving.gone, session.stream(), dialect, asked, begun)
+            chunks = self._or_overflow(session.stream(), owner, usage=call.wants.usage_chunk)
+            return EventStream(self, owner, serving.gone, chunks, dialect, asked, begun)
         try:
             with owner:
                 work = self.while_open(owner, serving.gone, session.complete())
                 done = await until_gone(request.receive, work)
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except ContextLengthError as exc:
+            if not answers_overflow(controller.job, owner):
+                raise
+            content = encode(dialect.answer(asked, overflow_answer(exc, controller.job)))
+            return Response(content, media_type="application/json", headers=dict(headers))
         headers = {POLICY_VERSION: str(done.version), **headers}
         if group_size is not None:
             headers[COMPLETION_TOKENS] = ",".join(map(str, done.tokens))
@@ -191,8 +212,29 @@ class DataPlane:
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
             episodes: Sequence[Any] = pool.running.open_group(group_uuid, key).members
         else:
-            episodes = (pool.running.open(request.path_params["episode_uuid"], key),)
+            caller: Caller | None = request.scope.get("caller")
+            episodes = (
+                pool.open(
+                    request.path_params["episode_uuid"],
+                    key,
+                    lambda client_uuid: caller is not None and self._names.allows(caller, client_uuid),
+                ),
+            )
         return CallOwner(self.controller, episodes)
+
+    async def _or_overflow(
+        self, chunks: AsyncGenerator[list[Body]], owner: CallOwner, *, usage: bool
+    ) -> AsyncGenerator[list[Body]]:
+        """``chunks``, or AgentJet's answer to a prompt that is too long."""
+        try:
+            async with aclosing(chunks):
+                async for together in chunks:
+                    yield together
+        except UpstreamRefusalError as exc:
+            job = self.controller.job
+            if (error := too_long(exc, job)) is None or not answers_overflow(job, owner):
+                raise
+            yield overflow_chunks(overflow_answer(error, job), usage=usage)
 
 
 class EventStream(Response):

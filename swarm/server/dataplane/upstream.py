@@ -173,7 +173,7 @@ class Upstream:
             raise _broken(exc) from exc
 
 
-def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> RequestError | None:
+def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> ContextLengthError | None:
     """``refusal`` in the words that SDKs look for, if it says that the prompt, or it and the answer, are too long."""
     error: Any = refusal.body().get("error")
     found = _TOO_LONG.search(str(error.get("message"))) if isinstance(error, dict) else None

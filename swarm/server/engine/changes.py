@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from swarm.agentjet.yaml_job import read_fields
+from swarm.agentjet.yaml_job import read_job
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.job import Layered, TrainJob, layered, read_mapping
 from swarm.link.code import top_level
@@ -173,7 +173,7 @@ class Changes:
         Raises:
             ConfigError: names what is wrong.
         """
-        return layered(read_fields(text), set_=given, server=self.defaults)
+        return layered(read_job(text).fields, set_=given, server=self.defaults)
 
     async def resolve(self, layers: Layered) -> ResolvedJob:
         """What an engine would run with the selected code.
@@ -197,7 +197,8 @@ class Changes:
             ConfigError: names what is wrong with it.
             ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
         """
-        layers = self.layers(text, given)
+        read = read_job(text)
+        layers = layered(read.fields, set_=given, server=self.defaults)
         check_model(layers.job)
         if layers.overrides and self._resolver is not None:
             await self.resolve(layers)
@@ -211,7 +212,7 @@ class Changes:
 
         async with self._one:
             restarted = await self._applied("configuration", force, apply)
-        return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run)
+        return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run, ignored=read.ignored)
 
     # ------------------------------------------------------------------ inside
 

@@ -24,6 +24,9 @@ from swarm.types import EvalResult, StepResult
 
 logger = logging.getLogger(__name__)
 
+#: how long a step waits for running episodes, where neither the job nor the server says
+POST_ROLLING_SECONDS = 30.0
+
 
 class Controller(EpisodeRequests):
     """The engine's state and everything that depends on it.
@@ -219,9 +222,9 @@ class Controller(EpisodeRequests):
                 break
             pool.collection.groups.seal()
             self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
-            timeout = self._config.post_rolling_timeout
+            timeout = self._post_rolling_timeout
             if not await self._collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
-                logger.warning("%d episodes did not finish within %g s", len(pool.running), timeout)
+                logger.warning("%d episodes did not finish within %s s", len(pool.running), timeout)
             if pool.collection.ready:
                 break
             # the batch had come back, and its step was reported after all
@@ -320,6 +323,14 @@ class Controller(EpisodeRequests):
         self._changed.notify()
 
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _post_rolling_timeout(self) -> float | None:
+        """Seconds for which a step waits for running episodes; ``None``: each has its own idle timeout and its cap."""
+        for seconds in (self.job.post_rolling_timeout, self._config.post_rolling_timeout):
+            if seconds is not None:
+                return seconds
+        return None if self.job.dialect == "agentjet" else POST_ROLLING_SECONDS
 
     async def _on_disk(self) -> None:
         while True:

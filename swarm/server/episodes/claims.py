@@ -21,6 +21,9 @@ from swarm.server.episodes.pool import EpisodePool
 #: seconds for which the key of a granted or withdrawn claim is remembered, unless there are more than MAX_KEYS
 KEY_SECONDS = 120.0
 MAX_KEYS = 100_000
+#: claims of one client that wait for the next batch to open (``while_closed``): its HTTP client may have a pool of 100
+#: connections, of which its other requests need some
+MOST_HELD = 64
 
 #: client, key of the claim
 Name = tuple[str, str]
@@ -94,7 +97,7 @@ class ClaimQueue:
             refusal = outcome
         if _gives_way(wish) and (pool := self._pool()) is not None and (reason := pool.needs_none):
             return Refusal(reason)
-        if self._closed or not (wait or self._waiting):
+        if self._closed or not (wait or self._waiting) or (wish.while_closed and self._held(wish) >= MOST_HELD):
             return refusal
         waiting = WaitingClaim(wish, refusal.reason, callers=1)
         self._waiting[waiting] = None
@@ -158,6 +161,8 @@ class ClaimQueue:
             waiting.reason = outcome.reason
             if outcome.holds_place:
                 # strictly first in, first out: a group that needs four slots must not starve behind single claims
+                if not outcome.closed:
+                    self._answer_held(outcome)
                 break
         # the last grant may have been the last that is needed
         if (pool := self._pool()) is not None and (reason := pool.needs_none):
@@ -184,6 +189,15 @@ class ClaimQueue:
         self._closed = True
         for waiting in self._waiting:
             waiting.granted.cancel()
+
+    def _held(self, wish: ClaimWish) -> int:
+        return sum(one.wish.while_closed and one.wish.client_uuid == wish.client_uuid for one in self._waiting)
+
+    def _answer_held(self, refusal: Refusal) -> None:
+        """A batch is open, and has no place for those that only waited for that."""
+        for waiting in [one for one in self._waiting if one.wish.while_closed]:
+            self._unqueue(waiting)
+            waiting.granted.set_result(refusal)
 
     def _try(self, wish: ClaimWish) -> Grant | Refusal:
         pool = self._pool()
@@ -222,8 +236,8 @@ def _gives_way(wish: ClaimWish) -> bool:
 
 
 def _not_needed(wish: ClaimWish, refusal: Refusal) -> bool:
-    """Whether the claim is refused, instead of queued, because its client has its share of the batch."""
-    return refusal.share_full and _gives_way(wish)
+    """Whether the claim is refused, instead of queued: its client has its share of the batch, or a batch is open."""
+    return (refusal.share_full and _gives_way(wish)) or (wish.while_closed and not refusal.closed)
 
 
 def _check_same(wish: ClaimWish, count: int) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +29,12 @@ from swarm.types import WorkflowOutput
 def new_key() -> str:
     """A random key of 256 bits."""
     return "sk-swarm-" + secrets.token_urlsafe(32)
+
+
+def is_one_of(key_digest: bytes, known: Iterable[bytes]) -> bool:
+    """Whether a key is one of those with the digests ``known``, in a time that does not depend on which."""
+    # not any(...): all keys are compared, whichever fits
+    return bool(sum(hmac.compare_digest(key_digest, one) for one in known))
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -78,8 +83,7 @@ class Episode:
 
     def opens(self, key_digest: bytes) -> bool:
         """Whether the key with this digest is one of the episode's."""
-        # not any(...): all keys are compared, whichever fits
-        return bool(sum(hmac.compare_digest(key_digest, known) for known in self.key_digests))
+        return is_one_of(key_digest, self.key_digests)
 
     def finish_calls(self, error: Callable[[], SwarmGatewayError]) -> None:
         """End the calls in flight because the episode is over; ``error`` creates the error that each of them gets."""
@@ -127,7 +131,8 @@ class EpisodeGroup:
 class ClaimWish(NamedTuple):
     """What a client asks for: all ``episodes`` at once or none; times in seconds.
 
-    With ``unless_batch_waits`` it does not queue up while no episode is needed. All wishes with the same
+    With ``unless_batch_waits`` it does not queue up while no episode is needed, with ``while_closed`` only until the
+    next batch opens. All wishes with the same
     client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
     several episodes only if they were claimed ``as_group``.
     """
@@ -141,6 +146,7 @@ class ClaimWish(NamedTuple):
     claim_key: str = ""
     throttle: SwarmThrottlePolicy | None = None
     unless_batch_waits: bool = False
+    while_closed: bool = False
 
     @property
     def task_hint(self) -> str:
@@ -166,17 +172,17 @@ class Grant(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a claim cannot be granted now; with ``holds_place`` the claims behind it must wait as well; ``share_full``:
-    its client has its share of the batch."""
+    its client has its share of the batch; ``closed``: until the next batch opens, by itself."""
 
     reason: str
     holds_place: bool = True
     share_full: bool = False
+    closed: bool = False
 
 
 def new_uuid() -> str:
-    """A fresh name: the time in milliseconds (48 bits, as in UUIDv7), so that an index of names grows at its end, and
-    80 random bits."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+    """A fresh name of 128 random bits; its beginning, which is all that many monitors show, tells it from others."""
+    return secrets.token_hex(16)
 
 
 def group_uuid_of(key: str) -> str:
@@ -197,6 +203,7 @@ TOO_LATE: dict[EndedHow, tuple[str, str]] = {
     "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
     "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
 }
+LATE_CODES = frozenset(code for code, _ in TOO_LATE.values())
 
 
 class Endings:
@@ -239,6 +246,12 @@ def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_
         return ending
     code, words = TOO_LATE[ending.how]
     raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)
+
+
+def over_error(ending: Ending, episode_uuid: str) -> ConflictError:
+    """For a call of an episode that is over, by whoever had its key."""
+    code, words = ("episode_ended", "has ended") if ending.how == "ended" else TOO_LATE[ending.how]
+    return ConflictError(f"episode {episode_uuid} {words}: it takes no more calls, claim a new one", code=code)
 
 
 def unknown_error(episode_uuid: str) -> NotFoundError:

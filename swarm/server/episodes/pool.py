@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from swarm.errors import ConflictError, SwarmGatewayError, UnavailableError
+from swarm.credentials import digest
+from swarm.errors import AuthenticationError, ConflictError, SwarmGatewayError, UnavailableError
 from swarm.job import TrainJob
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
 from swarm.server.batching.collection import Collection
@@ -28,6 +29,8 @@ from swarm.server.episodes.episode import (
     Refusal,
     check_unique,
     earlier_end,
+    is_one_of,
+    over_error,
     unknown_error,
 )
 from swarm.server.episodes.evaluations import Evaluations
@@ -43,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 #: states in which vLLM serves, where episodes run while the trainer computes
 _SERVING = frozenset({EngineState.ROLLING, EngineState.WEIGHT_SYNCING})
+#: states that end when the next batch opens
+_BETWEEN_BATCHES = frozenset({EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING})
 #: errors for calls in flight
 _ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
 _ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
@@ -133,13 +138,13 @@ class EpisodePool:
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if wish.episode_type == "train" and (reason := self.needs_none):
-            return Refusal(reason, holds_place=False)
+            return Refusal(reason, holds_place=False, closed=not self.trained_out)
         if self._engine is not EngineState.ROLLING:
-            return Refusal("")
+            return Refusal("", closed=self._engine in _BETWEEN_BATCHES)
         collection = self.collection
         if collection.ready and not self.trained_out:
             # it is about to leave, and the weight sync would cut off what begins now
-            return Refusal(POST_ROLLING)
+            return Refusal(POST_ROLLING, closed=True)
         if slots - len(self.running) < wish.episodes:
             return Refusal(NO_EPISODES)
         if reason := collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle):
@@ -150,6 +155,28 @@ class EpisodePool:
         return grant
 
     # ------------------------------------------------------------------ calls
+
+    def open(self, episode_uuid: str, key: str, acts_for: Callable[[str], bool] = lambda _: False) -> Episode:
+        """The running episode that a caller may use; that is a sign of life.
+
+        Args:
+            key: what the caller sent as the episode's key.
+            acts_for: whether the caller may act for a client, and so needs no key of its episodes.
+
+        Raises:
+            AuthenticationError: there is no such episode, or it is none of the caller's.
+            ConflictError: it is the caller's, and over; says how.
+        """
+        if (episode := self.running.get(episode_uuid)) is not None and acts_for(episode.client_uuid):
+            self.running.touch(episode)
+            return episode
+        try:
+            return self.running.open(episode_uuid, key)
+        except AuthenticationError:
+            ending = self._endings.get(episode_uuid)
+            if ending is None or not (is_one_of(digest(key), ending.keys) or acts_for(ending.client_uuid)):
+                raise
+            raise over_error(ending, episode_uuid) from None
 
     def begin_call(self, episodes: Sequence[Episode]) -> Collection:
         """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
@@ -350,7 +377,8 @@ class EpisodePool:
         self._append(row)
         self.running.remove(episode)
         told = row.drop_reason if how == "ended" else ""
-        self._endings.remember(episode.episode_uuid, Ending(episode.client_uuid, how, told, row.end_key, tokens))
+        ending = Ending(episode.client_uuid, how, told, row.end_key, tokens, tuple(episode.key_digests))
+        self._endings.remember(episode.episode_uuid, ending)
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 

@@ -192,8 +192,12 @@ class RunningEpisodes:
         opens = episode.opens(given) if episode is not None else hmac.compare_digest(given, b"\0" * 32)
         if episode is None or not opens:
             raise AuthenticationError("wrong or missing episode key, or the episode is over: claim a new episode")
-        episode.last_active = self._clock()
+        self.touch(episode)
         return episode
+
+    def touch(self, episode: Episode) -> None:
+        """The episode gave a sign of life."""
+        episode.last_active = self._clock()
 
     def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
         """The running group that ``key`` opens; all its episodes run, and show a sign of life.

@@ -181,13 +181,14 @@ Row = (
 
 class Ending(NamedTuple):
     """How an episode ended, and what became of its tokens; ``drop_reason`` is empty unless its client was told that its
-    reward is not trained."""
+    reward is not trained. ``keys`` are digests of keys that opened it."""
 
     client_uuid: str
     how: EndedHow
     drop_reason: str = ""
     end_key: str = ""
     tokens: TokenCounts = TokenCounts()
+    keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,14 +257,17 @@ def write(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 def past_ending(connection: sqlite3.Connection, episode_uuid: str) -> Ending | None:
     """How an episode ended; ``None`` if it is unknown or not over."""
     row = connection.execute(
-        "SELECT client_uuid, how, drop_reason, end_key, tokens FROM episodes WHERE uuid = ? AND ended IS NOT NULL",
+        "SELECT client_uuid, how, drop_reason, end_key, tokens, key_digest FROM episodes"
+        " WHERE uuid = ? AND ended IS NOT NULL",
         (clean(episode_uuid),),
     ).fetchone()
     return None if row is None else _ending(*row)
 
 
-def _ending(client_uuid: str, how: EndedHow, drop_reason: str, end_key: str, tokens: bytes | None) -> Ending:
-    return Ending(client_uuid, how, drop_reason, end_key, unpack_counts(tokens))
+def _ending(
+    client_uuid: str, how: EndedHow, drop_reason: str, end_key: str, tokens: bytes | None, key_digest: bytes
+) -> Ending:
+    return Ending(client_uuid, how, drop_reason, end_key, unpack_counts(tokens), (key_digest,))
 
 
 def recover(connection: sqlite3.Connection) -> Recovered:
@@ -279,7 +282,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         (run_id, MAX_STEPS),
     ).fetchall()
     endings = query(
-        "SELECT uuid, client_uuid, how, drop_reason, end_key, tokens FROM episodes WHERE ended IS NOT NULL"
+        "SELECT uuid, client_uuid, how, drop_reason, end_key, tokens, key_digest FROM episodes WHERE ended IS NOT NULL"
         " ORDER BY ended DESC LIMIT ?",
         (MAX_ENDINGS,),
     ).fetchall()

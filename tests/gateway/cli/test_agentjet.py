@@ -95,3 +95,11 @@ def test_a_port_that_something_else_has_is_an_error(tmp_path: Path) -> None:
 def test_the_command_is_installed() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert callable(load_attribute(scripts["ajet-swarm"]))
+
+
+def test_how_long_a_step_waits_for_running_episodes_is_an_option(tmp_path: Path) -> None:
+    with launched(tmp_path, "--swarm-port=0", "--post-rolling-timeout=-1") as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "post_rolling_timeout" in output
+    with launched(tmp_path, "--swarm-port=0", "--post-rolling-timeout=5") as process:
+        assert PHRASE in told(process)

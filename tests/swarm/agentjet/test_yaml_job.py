@@ -11,7 +11,7 @@ import yaml
 
 from swarm.agentjet.yaml_job import convert, read_fields
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, dump_job, layered
+from swarm.job import EvalSampling, TrainJob, dump_job, layered
 
 
 def composed(**changes: Any) -> dict[str, Any]:
@@ -98,7 +98,10 @@ def test_the_clients_default_job_is_carried() -> None:
         max_parallel_episodes=128,
         max_prompt_length=3000,
         max_response_length=15000,
+        max_turn_length=4096,
         temperature=0.9,
+        eval_sampling=EvalSampling(temperature=0.0),
+        dialect="agentjet",
         n_gpu=8,
         gpu_memory_utilization=0.85,
         tool_call_parser="hermes",
@@ -133,6 +136,12 @@ def test_the_clients_default_job_is_carried() -> None:
         ({"rollout__vllm_tool_parser": "qwen3_coder"}, "tool_call_parser", "qwen3_coder"),
         ({"rollout__vllm_tool_parser": None}, "tool_call_parser", "auto"),
         ({"rollout__force_disable_toolcalls": True}, "tool_call_parser", "none"),
+        ({"rollout__max_response_length_in_one_turn": 1024}, "max_turn_length", 1024),
+        (
+            {"rollout__val_kwargs": {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True}},
+            "eval_sampling",
+            EvalSampling(temperature=0.6, top_p=0.9, top_k=20),
+        ),
     ],
 )
 def test_a_changed_key_reaches_its_field(change: dict[str, Any], field: str, value: Any) -> None:

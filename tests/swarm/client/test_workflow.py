@@ -118,7 +118,7 @@ def test_a_workflow_without_a_task_is_refused(load: Load) -> None:
     ("returned", "message"),
     [
         ("None", "returned a NoneType; a workflow returns WorkflowOutput"),
-        ("{'reward': None}", "reward: Field required"),
+        ("{'reward': None}", "reward: one number is needed"),
         ("{'reward': float('nan')}", "reward: Input should be a finite number"),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_reward_that_agentjet_leaves_to_a_judge_is_refused(load: Load, api: Ep
         """,
         "Late",
     )
-    with pytest.raises(ConfigError, match="reward: Field required"):
+    with pytest.raises(ConfigError, match="reward: one number is needed"):
         solve(TASK, api)
 
 

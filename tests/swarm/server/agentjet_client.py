@@ -89,7 +89,8 @@ class PoolStat(BaseModel):
     engine_status: str | None = None
     global_step: int | None = None
     booting_start_time: float | None = None
-    swarm_client_instruction: Instruction | None = None
+    #: a mapping in its model of May 2026: null breaks it
+    swarm_client_instruction: Instruction = Instruction()
     training_model_path: str | None = None
 
 
@@ -206,7 +207,7 @@ class AgentJetClient:
             return False
         return True
 
-    def end_episode(self, task_id: str, episode_uuid: str, reward: float) -> None:
+    def end_episode(self, task_id: str, episode_uuid: str, reward: Any) -> None:
         if self._expires.pop(episode_uuid, 0.0) < time.monotonic():
             self.abort_episode(episode_uuid)
             return

@@ -125,7 +125,11 @@ async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
     clock.now = 1000.0
     assert shown.status() == controller.engine_status()
     controller.agreement_over = clock.now
-    assert shown.status() == controller.engine_status().model_copy(update={"engine_status": EngineState.WEIGHT_SYNCING})
+    status = shown.status()
+    assert status.engine_status is EngineState.WEIGHT_SYNCING
+    assert status.engine_status_detail == (
+        "the sync that clients agreed to is over; the engine is ENGINE.ROLLING: collecting the batch of step 1"
+    )
     # its clients look each 5 s, at a state that is up to 1 s old
     clock.now += SHOWN_SECONDS - 0.5
     assert shown.status().engine_status is EngineState.WEIGHT_SYNCING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+import yaml
 from starlette.applications import Starlette
 
+from swarm.agentjet.yaml_job import convert
+from swarm.job import dump_job
 from swarm.link.messages import RolloutReady
+from swarm.server.api import agentjet
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -21,8 +26,8 @@ from swarm.types import StepResult
 from tests.standins import engine
 from tests.standins.vllm import ENGINE_MODEL, ScriptedVllm
 from tests.standins.vllm import listening as serving
-from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient
-from tests.swarm.test_agentjet import composed
+from tests.swarm.agentjet.test_yaml_job import composed
+from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient, Claimed
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -56,16 +61,19 @@ class Swarm:
         self.vllm = vllm
         self.vllm_address = vllm_url.removeprefix("http://")
         self.version = 0
+        self.always = False
         self.clients: list[AgentJetClient] = []
 
     def client(self) -> AgentJetClient:
         self.clients.append(AgentJetClient(self.url))
         return self.clients[-1]
 
-    async def start(self, **changes: Any) -> AgentJetClient:
-        """A client, after it has synced a job and the engine has come up."""
+    async def start(self, job: str = "", *, always: bool = False, **changes: Any) -> AgentJetClient:
+        """A client, after it has synced a job and the engine has come up; ``always``: episodes run during a step."""
         client = self.client()
-        await run(client.sync_train_config, job_config(**changes))
+        self.always = always
+        body = {"yaml_as_string": job or yaml.safe_dump(job_config(**changes))}
+        await run(client._post, "/sync_train_config", body)
         self.controller.boot()
         self.ready()
         await run(client.wait_for, "ENGINE.ROLLING")
@@ -80,6 +88,7 @@ class Swarm:
                 policy_version=self.version,
                 next_step=step,
                 last_batch=last_batch,
+                serving="always" if self.always else "between_steps",
             )
         )
 
@@ -160,7 +169,8 @@ async def test_from_sync_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 await run(client.close)
 
 
-async def test_the_engine_tells_why_there_is_nothing_to_claim(swarm: Swarm) -> None:
+async def test_the_engine_tells_why_there_is_nothing_to_claim(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentjet, "HELD_SECONDS", 0.01)
     client = await swarm.start()
     running = [await run(client.begin_episode) for _ in range(4)]
     refused = await run(client.claim_once, "train", 240.0, None)
@@ -197,6 +207,102 @@ async def test_a_client_that_polls_gets_through_a_weight_sync(swarm: Swarm) -> N
     await run(client.wait_for, "ENGINE.WEIGHT_SYNCING")
     swarm.trained(batch_id)
     assert await waiting
+
+
+async def test_claims_are_held_until_the_next_batch_opens(swarm: Swarm) -> None:
+    """Refused, its client would sleep for 15 s."""
+    client = await swarm.start()
+    straggler = await run(client.begin_episode)
+    await run(client.chat, straggler)
+    for task in ("a", "a", "b", "b"):
+        await rollout(client, task, 1.0)
+    claims = swarm.controller.claims
+
+    def claim() -> asyncio.Task[Claimed]:
+        return asyncio.create_task(run(client.claim_once, "train", 240.0, None))
+
+    taking = asyncio.create_task(swarm.take())
+    await swarm.until(EngineState.ROLLING_POST)
+    held = [claim() for _ in range(2)]
+    await eventually(lambda: len(claims) == 2)
+    await run(client.end_episode, "c", straggler.episode_uuid, 1.0)
+    batch_id = await taking
+    # one more than there are places in the next batch
+    held += [claim() for _ in range(3)]
+    await eventually(lambda: len(claims) == 5)
+    assert not any(one.done() for one in held)
+    swarm.trained(batch_id)
+    answers = [await one for one in held]
+    assert sorted(one.success for one in answers) == [False, True, True, True, True]
+    (refused,) = [one.fail_cause for one in answers if not one.success]
+    assert NO_EPISODES in refused, "it tries again in 2 s, as the batch is open"
+    # while it is open, nobody is held
+    assert NO_EPISODES in (await claim()).fail_cause
+
+
+async def test_a_held_claim_waits_for_the_trainer_where_serving_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as swarm:
+        client = await swarm.start(always=True)
+        for task in ("a", "a", "b", "b"):
+            await rollout(client, task, 1.0)
+        batch_id = await swarm.take()
+        for task in ("c", "c", "d", "d"):
+            await rollout(client, task, 1.0)
+        held = asyncio.create_task(run(client.claim_once, "train", 240.0, None))
+        await eventually(lambda: len(swarm.controller.claims) == 1)
+        assert (await run(client.claim_once, "eval", 240.0, None)).success, "no batch is waited for"
+        swarm.trained(batch_id)
+        await swarm.take()
+        assert (await held).success
+
+
+async def test_a_client_keeps_connections_beside_its_held_claims(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.episodes.claims.MOST_HELD", 2)
+    client, other = await swarm.start(), swarm.client()
+    for task in ("a", "a", "b", "b"):
+        await rollout(client, task, 1.0)
+    batch_id = await swarm.take()
+    held = [asyncio.create_task(run(client.claim_once, "train", 240.0, None)) for _ in range(2)]
+    await eventually(lambda: len(swarm.controller.claims) == 2)
+    assert SYNCING in (await run(client.claim_once, "train", 240.0, None)).fail_cause
+    held.append(asyncio.create_task(run(other.claim_once, "train", 240.0, None)))
+    await eventually(lambda: len(swarm.controller.claims) == 3)
+    swarm.trained(batch_id)
+    assert all([(await one).success for one in held])
+
+
+async def test_a_step_waits_for_episodes_as_long_as_these_may_run(tmp_path: Path) -> None:
+    """What the server waits for otherwise, 30 s or a setting, would throw long episodes away."""
+    async with served(tmp_path, post_rolling_timeout=None) as swarm:
+        client = await swarm.start()
+        idle = await run(client.begin_episode, "train", 0.2)
+        busy = await run(client.begin_episode)
+        await run(client.chat, busy)
+        for task in ("a", "a", "b", "b"):
+            await rollout(client, task, 1.0)
+        taking = asyncio.create_task(swarm.take())
+        # an episode that nobody works on ends by its own timeout
+        while await run(client.can_continue_episode, idle.episode_uuid):
+            pass
+        assert swarm.controller.state is EngineState.ROLLING_POST and not taking.done()
+        await run(client.chat, busy)
+        await run(client.end_episode, "c", busy.episode_uuid, 1.0)
+        swarm.trained(await taking)
+        assert (await run(client.get_rollout_stat)).completed_episodes == 1, "accepted, for the next batch"
+
+
+@pytest.mark.parametrize("of", ["job", "server"])
+async def test_how_long_a_step_waits_can_be_set(tmp_path: Path, of: str) -> None:
+    job = dump_job(convert(job_config()).job, only_set=True)
+    if of == "job":
+        job += "post_rolling_timeout: 0\n"
+    async with served(tmp_path, post_rolling_timeout=0.0 if of == "server" else 60.0) as swarm:
+        client = await swarm.start(job)
+        straggler = await run(client.begin_episode)
+        for task in ("a", "a", "b", "b"):
+            await rollout(client, task, 1.0)
+        await swarm.take()
+        assert not await run(client.can_continue_episode, straggler.episode_uuid)
 
 
 async def test_a_stragglers_end_is_told_in_words_that_its_client_goes_on_after(tmp_path: Path) -> None:
@@ -291,8 +397,33 @@ async def test_a_late_end_is_an_abort_and_its_slot_comes_back(swarm: Swarm) -> N
         while await run(client.can_continue_episode, second.episode_uuid):
             pass
     client._expires[second.episode_uuid] += 100
+    # only the server knows that it is late: the client is told, once, in words that it goes on after
+    await run(client.end_episode, "a", second.episode_uuid, 1.0)
+    (warning,) = client.warnings
+    assert "was idle for longer than its discard_episode_timeout" in warning
+    assert (await run(client.get_rollout_stat)).completed_episodes == 0
+    entries = await run(client.get_verbose_logs)
+    assert any("discard_episode_timeout" in entry["message"] for entry in entries), "its monitor shows why"
+    # our client, which names its ends, is told as of everything else that comes too late
+    body = client._body(second.episode_uuid, "a", {"reward": 1.0}) | {"idempotency_key": "k"}
     with pytest.raises(RuntimeError, match=r"409.*episode_timed_out"):
-        await run(client.end_episode, "a", second.episode_uuid, 1.0)
+        await run(client._post, "/end_episode", body)
+
+
+async def test_a_reward_is_one_number(swarm: Swarm) -> None:
+    client = await swarm.start()
+    claimed = await run(client.begin_episode)
+    for reward in (None, [1.0, 0.5]):
+        with pytest.raises(RuntimeError, match=r"400.*one number is needed"):
+            await run(client.end_episode, "a", claimed.episode_uuid, reward)
+        assert await run(client.can_continue_episode, claimed.episode_uuid)
+        client._expires[claimed.episode_uuid] = math.inf
+
+
+async def test_names_of_episodes_differ_from_their_beginning(swarm: Swarm) -> None:
+    """Monitors show the first 8 characters."""
+    client = await swarm.start()
+    assert len({(await run(client.begin_episode)).episode_uuid[:8] for _ in range(4)}) == 4
 
 
 async def test_the_pool_and_the_buffer_have_agentjets_shape(swarm: Swarm) -> None:
@@ -362,8 +493,9 @@ async def test_what_belongs_to_agentjets_trainer_is_refused(swarm: Swarm) -> Non
     # what its trainer only tells a monitor is taken
     assert (await run(client._post, "/push_verbose_log", {"tag": "vllm", "message": "hello"})).json()["success"]
     status = (await run(client.http.get, f"{swarm.url}/status")).json()
-    assert [entry["message"] for entry in status["log"]] == ["hello"]
-    (entry,) = await run(client.get_verbose_logs)
+    assert [entry["message"] for entry in status["log"]][1:] == ["hello"]
+    job, entry = await run(client.get_verbose_logs)
+    assert "without effect here: " in job["message"] and "ajet.rollout.agent_madness_reward" in job["message"]
     assert (entry["tag"], entry["message"]) == ("vllm", "hello") and entry["timestamp"] > 0
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import struct
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +195,10 @@ class TestBombs:
         (lambda archive: b"#!/bin/sh\n" + archive, "not a zip"),
         (lambda archive: archive[:-1], "cut off"),
         (lambda archive: archive + b"more", "other data"),
-        (lambda archive: archive[:-2] + b"\x03\x00abc", "comment"),
+        (lambda archive: archive[:-2] + b"\x04\x00abc", "other data"),
+        # a record in the comment of another: zipfile reads the last one
+        (lambda archive: archive[:-2] + b"\x16\x00" + packed(), "empty"),
+        (lambda archive: archive[:-2] + b"\x02\x00abc", "other data"),
         (lambda archive: archive[:-22] + b"PK\x06\x07" + bytes(16) + archive[-22:], "zip64"),
         (lambda archive: archive[:-18] + b"\x01\x00" + archive[-16:], "several parts"),
         (lambda archive: archive[: archive.index(b"PK\x01\x02")] + archive[-22:], "not a readable zip"),
@@ -220,6 +224,20 @@ def test_what_other_tools_build_is_taken(tmp_path: Path) -> None:
     assert everything(there) == ["pkg", "pkg/mod.py", "ünï.txt"]
     assert [os.access(there / name, os.X_OK) for name in ("pkg/mod.py", "ünï.txt")] == [True, False]
     assert check_and_extract(build_archive(tracked(code)).content, tmp_path / "again") == manifest
+
+
+def test_what_git_archive_builds_is_taken(tmp_path: Path) -> None:
+    """It writes the commit as the comment of the zip."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "good.py").write_text("x = 1\n")
+    git = ["git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    archive = subprocess.run([*git, "archive", "--format=zip", "HEAD"], check=True, stdout=subprocess.PIPE).stdout
+    with zipfile.ZipFile(io.BytesIO(archive)) as reader:
+        assert len(reader.comment) == 40
+    assert list(check_and_extract(archive, tmp_path / "out")) == ["good.py"]
 
 
 def test_the_mode_gives_nothing_but_execution(tmp_path: Path) -> None:

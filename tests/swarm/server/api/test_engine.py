@@ -46,8 +46,8 @@ async def sync(client: httpx.AsyncClient, text: str = dump_job(JOB)) -> httpx.Re
 
 async def test_sync_start_stop(client: httpx.AsyncClient) -> None:
     answer = {"success": True, "error": None, "restarted": False}
-    assert (await sync(client)).json() == answer | {"new_run": True}
-    assert (await sync(client)).json() == answer | {"new_run": False}
+    assert (await sync(client)).json() == answer | {"new_run": True, "ignored": {}}
+    assert (await sync(client)).json() == answer | {"new_run": False, "ignored": {}}
     started = (await client.post("/start_engine")).json()
     assert started["success"] and started["pid"] > 0
     status = ServerStatus.model_validate((await client.get("/status")).json())

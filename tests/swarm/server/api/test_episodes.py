@@ -83,7 +83,7 @@ async def test_strangers_and_late_ends_are_refused(rig: Rig) -> None:
     assert (await rig.post("/can_continue_episode", client_uuid="me", episode_uuid=episode.uuid))["can_continue"]
     for _ in range(2):
         assert (await rig.post("/abort_episode", client_uuid="me", episode_uuid=episode.uuid))["success"]
-    response = await rig.client.post("/end_episode", json=body | {"client_uuid": "me"})
+    response = await rig.client.post("/end_episode", json=body | {"client_uuid": "me", "idempotency_key": "e"})
     assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_aborted")
 
 
@@ -146,7 +146,7 @@ async def test_what_a_withdrawn_claim_was_granted_is_aborted_on_disk(rig: Rig) -
     episode = await rig.claim(idempotency_key="k")
     await rig.post("/withdraw_claim", client_uuid="me", idempotency_key="k")
     body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "a", "workflow_output": {"reward": 1}}
-    late = await rig.client.post("/end_episode", json=body)
+    late = await rig.client.post("/end_episode", json=body | {"idempotency_key": "e"})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "episode_aborted")
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from swarm.credentials import TokenFile
 from swarm.errors import ForbiddenError
-from swarm.server.api.episodes import ClientNames
-from swarm.server.auth import Caller, ControlRoute
+from swarm.server.auth import Caller, ClientNames, ControlRoute
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
 

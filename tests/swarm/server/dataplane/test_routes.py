@@ -204,7 +204,9 @@ async def test_wrong_key_dead_key_and_foreign_key(rig: Rig) -> None:
     assert (await episode.chat()).status_code == 401
     episode.key, other.key = other.key, episode.key
     await episode.end()
-    assert (await episode.chat()).status_code == 401
+    assert (await episode.chat()).json()["error"]["code"] == "episode_ended"
+    episode.key = other.key
+    assert (await episode.chat()).status_code == 401, "only whoever had its key is told that it was there"
     headers = {"x-api-key": other.key}
     assert (await rig.client.get(f"{other.base_url}/models", headers=headers)).json()["data"][0]["id"] == "tiny"
     assert (await rig.client.get(f"{other.base_url}/models")).status_code == 401

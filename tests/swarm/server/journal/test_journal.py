@@ -288,10 +288,12 @@ async def test_a_damaged_batch_is_named(path: Path, members: str) -> None:
 async def test_past_endings(journal: Journal) -> None:
     journal.append(claimed("a"), claimed("b", client="d", episode_type="eval"), claimed("c"), claimed("w"))
     journal.append(refused("a", "no call"), over("b", "capped", client="d"), ended("w", end_key="k"), dropped("w"))
-    assert await journal.past_ending("a") == Ending("c", "ended", "no call"), "it sees what was appended before"
-    assert await journal.past_ending("b") == Ending("d", "capped")
+    keys = (claimed("a").key_digest,)
+    # it sees what was appended before
+    assert await journal.past_ending("a") == Ending("c", "ended", "no call", keys=keys)
+    assert await journal.past_ending("b") == Ending("d", "capped", keys=keys)
     # the answer to a repeated end is the first one: that it was dropped later does not change it
-    assert await journal.past_ending("w") == Ending("c", "ended", "", "k")
+    assert await journal.past_ending("w") == Ending("c", "ended", "", "k", keys=keys)
     assert await journal.past_ending("c") is None
     assert await journal.past_ending("never") is None
 

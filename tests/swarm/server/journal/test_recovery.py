@@ -97,8 +97,9 @@ def test_every_row_comes_back(tmp_path: Path, commits: int) -> None:
     assert [one.step for one in found.steps] == [7]
     assert found.claims == {("c", "k"): ["running"]}
     assert found.endings.keys() == {*NAMES[:7], "gone"}
-    assert found.endings["e6"] == Ending("c", "ended", "no call")
-    assert found.endings["e5"] == Ending("c", "ended", "", "end-e5"), "what its client was told stays"
+    keys = (claimed("e6").key_digest,)
+    assert found.endings["e6"] == Ending("c", "ended", "no call", keys=keys)
+    assert found.endings["e5"] == Ending("c", "ended", "", "end-e5", keys=keys), "what its client was told stays"
     assert connection.execute("SELECT call_id FROM calls WHERE episode = 'e4'").fetchall() == [("call-e4",)]
     assert connection.execute("SELECT count(*) FROM keys WHERE episode = 'e4'").fetchone() == (0,)
     connection.close()
