@@ -6,8 +6,8 @@ not spell its beginning, the prompt stays as vLLM tokenised it. Parsers, streami
 A conversation comes back as text. Its tokenisation is rarely the model's own: a model may sample ``do`` + ``ne`` where
 the tokenizer writes ``done``. Then the next turn continues other tokens than were sampled, and a timeline breaks.
 
-Written against vLLM 0.28, whose ``OnlineRenderer`` has no public hook between text and tokens; its chat requests take
-ready token ids in ``kv_transfer_params``, but then nothing renders the text that they have to agree with.
+Written against vLLM 0.24 and 0.28, whose renderer of chats has no public hook between text and tokens; their chat
+requests take ready token ids in ``kv_transfer_params``, but then nothing renders the text that they have to agree with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A scripted vLLM on a real socket: it answers each request with the next step of a script and records the requests.
 
-Invariant: it refuses what vLLM 0.28 refuses (:mod:`tests.standins.vllm_rules`), whatever the script says, and its
+Invariant: it refuses what vLLM refuses (:mod:`tests.standins.vllm_rules`), whatever the script says, and its
 answers have vLLM's shapes: ``prompt_token_ids`` at the top (chat) or in the first choice (completions), the role in a
 chunk of its own, token ids in each chunk, usage in a last chunk without choices.
 """

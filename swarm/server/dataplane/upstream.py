@@ -37,7 +37,8 @@ _NO_TOOLS = RequestError(
     code="no_tool_call_parser",
     param="tools",
 )
-#: vLLM 0.28's words for a prompt and answer that do not fit (``renderers/params.py``, ``v1/engine/input_processor.py``)
+#: The words of vLLM 0.24 and 0.28 for a prompt and answer that do not fit (``renderers/params.py``,
+#: ``v1/engine/input_processor.py``)
 _TOO_LONG = re.compile(
     r"maximum context length is (?P<limit>\d+) tokens\. However, you requested (?P<answer>\d+) output tokens and your "
     r"prompt contains (?:(?P<least>at least )?(?P<prompt>\d+) input tokens|\d+ characters \(more than \d+ characters, "
