@@ -60,11 +60,13 @@ def main() -> None:
     with connected as link:
         try:
             run.execute(_read_job(arguments.job), link)
-        except SwarmGatewayError as exc:
-            error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
         except Exception as exc:
-            traceback.print_exc()
-            error, code = passed_deadline(run_dir) or root_cause(exc), 1
+            # Ray's errors are of the class of their cause, too
+            if isinstance(exc, SwarmGatewayError):
+                error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
+            else:
+                traceback.print_exc()
+                error, code = passed_deadline(run_dir) or root_cause(exc), 1
             if cause := run.core_exception(exc):
                 error = f"vLLM died: {cause}"
         if error:
@@ -99,6 +101,8 @@ class _Run:
 
     def core_exception(self, exc: BaseException) -> str:
         """What vLLM's core died of, if it died; ``exc`` is what ended the run."""
+        if self._ray_folder is None:
+            return ""
         # only what is sure to come is waited for
         died = type(innermost(exc)).__name__ == "VllmDiedError" or "Engine core" in str(exc)
         return core_exception(self._log, self._log_start, LAG if died else 0.0)

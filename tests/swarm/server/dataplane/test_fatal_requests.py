@@ -1,4 +1,4 @@
-"""Requests that kill vLLM's core, over real sockets: two deaths, then a 500 that nobody repeats; others are answered."""
+"""Requests that kill vLLM's core, over real sockets: two deaths, then a 500 for good; all others are answered."""
 
 from __future__ import annotations
 
