@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
-from gateway.types import Caller, Incoming, Live, Outcome, Relayed
+from gateway.types import Caller, Incoming, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
@@ -226,9 +226,10 @@ class RetryDedup:
                 self.joined += 1
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
                 answered_by(route, "joined")
+                incoming.prospect.follow(known.prospect)
                 with phase("join"):
                     return await known.outcome_for(retry)
-        shared = self._known[retry.key] = _Shared(retry, produce, self._ended)
+        shared = self._known[retry.key] = _Shared(retry, incoming.prospect, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
@@ -263,14 +264,20 @@ class _Shared:
     The parts of a stream are kept, so that each caller reads it from the beginning.
 
     Attributes:
+        prospect: of the answer.
         joinable: it was neither given up nor answered with an error.
         expiry: forgets it, once it has ended.
     """
 
     def __init__(
-        self, retry: Retryable, produce: Callable[[], Awaitable[Outcome]], ended: Callable[[_Shared], None]
+        self,
+        retry: Retryable,
+        prospect: Prospect,
+        produce: Callable[[], Awaitable[Outcome]],
+        ended: Callable[[_Shared], None],
     ) -> None:
         self.key, self.digest = retry.key, retry.digest
+        self.prospect = prospect
         self.joinable = True
         self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended

@@ -14,6 +14,7 @@ SwarmGatewayError
 ├── UnavailableError         503 with ``retry-after``: not now, later
 │   └── OverloadedError      429 with ``retry-after``: too many at once
 ├── UpstreamError            502/504: the thing behind us failed
+│   └── FatalRequestError    500: the engine dies of this request
 ├── StateError               a transition that the table does not allow
 ├── TokenTruthError          ids, log-probabilities and usage disagree
 ├── HookError                user code in a reward hook failed
@@ -209,6 +210,18 @@ class UpstreamError(SwarmGatewayError):
     status = 502
     type = "upstream_error"
     default_code = "upstream_error"
+
+
+#: the code of a request of which the engine dies
+FATAL_REQUEST = "fatal_request"
+
+
+class FatalRequestError(UpstreamError):
+    """The engine died of this request more than once: nobody is to send it again."""
+
+    status = 500
+    type = "server_error"
+    default_code = FATAL_REQUEST
 
 
 class StateError(SwarmGatewayError):

@@ -197,11 +197,24 @@ class EngineFailure(Model):
     reason: str
     count: int = Field(ge=1, description="deaths in a row")
     wrong_config: bool = Field(default=False, description="the job is at fault: another start fails alike")
+    cause: str = Field(default="", description="the first exception of vLLM's core, where it died of one")
+    explained: int = Field(
+        default=0, ge=0, description="of the deaths in a row, those of a request that is refused from then on"
+    )
+    repeated: bool = Field(
+        default=False,
+        description="it died of the same cause as before and sampled nothing in between: another start fails alike",
+    )
+
+    @property
+    def unexplained(self) -> int:
+        """The deaths in a row that count against :data:`MAX_RESTARTS`."""
+        return max(0, self.count - self.explained)
 
     def pause(self, first: float) -> float:
-        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one,
-        up to a minute; with jitter."""
-        return min(_LONGEST_PAUSE, first * 2 ** (self.count - 1)) * random.uniform(0.5, 1.0)
+        """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one
+        that nothing explains, up to a minute; with jitter."""
+        return min(_LONGEST_PAUSE, first * 2 ** max(0, self.unexplained - 1)) * random.uniform(0.5, 1.0)
 
 
 class ServerStatus(Model):

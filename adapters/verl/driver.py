@@ -26,6 +26,7 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
+from adapters.verl.core_log import LAG, core_exception
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.weights_socket import RUN_VARIABLE
@@ -36,6 +37,8 @@ from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
+#: in the run folder: what this process and, through Ray, all others of the run print
+LOG_NAME = "engine.log"
 #: seconds that a Stop leaves to the trainer
 STOP_GRACE = 3.0
 #: seconds for an orderly end; then the process goes and leaves the rest to the supervisor
@@ -53,18 +56,22 @@ def main() -> None:
         connected = EngineEnd.from_environment("driver", on_lost=run.abandon)
     except LinkError as exc:
         sys.exit(_complain(exc.message, 2))
-    code, error = 0, ""
+    code, error, cause = 0, "", ""
     with connected as link:
         try:
             run.execute(_read_job(arguments.job), link)
-        except SwarmGatewayError as exc:
-            error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
         except Exception as exc:
-            traceback.print_exc()
-            error, code = passed_deadline(run_dir) or root_cause(exc), 1
+            # Ray's errors are of the class of their cause, too
+            if isinstance(exc, SwarmGatewayError):
+                error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
+            else:
+                traceback.print_exc()
+                error, code = passed_deadline(run_dir) or root_cause(exc), 1
+            if cause := run.core_exception(exc):
+                error = f"vLLM died: {cause}"
         if error:
             _complain(error, code)
-        link.send(Finished(error=error, wrong_config=code == 2))
+        link.send(Finished(error=error, wrong_config=code == 2, cause=cause))
         run.clean_up()
     sys.exit(code)
 
@@ -87,8 +94,18 @@ class _Run:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._began = time.time()
+        self._log = run_dir / LOG_NAME
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._ray_folder: RayFolder | None = None
         self._terminated = threading.Event()
+
+    def core_exception(self, exc: BaseException) -> str:
+        """What vLLM's core died of, if it died; ``exc`` is what ended the run."""
+        if self._ray_folder is None:
+            return ""
+        # only what is sure to come is waited for
+        died = type(innermost(exc)).__name__ == "VllmDiedError" or "Engine core" in str(exc)
+        return core_exception(self._log, self._log_start, LAG if died else 0.0)
 
     def execute(self, job: TrainJob, link: EngineEnd) -> None:
         """Train until the end of the run or a Stop.
@@ -158,6 +175,9 @@ class _Run:
                 if gone := nodes.failing():
                     raise EngineError(gone) from exc
                 if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
+                    raise
+                if self.core_exception(exc):
+                    # it failed because vLLM is dead
                     raise
                 error = passed_deadline(self._run_dir) or root_cause(exc)
             _complain(f"the trainer failed: {error}", 1)

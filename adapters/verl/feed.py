@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from adapters.verl.fields import batch_rows
-from adapters.verl.health import HealthWatch
+from adapters.verl.health import HealthWatch, sample_token
 from adapters.verl.replicas import Replicas, VllmDiedError
 from swarm.errors import EngineError
 from swarm.job import ServingMode
@@ -67,6 +67,17 @@ class BatchFeed:
         """Tell the feed where vLLM serves, once it does, and where the metrics of a step's weights are logged."""
         self._replicas = replicas
         self._log = log
+
+    def sample_tokens(self) -> None:
+        """Have each replica sample a token, before vLLM is said to serve.
+
+        Raises:
+            VllmDiedError: one cannot.
+        """
+        assert self._replicas is not None, "attach() comes first"
+        for address in self._replicas.addresses:
+            if problem := sample_token(address, self._model):
+                raise VllmDiedError(f"vLLM cannot sample: the replica at {address} {problem}")
 
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a new step; returns at once. ``prompts`` is verl's TensorDict of B place-holders with their uids."""

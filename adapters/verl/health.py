@@ -1,4 +1,5 @@
-"""Whether vLLM is alive while the trainer waits for a batch: asks each replica's ``GET /health`` from a thread.
+"""Whether vLLM can sample before it is announced; and whether it is alive while the trainer waits for a batch: asks
+each replica's ``GET /health`` from a thread.
 
 Invariant: a replica that is merely slow is not called dead; one that refuses, or says that its engine died, soon is.
 """
@@ -6,6 +7,7 @@ Invariant: a replica that is merely slow is not called dead; one that refuses, o
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ ANSWER_TIMEOUT = 2.0
 #: does not answer, which a busy machine may bring about
 DEAD_AFTER = 4.0
 SILENT_AFTER = 60.0
+#: seconds for the first token of all: vLLM may compile what it needs for it
+FIRST_TOKEN = 300.0
 
 Outcome = Literal["well", "dead", "silent"]
 
@@ -36,6 +40,21 @@ def ask(address: str) -> tuple[Outcome, str]:
         connection.close()
     # vLLM answers 503 once its engine process is gone
     return ("dead", f"answers {status} to /health") if status >= 500 else ("well", "")
+
+
+def sample_token(address: str, model: str, timeout: float = FIRST_TOKEN) -> str:
+    """Have the replica at ``host:port`` sample one token as it will for users; why it cannot, or an empty string."""
+    connection = http.client.HTTPConnection(address, timeout=timeout)
+    body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 1.0}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as exc:
+        return f"did not answer a first prompt ({type(exc).__name__})"
+    finally:
+        connection.close()
+    return "" if answer.status == 200 else f"answered {answer.status} to a first prompt: {content[:500]}"
 
 
 class _Replica:

@@ -100,6 +100,8 @@ class SwarmTrainer(PPOTrainerSync):
         paused = self._requests_held({}) if taken_over else nullcontext()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
             super().on_init_end()
+        self.stage("first token", "one of each replica")
+        self._feed.sample_tokens()
 
     def fit(self, agent_loop_manager: Any) -> None:
         with self._computing:

@@ -46,6 +46,7 @@ class CompletionsEndpoint(DialectEndpoint):
         if len(prompts) == 1 or await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
+        incoming.prospect.needed = len(bodies)
         async with AsyncExitStack() as held:
 
             async def ask(body: dict[str, Any], number: int) -> _Answered:

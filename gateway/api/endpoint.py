@@ -14,14 +14,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
 from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
-from gateway.types import AnyRequest, Caller, Incoming, Outcome
+from gateway.types import AnyRequest, Caller, Incoming, Outcome, Prospect
 from swarm.errors import RequestError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
@@ -35,8 +35,13 @@ _AGENT = re.compile(r"codex|opencode/")
 _SESSION_NAMES = ("session-id", "x-session-id", "x-parent-session-id")
 _NOBODY = Caller()
 
-#: How a request is answered, and in which form.
-Answering = tuple[Callable[[], Awaitable[Outcome]], Rendering]
+
+class Answering(NamedTuple):
+    """How a request is answered, in which form, and the prospect of it where it is sampled here."""
+
+    produce: Callable[[], Awaitable[Outcome]]
+    rendering: Rendering
+    prospect: Prospect | None = None
 
 
 def caller_of(scope: Scope) -> Caller:
@@ -76,13 +81,21 @@ class Endpoint(ABC):
         gateway.door.in_flight += 1
         try:
             try:
-                produce, rendering = await self.read(gateway, scope, bytes(await read_body(receive)), more_headers)
+                answering = await self.read(gateway, scope, bytes(await read_body(receive)), more_headers)
             except SwarmGatewayError as exc:
                 gateway.count_error(exc)
                 await Rendering(self.dialect, {}, False, more_headers).refusal(exc)(scope, receive, send)
                 return
-            keepalive = gateway.config.keepalive_seconds
-            await deliver(scope, receive, send, produce, rendering, keepalive=keepalive, on_error=gateway.count_error)
+            await deliver(
+                scope,
+                receive,
+                send,
+                answering.produce,
+                answering.rendering,
+                keepalive=gateway.config.keepalive_seconds,
+                on_error=gateway.count_error,
+                prospect=answering.prospect,
+            )
         finally:
             gateway.door.in_flight -= 1
 
@@ -110,7 +123,7 @@ class DialectEndpoint(Endpoint):
                 raise
             request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
-            return lambda: gateway.pipeline.forward(request), rendering
+            return Answering(lambda: gateway.pipeline.forward(request), rendering)
         if call.left_out and not await gateway.pipeline.is_plain(call.model, caller):
             gateway.leave_out(call.left_out)
             more_headers = {**more_headers, **call.answer_headers}
@@ -122,7 +135,8 @@ class DialectEndpoint(Endpoint):
             raw=self.raw(data, raw),
             request_id=scope["state"]["request_id"],
         )
-        return lambda: self.answer(gateway, incoming, data), self.rendering(gateway, incoming, data, more_headers)
+        rendering = self.rendering(gateway, incoming, data, more_headers)
+        return Answering(lambda: self.answer(gateway, incoming, data), rendering, incoming.prospect)
 
     def prepared(self, gateway: Gateway, caller: Caller, data: dict[str, Any]) -> dict[str, Any]:
         """The body as the dialect reads it.

@@ -1,8 +1,9 @@
 """Delivers one outcome over ASGI, in the dialect of its request, while it is still being produced.
 
-Invariant: a caller sees one dialect, whatever happens. When it hangs up, the work for it is cancelled; while it waits
-on a stream, it gets something at least every ``keepalive`` seconds; an error before the first byte is an HTTP error,
-after it an event that ends the stream. What is live goes out as it comes.
+Invariant: a caller sees one dialect, whatever happens. When it hangs up, the work for it is cancelled. A stream stays
+without headers until an answer is on its way, so an error until then is an HTTP error, which an SDK may repeat; from
+then on the caller gets something every ``keepalive`` seconds, and an error is an event that ends the stream. What is
+live goes out as it comes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, EventStream
 from adapters.dialects.jsons import encode, error_in
-from gateway.types import Decided, Live, Outcome, Relayed
+from gateway.types import Decided, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from swarm.http.asgi import error_response
@@ -78,21 +79,23 @@ async def deliver(
     *,
     keepalive: float,
     on_error: Callable[[SwarmGatewayError], None],
+    prospect: Prospect | None = None,
 ) -> None:
     """Await ``produce()`` and deliver its outcome.
 
     Args:
         produce: makes the outcome; cancelled when the caller disconnects.
         rendering: its form.
-        keepalive: seconds after which a silent stream gets a keep-alive of its dialect (the first one also sends the
-            headers, so until then an error still has its own HTTP status). Plain answers wait in silence.
+        keepalive: seconds after which a silent stream gets a keep-alive of its dialect. Plain answers wait in silence.
         on_error: called with every error that the caller sees.
+        prospect: of the answer; the first keep-alive, which sends the headers, waits until the answer has been under
+            way for ``keepalive`` seconds. ``None``: the headers wait for the outcome.
     """
 
     async def exchange() -> None:
         events = rendering.events() if rendering.streamed else None
         out = _Sender(send, rendering.more_headers)
-        beats = asyncio.create_task(out.beat(events.keepalive, keepalive)) if events is not None else None
+        beats = asyncio.create_task(out.beat(events.keepalive, keepalive, prospect)) if events is not None else None
         try:
             await _send_outcome(out, await produce(), rendering, events)
         except Exception as exc:
@@ -190,10 +193,18 @@ class _Sender:
             await self._start()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def beat(self, keepalive: bytes, seconds: float) -> None:
-        """Write ``keepalive`` after each ``seconds`` of silence, between events only; until cancelled."""
+    async def beat(self, keepalive: bytes, seconds: float, prospect: Prospect | None) -> None:
+        """Write ``keepalive`` after each ``seconds`` of silence, between events only; until cancelled. Before the
+        headers silence counts from when the answer came under way."""
         while True:
-            silent = self._loop.time() - self._last
+            since = self._last
+            if not self.started:
+                under_way = prospect.since() if prospect is not None else None
+                if under_way is None:
+                    await asyncio.sleep(seconds)
+                    continue
+                since = max(since, under_way)
+            silent = self._loop.time() - since
             if silent < seconds:
                 await asyncio.sleep(seconds - silent)
             elif self._writing.locked() or not (self.between and self.has_events):

@@ -44,7 +44,7 @@ class Passthrough(Endpoint):
         headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
         model = _model(headers, raw)
         request = AnyRequest(scope["method"], scope["path"], query, headers, raw, model, caller_of(scope))
-        return lambda: self._answer(gateway, request), Rendering(self.dialect, {}, False, more_headers)
+        return Answering(lambda: self._answer(gateway, request), Rendering(self.dialect, {}, False, more_headers))
 
     async def _answer(self, gateway: Gateway, request: AnyRequest) -> Outcome:
         try:
@@ -86,7 +86,7 @@ class CountTokens(Endpoint):
         check_encoding(scope["headers"])
         data, headers = parse_json(raw), public_headers(scope["headers"])
         request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
-        return lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers)
+        return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
 
 
 async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) -> Outcome:

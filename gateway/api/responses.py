@@ -132,7 +132,7 @@ class KeptResponse(Passthrough):
         async def told() -> Relayed:
             return Relayed(200, {"content-type": "application/json"}, encode(kept))
 
-        return told, Rendering(self.dialect, {}, False, more_headers)
+        return Answering(told, Rendering(self.dialect, {}, False, more_headers))
 
     def absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
         return unknown_response(request.path.rpartition("/")[2])

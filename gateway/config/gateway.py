@@ -85,7 +85,9 @@ class GatewayConfig(RouteSettings):
     )
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    keepalive_seconds: float = Field(default=3.0, gt=0, le=60, description="longest silence of a stream")
+    keepalive_seconds: float = Field(
+        default=3.0, gt=0, le=60, description="longest silence of a stream whose answer is on its way"
+    )
 
     max_sessions: int = Field(default=10_000, ge=1, description="conversations remembered; the longest silent leave")
     session_memory_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="of requests and answers in them")

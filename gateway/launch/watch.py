@@ -179,13 +179,15 @@ class EngineWatch:
             return
         if failure.wrong_config:
             self.give_up(status, "its configuration is wrong, so it is not started again")
-        if failure.count > MAX_RESTARTS:
+        if failure.repeated:
+            self.give_up(status, "again, and it answered nothing in between, so it is not started again")
+        if failure.unexplained > MAX_RESTARTS:
             self.give_up(status, f"it was started again {MAX_RESTARTS} times and did no training step")
         if self._restart_at is None or failure.count != self._deaths:
             self._deaths = failure.count
             pause = failure.pause(self._restart_pause)
             self._restart_at = self._clock() + pause
-            values = {"attempt": failure.count, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
+            values = {"attempt": failure.unexplained, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
             self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
             self._warn_of_loss(status)
 
@@ -195,7 +197,7 @@ class EngineWatch:
         restarts = status.engine.engine_status is EngineState.BOOTING and status.serving is not None
         if restarts and failure is not None and failure.count != self._deaths:
             self._deaths = failure.count
-            values = {"attempt": failure.count, "of": MAX_RESTARTS}
+            values = {"attempt": failure.unexplained, "of": MAX_RESTARTS}
             self._on_event("trainer_restarting", {"reason": failure.reason, **values})
             self._warn_of_loss(status)
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
@@ -67,11 +68,13 @@ async def run_with_group(
             with phase("claim"):
                 serving = await training.swarm.wait_for_job(waited)
             shaped = await shape(training, incoming, serving)
-            with phase("claim"):
+            patience, away = training.settings.offline_wait_seconds, partial(training.swarm.gone_for, 0.0)
+            with phase("claim"), incoming.prospect.waiting(patience, away):
                 group = await training.swarm.claim(len(shaped.bodies), waited)
             run = GroupRun(training, session, shaped, group)
             try:
-                return await use(run)
+                with incoming.prospect.sampling():
+                    return await use(run)
             except EpisodeLostError as exc:
                 run.cancel(DropReason.SAMPLE)
                 losses += 1

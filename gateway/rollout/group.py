@@ -23,7 +23,7 @@ from gateway.stats import Accounted, DropReason
 from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
 from reward_hooks.contract import malformed_calls, sendable
 from swarm.client import EpisodeGroup
-from swarm.errors import HookError, RelayedError, SwarmGatewayError
+from swarm.errors import FatalRequestError, HookError, RelayedError, SwarmGatewayError
 from swarm.protocol import MAX_NAME
 from swarm.types import Notes
 
@@ -385,5 +385,5 @@ class GroupRun:
 
 
 def _gravity(failure: SwarmGatewayError) -> int:
-    order = (RelayedError, EpisodeLostError)
+    order = (RelayedError, FatalRequestError, EpisodeLostError)
     return next((rank for rank, kind in enumerate(order) if isinstance(failure, kind)), len(order))

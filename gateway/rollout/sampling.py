@@ -17,7 +17,14 @@ from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
 from swarm.client import EpisodeGroup
-from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import (
+    FATAL_REQUEST,
+    FatalRequestError,
+    RelayedError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
@@ -262,6 +269,8 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
     if status in _CALLERS_FAULT or (status == 404 and code == "model_not_found"):
         return RelayedError(status, error or {"message": content[:500].decode(errors="replace")})
     message = str(error.get("message", f"status {status}"))
+    if code == FATAL_REQUEST:
+        return FatalRequestError(message)
     if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",

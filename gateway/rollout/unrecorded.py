@@ -43,9 +43,9 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     # the engine has one model, under whatever name the application knows it
     body = to_json({**call.body, "model": swarm.known.model})
     if call.stream:
-        return await _awake(training, lambda: _live(training, body, _deadline(training)), patient=patient)
+        return await _awake(training, incoming, lambda: _live(training, body, _deadline(training)), patient=patient)
     completion, version = await _awake(
-        training, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
+        training, incoming, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
     )
 
     def chunks() -> Iterator[Chunk]:
@@ -69,12 +69,13 @@ async def passed(training: Training, path: str, body: bytes) -> Answer:
         raise _not_now(exc) from exc
 
 
-async def _awake(training: Training, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
+async def _awake(training: Training, incoming: Incoming, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
     """The result of ``begin`` once an engine serves; it does not while it boots or trains on the same device."""
     waited = Waiting(training.settings, 0.0)
     while True:
         try:
-            return await begin()
+            with incoming.prospect.sampling():
+                return await begin()
         except UnavailableError as exc:
             refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
             error = _not_now(exc)

@@ -229,10 +229,23 @@ class LiveAnswer:
 
 
 def _words(exc: aiohttp.ClientError) -> str:
-    if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, ConnectionError):
-        # without aiohttp's list of the addresses that were tried
-        return f"cannot connect to {exc.host}:{exc.port}: {os.strerror(exc.os_error.errno or 0)}"
-    return f"{type(exc).__name__}: {exc}"
+    """What happened, in words for people: aiohttp's own name its classes, and statuses that nobody sent."""
+    match exc:
+        case aiohttp.ClientConnectorError(os_error=ConnectionError() as error):
+            # without aiohttp's list of the addresses that were tried
+            return f"cannot connect to {exc.host}:{exc.port}: {os.strerror(error.errno or 0)}"
+        case aiohttp.ClientConnectorError():
+            return str(exc)
+        case aiohttp.ClientPayloadError():
+            return "the connection broke in the middle of the answer"
+        case aiohttp.ServerDisconnectedError():
+            return "the server closed the connection without an answer"
+        case aiohttp.ClientResponseError():
+            return "the server sent something that is not HTTP"
+        case aiohttp.ClientOSError(errno=int() as number):
+            return f"the connection broke: {os.strerror(number)}"
+        case _:
+            return str(exc) or type(exc).__name__
 
 
 def has_proxy(url: str) -> bool:

@@ -116,10 +116,12 @@ class TrainerDied(_Message, frozen=True, kw_only=True):
 
 class Finished(_Message, frozen=True, kw_only=True):
     """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
-    fault, so another start would fail alike."""
+    fault, so another start would fail alike. ``cause`` is the first exception of vLLM's core, in one line, where the
+    engine died of that."""
 
     error: str = ""
     wrong_config: bool = False
+    cause: str = ""
 
 
 class BatchReady(_Message, frozen=True, kw_only=True):

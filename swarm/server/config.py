@@ -60,6 +60,12 @@ class ServerConfig(Model):
     call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
     call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")
 
+    keep_refused_text: bool = Field(
+        default=False,
+        description="the record of a request that the engine died of (refused/ in the run folder) holds the request "
+        "itself, with what its user wrote; otherwise its digest, sizes and numbers",
+    )
+
     @field_validator("token", mode="before")
     @classmethod
     def _as_sent(cls, token: object) -> object:

@@ -285,6 +285,17 @@ async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
         assert message.error.startswith("vLLM died: the replica at "), engine.tail()
 
 
+async def test_an_engine_that_cannot_sample_is_never_ready_and_says_why(tmp_path: Path) -> None:
+    model = await asyncio.to_thread(tiny_model.build, tmp_path / "model", head_dim=16)
+    async with EngineProcess(make_job(model), tmp_path / "run") as engine:
+        async with asyncio.timeout(BOOT_TIMEOUT):
+            while not isinstance(message := (await engine.link.receive())[1], Finished | RolloutReady):
+                pass
+        assert isinstance(message, Finished), "it is said to be ready"
+        assert message.cause.startswith("RuntimeError: Unsupported CPU attention configuration: head_dim=16")
+        assert message.error == f"vLLM died: {message.cause}", engine.tail()
+
+
 async def stand_ins_are_as_strict(ready: RolloutReady) -> None:
     """vLLM answers each case as the stand-ins do."""
     cases = [

@@ -34,8 +34,9 @@ TOOL: dict[str, Any] = {
 QUESTION, ANSWER = "count", "done"
 
 
-def build(folder: Path, seed: int = 0) -> Path:
-    """Write config, weights (fp32) and tokenizer to ``folder`` and return it."""
+def build(folder: Path, seed: int = 0, *, head_dim: int = 32) -> Path:
+    """Write config, weights (fp32) and tokenizer to ``folder`` and return it; vLLM's attention on CPUs takes no
+    ``head_dim`` of 16."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -56,7 +57,7 @@ def build(folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(folder)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
+        hidden_size=4 * head_dim,
         intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -94,16 +94,6 @@ async def test_calls_go_out_as_the_model_wrote_them_and_broken_ones_are_counted(
         assert (await http.get("/status")).json()["malformed_calls"] == 2 * (3 * 2 + 1)
 
 
-async def test_a_syncing_engine_keeps_the_stream_alive_until_it_rolls(swarm: Swarm, open_gateway: OpenGateway) -> None:
-    await swarm.set_state(EngineState.WEIGHT_SYNCING)
-    asked = BODY | {"stream": True}
-    async with open_gateway(keepalive_seconds=0.05) as http, http.stream("POST", CHAT, json=asked) as response:
-        lines = response.aiter_lines()
-        assert await anext(lines) == ": keep-alive"
-        await swarm.set_state(EngineState.ROLLING)
-        assert [line async for line in lines if line][-1] == "data: [DONE]"
-
-
 async def test_every_request_is_a_task_of_its_own(swarm: Swarm, gateway: Http) -> None:
     for _ in range(2):
         await ask(gateway, {"x-request-id": "the-same"})

@@ -103,11 +103,13 @@ async def test_the_fallbacks_own_errors_pass_through(
     assert response.headers["retry-after"] == "7"
 
 
-async def test_a_late_fallback_error_is_an_event(upstream: Upstream, open_gateway: OpenGateway) -> None:
-    full = once(go := asyncio.Event(), lambda *_: error(429, "fallback is full"))
-    upstream.answers[CHAT] = lambda body: full(body, 0)
+async def test_an_error_of_the_fallback_after_headers_is_an_event(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.answer = once(go := asyncio.Event(), lambda *_: error(500, "boom"))
+    upstream.answers[CHAT] = lambda body: error(429, "fallback is full")
     async with (
-        open_gateway(**AWAY, keepalive_seconds=0.01, upstream={"base_url": upstream.url}) as http,
+        open_gateway(keepalive_seconds=0.01, upstream={"base_url": upstream.url}) as http,
         http.stream("POST", CHAT, json=BODY | {"stream": True}) as response,
     ):
         lines = response.aiter_lines()

@@ -6,8 +6,10 @@ import asyncio
 import functools
 import itertools
 import json
+import os
 import random
 import re
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,7 +212,7 @@ def _since_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
 class PacedModel:
     """Samples at a pace, counts the calls that run, and notes each call that ended.
 
-    A prompt with ``LONG`` in it is answered until its caller leaves.
+    A prompt with ``LONG`` in it is answered until its caller leaves; one with ``LETHAL`` kills the process.
 
     Args:
         note: called with the prompt's last text and how its answer ended, ``served`` or ``cancelled``.
@@ -233,6 +235,8 @@ class PacedModel:
         self.running += 1
         try:
             await asyncio.sleep(random.uniform(*self.FIRST))
+            if "LETHAL" in text:
+                os.kill(os.getpid(), signal.SIGKILL)
             async for part in (self._streamed if body.get("stream") else self._plain)(body, "LONG" in text):
                 yield part
             ended = "served"

@@ -27,6 +27,8 @@ from tests.standins.vllm_rules import CHAT, COMPLETIONS, VllmRules
 
 ENGINE_MODEL = "/models/engine-side-path"
 PROMPT = [11, 12, 13]
+#: A request with this word in it kills the core.
+POISON = "POISON"
 _HEAD = {"id": "chatcmpl-1", "created": 1, "model": ENGINE_MODEL}
 
 #: Makes the response to a request body.
@@ -236,6 +238,7 @@ class ScriptedVllm:
     Attributes:
         requests: path and body of each request.
         streaming: how many hanging answers have sent all that they were to send.
+        dead: its core has died, of a request with :data:`POISON` in it, say: all calls fail, and ``/health`` says so.
         cancelled: set when a caller cancelled a hanging answer; ``cancellations`` has the loop's time of each.
     """
 
@@ -247,9 +250,10 @@ class ScriptedVllm:
         self.cancelled = asyncio.Event()
         self.cancellations: list[float] = []
         self.streaming = 0
+        self.dead = asyncio.Event()
         posts = (CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize", "/detokenize")
         routes = [Route(path, self._answer, methods=["POST"]) for path in posts]
-        self.app = Starlette(routes=[Route("/health", lambda request: Response(), methods=["GET"]), *routes])
+        self.app = Starlette(routes=[Route("/health", self._health, methods=["GET"]), *routes])
 
     def hang(self, *before: dict[str, Any]) -> Step:
         """Stream ``before`` and then nothing until the caller leaves."""
@@ -265,6 +269,9 @@ class ScriptedVllm:
 
         return streamed(*before, forever)
 
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.dead.is_set() else 200)
+
     def prompt_tokens(self, body: dict[str, Any]) -> int:
         """The length of the prompt for the context limit; a script counts no tokens."""
         return 0
@@ -278,8 +285,27 @@ class ScriptedVllm:
         self.requests.append((request.url.path, body))
         if refusal := self.rules.refusal(request.url.path, body, self.prompt_tokens(body)):
             return JSONResponse(refusal[1], refusal[0])
+        if POISON in str(body):
+            self.dead.set()
+        if self.dead.is_set():
+            return _core_died()
         reply = self.step(request.url.path)(body)
-        return reply if isinstance(reply, Response) else await reply
+        if isinstance(reply, Response):
+            return reply
+        dying, replying = asyncio.ensure_future(self.dead.wait()), asyncio.ensure_future(reply)
+        try:
+            await asyncio.wait({dying, replying}, return_when=asyncio.FIRST_COMPLETED)
+            return replying.result() if replying.done() else _core_died()
+        finally:
+            dying.cancel()
+            replying.cancel()
+
+
+def _core_died() -> Response:
+    # verl's server lacks what vLLM's own handler looks for
+    words = "'State' object has no attribute 'server'"
+    error = {"message": words, "type": "InternalServerError", "param": None, "code": 500}
+    return JSONResponse({"error": error}, 500)
 
 
 class _Server(uvicorn.Server):

@@ -159,7 +159,7 @@ class ServingRoutes:
         serving = controller.serving
         call = RelayedCall(
             upstream=plane.upstream,
-            placement=plane.placement(owner, _prefix(asked)),
+            placement=plane.placement(owner, _prefix(asked), asked),
             path=request.url.path,
             body=asked | {"model": serving.engine_model},
             model_name=controller.job.model_name,

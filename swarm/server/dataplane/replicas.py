@@ -1,7 +1,8 @@
 """Which of vLLM's replicas serves which call: the one that has the prefix, among those that can be reached.
 
-Invariant: an episode stays on its replica while that can be reached; a replica that cannot gets no call until it has
-answered ``GET /health`` again.
+Invariant: an episode stays on its replica while that can be reached; a replica that cannot, or that died, gets no call
+until it has answered ``GET /health`` again. A replica that fails a call and then does not answer ``GET /health`` has
+died, of one of the calls that were in flight there, see :mod:`swarm.server.dataplane.suspects`.
 
 New episodes are placed by consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA
 2018, arXiv:1608.01350): in an order that only the beginning of the prompt decides, the first replica whose load is
@@ -16,15 +17,16 @@ import asyncio
 import logging
 import random
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Signal
-from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError
+from swarm.server.dataplane.suspects import Arrival, Door, Identity, Suspects
+from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
 from swarm.status import ReplicaStatus
 
 logger = logging.getLogger(__name__)
@@ -38,13 +40,22 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 @dataclass(eq=False)
 class Replica:
-    """One vLLM server; ``address`` is ``host:port``."""
+    """One vLLM server; ``address`` is ``host:port``.
+
+    Attributes:
+        probe: asks whether it answers again.
+        dead: it died, and has not answered since.
+        inquest: finds out whether it died.
+    """
 
     address: str
+    door: Door
     load: int = 0
     calls: int = 0
     failures: int = 0
     probe: asyncio.Task[None] | None = None
+    dead: bool = False
+    inquest: asyncio.Task[None] | None = None
 
     @property
     def healthy(self) -> bool:
@@ -55,11 +66,15 @@ class Replicas:
     """All replicas of the engine; :meth:`close` them.
 
     Args:
-        is_healthy: whether the replica at an address answers a probe; called for those that are set aside.
+        is_healthy: whether the replica at an address answers a probe; called for those that are set aside, and for
+            those that failed a call.
+        suspects: learns of deaths, and holds back who may cause another.
     """
 
-    def __init__(self, is_healthy: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(self, is_healthy: Callable[[str], Awaitable[bool]], suspects: Suspects | None = None) -> None:
         self._is_healthy = is_healthy
+        self.suspects = Suspects() if suspects is None else suspects
+        self._inquests: set[asyncio.Task[None]] = set()
         self._replicas: dict[str, Replica] = {}
         # weak keys: the entry of an episode goes with the episode
         self._homes: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
@@ -73,7 +88,8 @@ class Replicas:
             if (probe := self._replicas.pop(address).probe) is not None:
                 probe.cancel()
         for address in addresses:
-            self._replicas.setdefault(address, Replica(address))
+            if address not in self._replicas:
+                self._replicas[address] = Replica(address, Door(self.suspects))
         self._changed.notify()
 
     def rows(self) -> list[ReplicaStatus]:
@@ -90,24 +106,88 @@ class Replicas:
         ]
 
     async def choose(
-        self, owners: Sequence[object], prefix: bytes, samples: int, avoid: Replica | None = None
-    ) -> Replica:
-        """The replica for a call of ``owners`` (an episode or all of a group); waits while all are set aside.
+        self,
+        owners: Sequence[object],
+        prefix: bytes,
+        samples: int,
+        identity: Identity,
+        avoid: Replica | None = None,
+    ) -> tuple[Replica, Arrival]:
+        """The replica for a call of ``owners`` (an episode or all of a group), and its arrival there, which is inside;
+        waits while all are set aside, and while a suspect is sampled alone.
 
         Args:
             owners: they stay on the replica afterwards.
             prefix: the key that places new owners.
             samples: how many answers the call samples.
+            identity: of the call's request.
             avoid: the replica where the call has just failed; chosen only if there is no other.
+
+        Raises:
+            FatalRequestError: the request is refused.
         """
-        while not (healthy := [replica for replica in self._replicas.values() if replica.healthy]):
-            await self._changed.wait()
+        loop = asyncio.get_running_loop()
+        waiting: tuple[Replica, Arrival] | None = None
+        try:
+            while True:
+                self.suspects.check(identity)
+                chosen = self._chosen(owners, prefix, samples, avoid)
+                if waiting is not None and waiting[0] is not chosen:
+                    self.leave(*waiting)
+                    waiting = None
+                opens = None
+                if chosen is not None:
+                    waiting = waiting or (chosen, chosen.door.arrive(identity))
+                    if chosen.door.admits(waiting[1], loop.time()):
+                        for owner in owners:
+                            self._homes[owner] = chosen
+                        admitted, waiting = waiting, None
+                        return admitted
+                    opens = chosen.door.opens(loop.time())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(opens):
+                        await self._changed.wait()
+        finally:
+            if waiting is not None:
+                self.leave(*waiting)
+
+    def leave(self, replica: Replica, arrival: Arrival) -> None:
+        """A call is over, or waits no more."""
+        replica.door.leave(arrival)
+        if self.suspects:
+            self._changed.notify()
+
+    async def failed(self, replica: Replica, error: TransientError) -> None:
+        """A call at ``replica`` failed; returns when it is known whether the replica died."""
+        replica.failures += 1
+        if isinstance(error, UnreachableError):
+            self.set_aside(replica, error.message)
+        elif not replica.dead:
+            if replica.inquest is None:
+                # now, while all that were in flight at its death still are
+                work = self._find_out(replica, replica.door.inside(), error.message)
+                replica.inquest = asyncio.create_task(work, name=f"inquest {replica.address}")
+                self._inquests.add(replica.inquest)
+                replica.inquest.add_done_callback(self._inquests.discard)
+            await asyncio.shield(replica.inquest)
+
+    async def _find_out(self, replica: Replica, in_flight: Collection[Identity], reason: str) -> None:
+        try:
+            if not await self._is_healthy(replica.address):
+                replica.dead = True
+                self.set_aside(replica, reason)
+                self.suspects.died(in_flight)
+                self._changed.notify()
+        finally:
+            replica.inquest = None
+
+    def _chosen(self, owners: Sequence[object], prefix: bytes, samples: int, avoid: Replica | None) -> Replica | None:
+        healthy = [replica for replica in self._replicas.values() if replica.healthy]
+        if not healthy:
+            return None
         others = [replica for replica in healthy if replica is not avoid] or healthy
         home = self._homes.get(owners[0])
-        chosen = home if home in others else self._place(others, prefix, samples)
-        for owner in owners:
-            self._homes[owner] = chosen
-        return chosen
+        return home if home in others else self._place(others, prefix, samples)
 
     def set_aside(self, replica: Replica, reason: str) -> None:
         """Send no calls to ``replica`` until it answers a probe."""
@@ -116,8 +196,9 @@ class Replicas:
             replica.probe = asyncio.create_task(self._probe(replica), name=f"probe {replica.address}")
 
     async def close(self) -> None:
-        """End the probes."""
+        """End the probes and inquests."""
         probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
+        probes += self._inquests
         for probe in probes:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
@@ -135,7 +216,7 @@ class Replicas:
             pause = min(2 * pause, _LONGEST_PAUSE)
             if await self._is_healthy(replica.address):
                 logger.info("replica %s answers again", replica.address)
-                replica.probe = None
+                replica.probe, replica.dead = None, False
                 self._changed.notify()
                 return
 
@@ -149,12 +230,16 @@ class Placement:
         owners: the episode, or all episodes of the group, that the call is for.
         prefix: :func:`prefix_of` the prompt.
         addresses: gives the replicas' addresses now; raises when no engine serves.
+        identity: of the call's request.
+        sampled: called after each attempt that vLLM has answered.
     """
 
     replicas: Replicas
     owners: Sequence[object]
     prefix: bytes
     addresses: Callable[[], Sequence[str]]
+    identity: Identity
+    sampled: Callable[[], None] = lambda: None
     _failed: Replica | None = field(default=None, init=False)
 
     @asynccontextmanager
@@ -163,9 +248,11 @@ class Placement:
 
         Raises:
             UnavailableError: no engine serves.
+            FatalRequestError: engines die of the request.
         """
-        self.replicas.follow(self.addresses())
-        replica = await self.replicas.choose(self.owners, self.prefix, samples, self._failed)
+        replicas, identity = self.replicas, self.identity
+        replicas.follow(self.addresses())
+        replica, arrival = await replicas.choose(self.owners, self.prefix, samples, identity, self._failed)
         replica.load += samples
         replica.calls += 1
         try:
@@ -173,13 +260,19 @@ class Placement:
         except AbortedError:
             raise  # all replicas replace their weights
         except TransientError as exc:
-            replica.failures += 1
             self._failed = replica
-            if isinstance(exc, UnreachableError):
-                self.replicas.set_aside(replica, exc.message)
+            await replicas.failed(replica, exc)
+            replicas.suspects.check(identity)
             raise
+        except UpstreamRefusalError:
+            replicas.suspects.cleared(identity)
+            raise
+        else:
+            replicas.suspects.cleared(identity)
+            self.sampled()
         finally:
             replica.load -= samples
+            replicas.leave(replica, arrival)
 
 
 def prefix_of(body: Mapping[str, Any]) -> bytes:

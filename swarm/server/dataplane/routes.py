@@ -39,6 +39,7 @@ from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
+from swarm.server.dataplane.suspects import Identity, Suspects
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
 from swarm.status import ReplicaStatus
@@ -46,6 +47,8 @@ from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
+#: Folder of the run folder with a record of each request that is refused.
+REFUSED = "refused"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
@@ -63,7 +66,10 @@ class DataPlane:
         self.controller = controller
         self._names = names
         self.upstream = Upstream()
-        self._replicas = Replicas(self.upstream.is_healthy)
+        self.suspects = Suspects(
+            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.death_explained
+        )
+        self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
         self._conversations = Conversations()
 
     async def close(self) -> None:
@@ -88,9 +94,17 @@ class DataPlane:
         """The state of each vLLM replica."""
         return self._replicas.rows()
 
-    def placement(self, owner: CallOwner, prefix: bytes) -> Placement:
-        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt."""
-        return Placement(self._replicas, owner.episodes or (owner,), prefix, lambda: self.controller.serving.addresses)
+    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any]) -> Placement:
+        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its request."""
+        controller = self.controller
+        return Placement(
+            self._replicas,
+            owner.episodes or (owner,),
+            prefix,
+            lambda: controller.serving.addresses,
+            Identity(controller.job.model, body),
+            controller.answered,
+        )
 
     async def group_chat_completions(self, request: Request) -> Response:
         owner = self._open(request)
@@ -166,7 +180,7 @@ class DataPlane:
                 call.body[EARLIER_IDS] = ids
         session = ChatSession(
             upstream=self.upstream,
-            placement=self.placement(owner, prefix_of(body)),
+            placement=self.placement(owner, prefix_of(body), body),
             call=call,
             attempts=self.config.call_attempts,
             version=lambda: controller.policy_version,

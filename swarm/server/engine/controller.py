@@ -48,6 +48,10 @@ class Controller(EpisodeRequests):
         self._asked = False
         #: a batch was taken and is not yet on disk as such
         self._leaving = False
+        #: whether this engine has answered a call
+        self._answered = False
+        #: deaths that a refused request explains, and that are not yet counted as such
+        self._explained = 0
 
     def open(self, journal: JournalPort) -> None:
         """Restore what ``journal`` holds, and append changes to it from now on.
@@ -126,7 +130,7 @@ class Controller(EpisodeRequests):
         self.boot_stage, self.last_lines, self.code = "starting", [], None
         self.warnings.clear()
         self._sent = self._given = ""
-        self._asked = False
+        self._asked = self._answered = False
         self._to(EngineState.BOOTING, "starting the engine process")
         return job
 
@@ -257,7 +261,8 @@ class Controller(EpisodeRequests):
             if self.failure is not None:
                 # the engine did a step before it died, so this death is the first in a row
                 dead = self._state is EngineState.OFFLINE
-                self.failure = self.failure.model_copy(update={"count": 1}) if dead else None
+                explained = min(1, self.failure.explained)
+                self.failure = self.failure.model_copy(update={"count": 1, "explained": explained}) if dead else None
             self._changed.notify()
             # the next batch may be ready now
             self._tell_collected()
@@ -296,10 +301,38 @@ class Controller(EpisodeRequests):
             self._to(EngineState.BOOTING, self._detail)
         return self._training.start()
 
-    def died(self, reason: str, *, wrong_config: bool = False) -> None:
-        """Count a death of the engine before it goes :meth:`offline`; a step or a stop on purpose resets the count."""
-        count = self.failure.count + 1 if self.failure is not None else 1
-        self.failure = EngineFailure(reason=reason, count=count, wrong_config=wrong_config)
+    def died(self, reason: str, *, wrong_config: bool = False, cause: str = "") -> None:
+        """Count a death of the engine before it goes :meth:`offline`; a step or a stop on purpose resets the count.
+
+        ``cause`` is as in :class:`~swarm.link.messages.Finished`.
+        """
+        before, explained = self.failure, self._explained
+        self._explained = 0
+        count = before.count + 1 if before is not None else 1
+        again = before is not None and before.cause == cause and not self._answered
+        self.failure = EngineFailure(
+            reason=f"{reason} (of a request that is refused from now on)" if explained else reason,
+            count=count,
+            wrong_config=wrong_config,
+            cause=cause,
+            explained=min(count, explained + (before.explained if before is not None else 0)),
+            repeated=bool(cause) and again and not explained,
+        )
+
+    def death_explained(self, deaths: int) -> None:
+        """A request is refused from now on, at which the engine died so often; the last of these deaths may be counted
+        by now, or not yet."""
+        failure = self.failure
+        if failure is None or self._state is not EngineState.OFFLINE:
+            self._explained += deaths
+            return
+        explained = min(failure.count, failure.explained + deaths)
+        self.failure = failure.model_copy(update={"explained": explained, "repeated": False})
+        self._changed.notify()
+
+    def answered(self) -> None:
+        """vLLM has answered a call."""
+        self._answered = True
 
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""

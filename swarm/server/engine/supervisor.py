@@ -136,7 +136,8 @@ class Supervisor:
                     asked_for = self._stop.is_set()
                     said = goodbye.result() if goodbye.done() else None
                     if not asked_for and (said is None or said.error):
-                        controller.died(reason, wrong_config=said is not None and said.wrong_config)
+                        wrong_config, cause = (said.wrong_config, said.cause) if said is not None else (False, "")
+                        controller.died(reason, wrong_config=wrong_config, cause=cause)
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
                     if goodbye.done() and goodbye.result().error and not asked_for:
@@ -212,7 +213,7 @@ class Supervisor:
                 link.forget("rollout")
                 failure = self._controller.failure
                 assert failure is not None
-                if failure.count > MAX_RESTARTS:
+                if failure.unexplained > MAX_RESTARTS:
                     return f"{failure.reason} (after {MAX_RESTARTS} other trainers that did no training step)"
                 feed = self._start_trainer(link, job, failure.pause(self._restart_pause))
         except (LinkError, StateError) as exc:

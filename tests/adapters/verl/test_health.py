@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from adapters.verl import health
-from adapters.verl.health import DEAD_AFTER, SILENT_AFTER, HealthWatch, Outcome, ask
+from adapters.verl.health import DEAD_AFTER, SILENT_AFTER, HealthWatch, Outcome, ask, sample_token
 
 
 class Server(HTTPServer):
@@ -33,6 +34,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(self.server.status)
         self.end_headers()
 
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Server) and self.path == "/v1/completions"
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert (asked["model"], asked["max_tokens"]) == ("tiny", 1)
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(b"the core is dead" if self.server.status == 500 else b"{}")
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -52,6 +61,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_a_replica_can_sample_or_says_why_not(server: Server) -> None:
+    assert sample_token(server.address, "tiny") == ""
+    server.status = 500
+    assert sample_token(server.address, "tiny") == "answered 500 to a first prompt: the core is dead"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert sample_token(address, "tiny", timeout=0.05) == "did not answer a first prompt (TimeoutError)"
 
 
 def test_what_a_replica_does_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

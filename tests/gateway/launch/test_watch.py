@@ -84,6 +84,30 @@ def test_restarts_wait_twice_as_long_each_until_there_was_a_step(tmp_path: Path)
         assert watched.events[-2][1]["seconds"] == 50.0, "counted from this boot"
 
 
+def test_deaths_that_a_refused_request_explains_do_not_use_up_the_restarts(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    for count in range(2, 2 * MAX_RESTARTS, 2):
+        failure = EngineFailure(reason="out of memory", count=count, explained=count)
+        assert watched.see(EngineState.OFFLINE, engine_failure=failure) == ["state", "restarting"]
+        assert watched.events[-1][1]["attempt"] == 0 and watched.events[-1][1]["in_seconds"] <= 2.0
+        watched.see(EngineState.ROLLING, engine_failure=failure)
+    failure = EngineFailure(reason="out of memory", count=20, explained=19 - MAX_RESTARTS)
+    with pytest.raises(UpFailedError, match="started again 5 times"):
+        watched.see(EngineState.OFFLINE, engine_failure=failure)
+
+
+def test_the_same_death_without_an_answer_in_between_ends_it(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    reason = "the engine failed: vLLM died: RuntimeError: no such kernel"
+    failure = EngineFailure(reason=reason, count=2, cause="RuntimeError: no such kernel", repeated=True)
+    with pytest.raises(
+        UpFailedError, match=r"RuntimeError: no such kernel \(again, and it answered nothing in between"
+    ):
+        watched.see(EngineState.OFFLINE, engine_failure=failure)
+
+
 def test_the_death_of_a_trainer_beside_its_vllm_is_told_once_and_starts_nothing(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=9)
     watched.see(EngineState.ROLLING, serving="always", steps=[step(1)])

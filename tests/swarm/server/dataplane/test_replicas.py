@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
+from swarm.server.dataplane.suspects import Identity
 from swarm.server.dataplane.upstream import TransientError, UnreachableError
 
 pytestmark = pytest.mark.anyio
@@ -49,8 +50,17 @@ async def replicas(health: Health, monkeypatch: pytest.MonkeyPatch) -> AsyncGene
     await replicas.close()
 
 
-def route(replicas: Replicas, owner: object, prefix: bytes = b"p", addresses: list[str] = ADDRESSES) -> Placement:
-    return Placement(replicas, [owner], prefix, lambda: addresses)
+ANY = Identity("m", {"prompt": "any"})
+
+
+def route(
+    replicas: Replicas,
+    owner: object,
+    prefix: bytes = b"p",
+    addresses: list[str] = ADDRESSES,
+    identity: Identity = ANY,
+) -> Placement:
+    return Placement(replicas, [owner], prefix, lambda: addresses, identity)
 
 
 async def used(route: Placement, samples: int = 1, error: Exception | None = None) -> str:
@@ -103,7 +113,7 @@ async def test_an_episode_stays_where_it_is_however_full(replicas: Replicas) -> 
 
 async def test_members_of_a_group_share_its_home(replicas: Replicas) -> None:
     members = [Owner(), Owner(), Owner()]
-    async with Placement(replicas, members, b"p", lambda: ADDRESSES).lease(3) as base_url:
+    async with Placement(replicas, members, b"p", lambda: ADDRESSES, ANY).lease(3) as base_url:
         home = base_url.removeprefix("http://")
     assert {await used(route(replicas, member, b"q")) for member in members} == {home}
 

@@ -1,0 +1,48 @@
+"""What vLLM's core died of, read from the engine's log: the core is a process of its own, and tells its HTTP server no
+more than that it is dead.
+
+Written against vLLM 0.24 to 0.28: the core's lines carry its process and their level, and a fatal error is announced
+in the line before its traceback.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+#: Seconds within which Ray brings the last lines of a dead process to the driver's output.
+LAG = 5.0
+_MOST = 500
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LINE = re.compile(r"\(EngineCore\w* pid=\d+\) ERROR [^\[]*\[[^\]]*\] ?(?P<text>.*)")
+_FATAL = ("EngineCore encountered a fatal error", "EngineCore failed to start")
+
+
+def core_exception(log: Path, start: int = 0, within: float = 0.0) -> str:
+    """The first exception of vLLM's core in ``log`` from the byte ``start`` on, in one line; empty if there is none
+    within so many seconds."""
+    deadline = time.monotonic() + within
+    while not (found := _first(log, start)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _first(log: Path, start: int) -> str:
+    fatal = tracing = False
+    try:
+        with log.open("rb") as lines:
+            lines.seek(start)
+            for line in lines:
+                match = _LINE.search(_COLOUR.sub("", line.decode(errors="replace")))
+                if match is None:
+                    continue
+                text = match["text"].rstrip()
+                fatal = fatal or text.startswith(_FATAL)
+                if fatal and text.startswith("Traceback (most recent call last)"):
+                    tracing = True
+                elif tracing and text and not text[0].isspace():
+                    return text[:_MOST]
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,49 @@
+"""What vLLM's core died of, in the lines of vLLM 0.28 as Ray prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapters.verl.core_log import core_exception
+
+RAY = "\x1b[36m(vLLMHttpServer pid=68)\x1b[0m "
+CORE = RAY + "(EngineCore pid=90) ERROR 11-24 03:21:50 [core.py:1348] "
+SERVER = RAY + "ERROR 11-24 03:21:50 [async_llm.py:744] "
+#: the server is told later than it fails, and Ray brings both in any order
+BEFORE = f"""\
+{RAY}AttributeError: 'State' object has no attribute 'server'
+{RAY}(EngineCore pid=90) ERROR 11-24 03:20:00 [core.py:1581] Invocation of reset method failed
+{RAY}(EngineCore pid=90) ERROR 11-24 03:20:00 [core.py:1581] Traceback (most recent call last):
+{RAY}(EngineCore pid=90) ERROR 11-24 03:20:00 [core.py:1581] ValueError: it lives on
+"""
+DEATH = f"""\
+{CORE}EngineCore encountered a fatal error.
+{CORE}Traceback (most recent call last):
+{CORE}  File "vllm/v1/engine/core.py", line 1339, in run_engine_core
+{CORE}    engine_core.run_busy_loop()
+{RAY}a line of somebody else
+{CORE}RuntimeError: Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0
+{CORE}
+{CORE}During handling of the above exception, another exception occurred:
+{CORE}Traceback (most recent call last):
+{CORE}KeyError: 'later'
+{SERVER}Traceback (most recent call last):
+{SERVER}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+"""
+
+
+def test_the_first_exception_of_the_core_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert core_exception(log) == ""
+    log.write_text(BEFORE)
+    assert core_exception(log) == "", "the core lives"
+    log.write_text(BEFORE + DEATH)
+    cause = "RuntimeError: Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0"
+    assert core_exception(log) == cause
+    assert core_exception(log, start=log.stat().st_size) == "", "of an earlier run"
+
+
+def test_a_core_that_does_not_start_has_its_exception(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(DEATH.replace("EngineCore encountered a fatal error.", "EngineCore failed to start."))
+    assert core_exception(log, within=1.0).startswith("RuntimeError: Unsupported")
