@@ -80,6 +80,7 @@ def main() -> int:
         choices=("best", "single"),
         help="what a question gets while the batch is full; default: as in config.yaml",
     )
+    parser.add_argument("--untrained-repeat", type=int, help="answers of a group that is not trained; default: 8 too")
     parser.add_argument("--quick", action="store_true", help="2 steps, no control")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -87,7 +88,8 @@ def main() -> int:
     if arguments.steps < 1:
         parser.error("--steps must be at least 1")
     out = arguments.out.resolve()
-    settings = {"when_batch_waits": arguments.when_batch_waits} if arguments.when_batch_waits else {}
+    given = {"when_batch_waits": arguments.when_batch_waits, "untrained_repeat": arguments.untrained_repeat}
+    settings = {name: value for name, value in given.items() if value is not None}
     began = time.monotonic()
     # SIGTERM ends the with blocks like Ctrl-C does
     signal.signal(signal.SIGTERM, leave)

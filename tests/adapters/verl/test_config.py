@@ -15,7 +15,7 @@ import yaml
 from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.swarm.test_agentjet import composed
+from tests.swarm.agentjet.test_yaml_job import composed
 
 config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 
@@ -91,6 +91,11 @@ def test_cpu_run_is_fp32_and_never_sleeps(tmp_path: Path) -> None:
     assert (verl.trainer.device, rollout.dtype, rollout.enforce_eager) == ("cpu", "float32", True)
     assert not rollout.free_cache_engine
     assert verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "fp32"
+
+
+def test_on_a_cpu_there_is_room_beside_the_episodes_for_who_has_none(tmp_path: Path) -> None:
+    seats = compose(tmp_path, "cpu", batch_size=8, num_repeat=8).actor_rollout_ref.rollout.max_num_seqs
+    assert seats == 2 * 8 * 8
 
 
 def test_gpu_run_keeps_verls_defaults(tmp_path: Path) -> None:
