@@ -86,6 +86,7 @@ async def run_with_group(
         UpstreamError: what ``use`` raises.
     """
     run: GroupRun | None = None
+    left = False
 
     async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | Unclaimed]:
         reason = "" if untrained is None else untrained.reason
@@ -111,6 +112,8 @@ async def run_with_group(
             shaped = await shape(training, incoming, serving)
             with phase("claim"):
                 shaped, group = await claimed(shaped, waited)
+            if left and isinstance(group, Unclaimed):
+                raise asyncio.CancelledError
             run = GroupRun(training, session, shaped, group)
             try:
                 return await use(run)
@@ -136,6 +139,7 @@ async def run_with_group(
     try:
         return await asyncio.shield(answering)
     except asyncio.CancelledError:
+        left = True
         if run is not None and not run.trains:
             answering.cancel()
         elif session is not None:

@@ -207,6 +207,22 @@ async def test_who_leaves_cancels_every_sample(
         assert not route.stats.groups.dropped and not route.stats.answers
 
 
+async def test_who_left_before_it_was_known_that_nothing_trains_is_not_sampled_for(
+    rig: server.Rig, open_route: OpenRoute
+) -> None:
+    await every_slot_is_taken(rig)
+    rig.vllm.requests.clear()
+    async with open_route(on_disconnect="finish") as route:
+        waiting = asyncio.create_task(best(route, asking(), None, Policy()))
+        await reach(rig, lambda: len(rig.controller.claims) == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await trainer_away(rig)
+        await route.swarm.background.settle(20)
+        assert not rig.vllm.requests
+
+
 async def test_stragglers_are_cancelled_because_nobody_trains_on_them(
     rig: server.Rig, open_route: OpenRoute, judge: Judge
 ) -> None:
