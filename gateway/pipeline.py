@@ -6,25 +6,28 @@ outcome is closed.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, phase
-from gateway.rollout.answering import PassedThroughError, best
+from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
-from gateway.sessions.sessions import Sessions
-from gateway.stats import DropReason, Stats
+from gateway.sessions.sessions import SessionLink, Sessions
+from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
+
+#: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself.
+NOT_CHOSEN = "not_chosen"
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
@@ -103,26 +106,38 @@ class Pipeline:
             and (gone := training.swarm.gone_for(settings.offline_wait_seconds))
         ):
             # earlier requests have waited in vain for as long as this one would
-            return await self._fallback(incoming, route, training, gone, engine=False)
+            return await self._fallback(incoming, route, gone)
         if passed is not None:
             return await self._passed(incoming, route, training, passed)
+        session: SessionLink | None = None
         try:
-            if not trains:
+            if not trains and not (policy.asked_for and policy.fans_out and settings.num_repeat != 1):
                 outcome = await _straight(route, training, incoming)
-                self._sessions.passed(incoming, route.name, "not_chosen")
+                self._sessions.passed(incoming, route.name, NOT_CHOSEN)
                 return outcome
             session = self._sessions.link(incoming, route.name, settings, training.hooks)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
-                return await first(training, incoming, session)
-            return await best(training, incoming, session, policy)
+                outcome = await first(training, incoming, session)
+                route.stats.answers[Choice.FIRST] += 1
+                return outcome
+            return await best(training, incoming, session, policy, None if trains else Untrained(NOT_CHOSEN))
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
             if exc.code in NEEDS_NONE:
                 return await self._untrained(incoming, route, training, exc.code)
-            engine = trains and isinstance(exc, UnavailableError)
-            return await self._fallback(incoming, route, training, exc, engine=engine)
+            if not (trains and isinstance(exc, UnavailableError)):
+                return await self._fallback(incoming, route, exc)
+
+            async def from_engine(reason: str) -> Outcome:
+                """Nothing is sampled yet, and the engine may serve although it gave no episodes."""
+                if policy.fans_out and training.swarm.known.num_repeat is not None:
+                    with suppress(PassedThroughError):
+                        return await best(training, incoming, session, policy, Untrained(reason, patient=False))
+                return await self._from_engine(incoming, route, training, reason, patient=False)
+
+            return await self._fallback(incoming, route, exc, from_engine)
 
     async def _passed(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
         """One untrained answer: ``rule`` says that the request is nothing to learn from."""
@@ -130,11 +145,11 @@ class Pipeline:
         return await self._untrained(incoming, route, training, f"pass_through:{rule}")
 
     async def _untrained(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
-        """One answer, which says why it is not trained."""
+        """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
             return await self._from_engine(incoming, route, training, reason)
         except (UnavailableError, UpstreamError) as exc:
-            return await self._fallback(incoming, route, training, exc, engine=False)
+            return await self._fallback(incoming, route, exc)
 
     async def _from_engine(
         self, incoming: Incoming, route: Route, training: Training, reason: str, *, patient: bool = True
@@ -147,13 +162,11 @@ class Pipeline:
         self,
         incoming: Incoming,
         route: Route,
-        training: Training,
         error: UnavailableError | UpstreamError,
-        *,
-        engine: bool,
+        from_engine: Callable[[str], Awaitable[Outcome]] | None = None,
     ) -> Outcome:
-        """The answer where the swarm gave none: from the upstream, else straight from the ``engine`` if it serves now.
-        The latter only where nothing was sampled yet."""
+        """The answer where the swarm gave no episodes: from the upstream, else ``from_engine`` if it serves now, which
+        is told why nothing is trained."""
         reason = error.code or DropReason.UNAVAILABLE
         if route.upstream is not None:
             try:
@@ -165,10 +178,10 @@ class Pipeline:
                 route.stats.fallbacks[reason] += 1
                 self._sessions.passed(incoming, route.name, reason)
                 return outcome
-        if not engine:
+        if from_engine is None:
             raise error
         try:
-            outcome = await self._from_engine(incoming, route, training, reason, patient=False)
+            outcome = await from_engine(reason)
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1
@@ -199,13 +212,17 @@ def _counted(stats: Stats) -> Generator[None]:
 async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason: str) -> Outcome:
     answered_by(route.name, "upstream")
     with phase("upstream"):
-        return await upstream.relay(incoming, reason)
+        outcome = await upstream.relay(incoming, reason)
+    route.stats.answers[Choice.UPSTREAM] += 1
+    return outcome
 
 
 async def _straight(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:
     answered_by(route.name, "straight")
     with phase("sample"):
-        return await straight(training, incoming, patient=patient)
+        outcome = await straight(training, incoming, patient=patient)
+    route.stats.answers[Choice.SINGLE] += 1
+    return outcome
 
 
 async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:

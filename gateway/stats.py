@@ -50,9 +50,26 @@ class _Part(BaseModel):
         return self.model_copy(update={name: getattr(self, name) + getattr(other, name) for name in names})
 
 
+class Choice(StrEnum):
+    """How an answer was chosen.
+
+    ``judged``: the best of its group by the hook's rewards, of a group that was claimed to be trained;
+    ``judged_untrained``: the same of a group that is not to be trained; ``unjudged``: one of several answers for which
+    the hook gave no rewards; ``first``: policy ``first``, judged after it went out; ``single``: there was no other one;
+    ``upstream``: another server's.
+    """
+
+    JUDGED = "judged"
+    JUDGED_UNTRAINED = "judged_untrained"
+    UNJUDGED = "unjudged"
+    FIRST = "first"
+    SINGLE = "single"
+    UPSTREAM = "upstream"
+
+
 class Groups(_Part):
-    """Counts of groups; ``informative`` are submitted groups whose rewards differ, ``uninformative`` ones have equal
-    rewards and teach nothing."""
+    """Counts of claimed groups; ``informative`` are submitted groups whose rewards differ, ``uninformative`` ones have
+    equal rewards and teach nothing."""
 
     trained: int = 0
     dropped: Counter[str] = Field(default_factory=Counter[str], description="by why they are not trained")
@@ -81,6 +98,9 @@ class Stats(_Part):
 
     requests: int = 0
     in_flight: int = 0
+    answers: Counter[str] = Field(
+        default_factory=Counter[str], description="by how they were chosen, see `gateway.stats.Choice`"
+    )
     groups: Groups = Field(default_factory=Groups)
     tokens: Tokens = Field(default_factory=Tokens)
     malformed_calls: int = Field(
@@ -140,7 +160,9 @@ class SessionCounts(_Part):
     feedback: Counter[str] = Field(default_factory=Counter[str], description="that counts, or came too late to train")
     hook_failures: Counter[str] = Field(default_factory=Kinds, description="of session hooks, by code")
     credited: int = Field(default=0, description="rewards of session hooks that reached their open group")
-    credit_dropped: int = Field(default=0, description="those that came too late for it")
+    credit_dropped: int = Field(
+        default=0, description="those that came too late for it, or to an answer that is not trained"
+    )
 
 
 class GatewayStatus(Stats):

@@ -32,6 +32,9 @@ COMPLETION_TOKENS = "x-swarm-completion-tokens"
 PLACES = "x-swarm-places"
 #: header of a plain call (``1``): each choice shall have the text lengths of its tokens as ``pieces``, where known
 PIECES = "x-swarm-pieces"
+#: header of a chat call without an episode: so many answers, sampled as those of a group of train episodes and recorded
+#: nowhere; a plain answer has :data:`COMPLETION_TOKENS`
+SAMPLES = "x-swarm-samples"
 #: header of a streamed call (``1``): once begun it shall end, untrained, even if its episode is deleted for the
 #: engine's next phase
 OUTLIVE = "x-swarm-outlive"

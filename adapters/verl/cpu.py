@@ -58,7 +58,8 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{rollout}.free_cache_engine": False,
         f"{rollout}.enable_sleep_mode": False,
         f"{rollout}.max_num_batched_tokens": max(2048, length),
-        f"{rollout}.max_num_seqs": min(256, max(32, job.slots)),
+        # as many again as episodes may run: who is answered without one does not wait behind them
+        f"{rollout}.max_num_seqs": min(256, max(32, 2 * job.slots)),
         # vLLM's own 128 on a CPU keeps no prompt that is shorter: each answer of a group would compute it again
         f"{rollout}.engine_kwargs.vllm.block_size": KV_BLOCK_TOKENS,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": weight_bucket_mib(Path(model)),

@@ -53,6 +53,8 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     def by(counts: Callable[[Stats], Mapping[str, float]]) -> dict[tuple[str, str], float]:
         return {(name, kind): count for name, one in stats.items() for kind, count in counts(one).items()}
 
+    chosen = by(lambda one: one.answers)
+    yield counter("gateway_answers", "Answers by how they were chosen", chosen, "route", "chosen")
     groups = {name: one.groups for name, one in stats.items()}
     submitted = {name: one.informative + one.uninformative for name, one in groups.items()}
     shares = {name: groups[name].informative / count for name, count in submitted.items() if count}

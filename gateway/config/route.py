@@ -18,6 +18,7 @@ from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
 Policy = Literal["best", "first"]
+WhenBatchWaits = Literal["best", "single"]
 Baseline = Literal["std", "mean", "none"]
 
 _Ratio: TypeAlias = Annotated[float, Field(gt=0, le=1)]
@@ -150,6 +151,15 @@ class RouteSettings(Model):
     )
     answer_deadline_seconds: float | None = Field(
         default=None, gt=0, description="policy best: judge the answers there are by then (at least one)"
+    )
+    when_batch_waits: WhenBatchWaits = Field(
+        default="best",
+        description="policy best: what a request gets while no group of it can be trained, because the batch is full, "
+        "the share is used up, the trainer is away or all steps are done; best: the best of a group that is not "
+        "trained; single: one answer, which no hook judges",
+    )
+    untrained_repeat: int | None = Field(
+        default=None, ge=2, description="answers of such a group, to sample fewer; default and most: as if it trained"
     )
     stragglers: Literal["cancel", "finish"] = Field(
         default="finish",

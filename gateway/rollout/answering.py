@@ -3,7 +3,8 @@
 
 Invariant: the delivered answers are the best of those that were judged; later samples change only what is trained.
 Where the submit hook fails, the request is sampled as it came and never trained; a lost group has been given
-back before another is claimed, so nothing is sampled twice for training.
+back before another is claimed, so nothing is sampled twice for training. Of a group that is not trained, nothing is
+sampled for nobody.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
 from gateway.observability.request import phase
-from gateway.rollout.group import GroupRun, Shaped
+from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport, Policy
-from gateway.rollout.sampling import EpisodeLostError
+from gateway.rollout.sampling import EpisodeLostError, Unclaimed
 from gateway.rollout.server import Serving, Training, Waiting
+from gateway.rollout.shaped import Shaped
 from gateway.sessions.sessions import SessionLink
-from gateway.stats import DropReason
+from gateway.stats import Choice, DropReason
 from gateway.types import Decided, Incoming
 from reward_hooks import HookContext, PassThrough, Submission, UserRequest
-from swarm.errors import HookError, RequestError, SwarmGatewayError
+from swarm.client import EpisodeGroup
+from swarm.client.claiming import NEEDS_NONE
+from swarm.errors import HookError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.types import Task
 
 logger = logging.getLogger(__name__)
@@ -47,22 +52,60 @@ class PassedThroughError(SwarmGatewayError):
         self.rule = rule.name
 
 
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """A request is answered from a group without episodes; ``reason``: why, ``patient``: wait for an engine that does
+    not serve now, else try once."""
+
+    reason: str
+    patient: bool = True
+
+
 async def run_with_group(
-    training: Training, incoming: Incoming, session: SessionLink | None, use: Callable[[GroupRun], Awaitable[T]]
+    training: Training,
+    incoming: Incoming,
+    session: SessionLink | None,
+    use: Callable[[GroupRun], Awaitable[T]],
+    *,
+    fans_out: bool = False,
+    untrained: Untrained | None = None,
 ) -> T:
     """The result of ``use`` on a group claimed for ``incoming``; on another one where a weight sync or a restart of the
     engine lost the whole group.
 
-    With ``on_disconnect: finish`` the work goes on when the user hangs up, and its answer counts as abandoned.
+    With ``on_disconnect: finish`` the work goes on when the user hangs up, and its answer counts as abandoned; unless
+    the group is not trained.
+
+    Args:
+        fans_out: sample a group without episodes where no train episode is needed.
+        untrained: claim nothing.
 
     Raises:
         RequestError, PassedThroughError: see :func:`shape`.
-        UnavailableError: no episodes in time, or none of them could be served; nothing was sampled.
+        UnavailableError: no episodes in time, or none of them could be served; nothing was sampled. Without
+            ``fans_out``, its code may be in ``NEEDS_NONE``.
         UpstreamError: what ``use`` raises.
     """
+    run: GroupRun | None = None
+    left = False
+
+    async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | Unclaimed]:
+        reason = "" if untrained is None else untrained.reason
+        if not reason:
+            try:
+                return shaped, await training.swarm.claim(len(shaped.bodies), waited)
+            except UnavailableError as exc:
+                if not fans_out or exc.code not in NEEDS_NONE:
+                    raise
+                reason = str(exc.code)
+        size = max(training.settings.untrained_repeat or len(shaped.bodies), incoming.call.choices)
+        shaped = shaped.untrained(reason, size)
+        return shaped, training.swarm.unclaimed(len(shaped.bodies))
 
     async def work() -> T:
+        nonlocal run
         losses = 0
+        all_waited = Waiting(training.settings, 0.0)
         while True:
             waited = Waiting(training.settings, training.window_seconds)
             with phase("claim"):
@@ -70,13 +113,20 @@ async def run_with_group(
             shaped = await shape(training, incoming, serving)
             patience, away = training.settings.offline_wait_seconds, partial(training.swarm.gone_for, 0.0)
             with phase("claim"), incoming.prospect.waiting(patience, away):
-                group = await training.swarm.claim(len(shaped.bodies), waited)
+                shaped, group = await claimed(shaped, waited)
+            if left and isinstance(group, Unclaimed):
+                raise asyncio.CancelledError
             run = GroupRun(training, session, shaped, group)
             try:
                 with incoming.prospect.sampling():
                     return await use(run)
             except EpisodeLostError as exc:
                 run.cancel(DropReason.SAMPLE)
+                if untrained is not None:
+                    if not untrained.patient:
+                        raise
+                    await all_waited.after(exc)
+                    continue
                 losses += 1
                 if losses == _GROUPS_PER_REQUEST:
                     raise
@@ -92,7 +142,10 @@ async def run_with_group(
     try:
         return await asyncio.shield(answering)
     except asyncio.CancelledError:
-        if session is not None:
+        left = True
+        if run is not None and not run.trains:
+            answering.cancel()
+        elif session is not None:
             answering.add_done_callback(lambda _: session.abandoned())
         raise
 
@@ -162,14 +215,21 @@ def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes],
     return not (serving.keeps_sampling and greedy)
 
 
-async def best(training: Training, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
+async def best(
+    training: Training,
+    incoming: Incoming,
+    session: SessionLink | None,
+    policy: Policy,
+    untrained: Untrained | None = None,
+) -> Decided:
     """The best of the answers that ``policy`` waits for.
 
     Args:
         training: of the request's route.
         incoming: the request; its model name has been checked.
         session: its place in a conversation, if it is part of one.
-        policy: how long to wait for the others.
+        policy: how long to wait for the others, and whether to sample them where none can be trained.
+        untrained: claim nothing.
 
     Raises:
         RequestError: more choices than the group has answers, or the engine refuses the request.
@@ -181,7 +241,7 @@ async def best(training: Training, incoming: Incoming, session: SessionLink | No
     async def use(run: GroupRun) -> Decided:
         return await _decide(run, incoming, session, policy)
 
-    return await run_with_group(training, incoming, session, use)
+    return await run_with_group(training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained)
 
 
 async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
@@ -194,12 +254,15 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
     score = await run.judge()
     values = dict(zip(samples, score.values, strict=True)) if score is not None else {}
     delivered = sorted(samples, key=lambda place: -values.get(place, 0.0))[: incoming.call.choices]
-    if run.sampling and settings.stragglers == "cancel":
+    if run.sampling and (settings.stragglers == "cancel" or not run.trains):
         run.stop_sampling()
+    run.training.stats.answers[_choice(run, len(samples), judged=score is not None)] += 1
     winner = samples[delivered[0]]
     reward = values.get(delivered[0])
     if session is not None:
-        session.delivered(run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered))
+        session.delivered(
+            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.trains
+        )
     # a group that waits for stragglers or for its user does not end in time for a header
     waits = run.sampling or (session is not None and run.training.window_seconds > 0)
     run.settle(list(samples), score, delivered)
@@ -226,6 +289,15 @@ async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
         if not await run.progress(until):
             # at the deadline any number of answers will do, but there must be one
             wanted, until = incoming.call.choices, None
+
+
+def _choice(run: GroupRun, answers: int, *, judged: bool) -> Choice:
+    """How the best of so many ``answers`` was chosen."""
+    if answers < 2:
+        return Choice.SINGLE
+    if not judged:
+        return Choice.UNJUDGED
+    return Choice.JUDGED if run.shaped.drop is None else Choice.JUDGED_UNTRAINED
 
 
 def _decided(

@@ -1,7 +1,8 @@
-"""One claimed group: its answers are sampled, judged, and submitted behind whatever is delivered.
+"""One group: its answers are sampled, judged, and, if it was claimed, submitted behind whatever is delivered.
 
-Invariant: a group is submitted with rewards that one call of its hook gave for all of it, or it is counted as dropped;
-every episode is submitted or given back exactly once, whatever happens in whatever order.
+Invariant: a claimed group is submitted with rewards that one call of its hook gave for all of it, or it is counted as
+dropped; every episode is submitted or given back exactly once, whatever happens in whatever order. A group without
+episodes leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from gateway.observability.request import notes, phase, span
-from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.sampling import EpisodeLostError, Sample, Unclaimed
 from gateway.rollout.server import Training
+from gateway.rollout.shaped import Shaped
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Accounted, DropReason
-from reward_hooks import Candidate, Feedback, GroupScore, HookContext, Submission
+from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
-from swarm.client import EpisodeGroup
+from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import FatalRequestError, HookError, RelayedError, SwarmGatewayError
 from swarm.protocol import MAX_NAME
 from swarm.types import Notes
@@ -35,36 +36,6 @@ _LEAST_GROUP = 2
 LEAD_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """The group of one request before it is claimed.
-
-    Attributes:
-        group_id: names the group in logs and in the answer's id.
-        submission: the request bodies and their task.
-        bodies: the same as JSON; each samples one answer.
-        context: for the hooks.
-        shares_call: whether one call may sample all answers.
-        takes_partial: whether the job trains groups that lack answers.
-        drop: why the group will not be trained, if that is known already.
-        failure: of the submit hook.
-    """
-
-    group_id: str
-    submission: Submission
-    bodies: list[bytes]
-    context: HookContext
-    shares_call: bool
-    takes_partial: bool
-    drop: DropReason | None
-    failure: HookError | None = None
-
-    @property
-    def answer_id(self) -> str:
-        """The ``id`` of the resulting ``chat.completion``."""
-        return f"chatcmpl-{self.group_id}"
-
-
 class GroupRun:
     """One group; every method is for the event loop that made it.
 
@@ -72,13 +43,16 @@ class GroupRun:
         training: swarm server, hooks and settings of the route.
         session: the request's place in its conversation.
         shaped: what to sample.
-        episodes: the claimed episodes to sample with; known by their place from here on.
+        episodes: the claimed episodes to sample with, known by their place from here on; or none of them.
 
     Attributes:
+        trains: whether it was claimed.
         outcomes: of each sample, by its place; ``None`` while it is under way, or after it was cancelled.
     """
 
-    def __init__(self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup) -> None:
+    def __init__(
+        self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup | Unclaimed
+    ) -> None:
         self.training = training
         self.swarm = training.swarm
         self.shaped = shaped
@@ -86,12 +60,14 @@ class GroupRun:
         self.outcomes: list[Sample | SwarmGatewayError | None] = [None] * len(shaped.bodies)
         self.deadline = asyncio.get_running_loop().time() + training.settings.sample_timeout_seconds
         #: places of episodes that are neither handed over nor given back
-        self._open = set(range(len(episodes)))
+        self._claimed: Sequence[EpisodeEndpoint] = () if isinstance(episodes, Unclaimed) else episodes
+        self._open = set(range(len(self._claimed)))
+        self.trains = bool(self._claimed)
         self._failure: HookError | None = shaped.failure
         self._session = session
         self._sampling: set[asyncio.Task[None]] = set()
-        self._settling: asyncio.Task[DropReason | None] | None = None
-        self._cancelled: DropReason | None = None
+        self._settling: asyncio.Task[str | None] | None = None
+        self._cancelled: str | None = None
         self._settled = False
         self._delivered: frozenset[int] = frozenset()
         self._accounted = Accounted()
@@ -200,7 +176,7 @@ class GroupRun:
         # a callback, because a task that is cancelled before its first step runs none of its own code
         self._settling.add_done_callback(self._over)
 
-    async def settled(self, within: float) -> tuple[bool, DropReason | None]:
+    async def settled(self, within: float) -> tuple[bool, str | None]:
         """Wait up to ``within`` seconds for the end: whether it is there, and why the group is not trained, if it is
         not. An end that fails does not fail the answer."""
         assert self._settling is not None, "settle() comes first"
@@ -233,11 +209,13 @@ class GroupRun:
 
     async def _settle(
         self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
-    ) -> DropReason | None:
+    ) -> str | None:
         while self._sampling:
             await asyncio.wait(self._sampling)
         self._count_tokens(delivered)
         places = tuple(self.samples)
+        if not self.trains:
+            return self._objection(places, score)
         best = delivered[0] if delivered and delivered[0] in places else None
         if places and places != judged:
             # the first rewards are void: rewards of two calls cannot be compared
@@ -258,13 +236,13 @@ class GroupRun:
             )
         return reason
 
-    def _over(self, settling: asyncio.Task[DropReason | None]) -> None:
+    def _over(self, settling: asyncio.Task[str | None]) -> None:
         """Give back what was not submitted."""
         if not self._settled:
             self._drop(self._outcome(settling) or DropReason.SAMPLE)
         self._account(self._outcome(settling))
 
-    def _account(self, reason: DropReason | None) -> None:
+    def _account(self, reason: str | None) -> None:
         """Tell the session what became of the group's tokens; ``reason``: why they are not trained."""
         if self._session is not None:
             usages = [sample.answer.usage for sample in self.samples.values()]
@@ -274,16 +252,18 @@ class GroupRun:
             self._session.ledger.add(reason, len(usages), sampled, masked)
             add_up(self._session.ledger.accounted, self._accounted)
 
-    def _outcome(self, settling: asyncio.Task[DropReason | None]) -> DropReason | None:
+    def _outcome(self, settling: asyncio.Task[str | None]) -> str | None:
         """Why the group, which has ended, was not trained."""
         if settling.cancelled():
             return self._cancelled or DropReason.CANCELLED
         return DropReason.SAMPLE if settling.exception() is not None else settling.result()
 
-    def _objection(self, places: Sequence[int], score: GroupScore | None) -> DropReason | None:
+    def _objection(self, places: Sequence[int], score: GroupScore | None) -> str | None:
         """Why these answers with these rewards are not to be trained."""
         if self.shaped.drop is not None:
-            return self.shaped.drop
+            # of a group without episodes people want to know that the hook did not choose
+            failed = not self.trains and score is None and self.shaped.failure is None
+            return DropReason.REWARD_HOOK if failed else self.shaped.drop
         partial = self.shaped.takes_partial and len(places) >= _LEAST_GROUP
         if len(places) < len(self.outcomes) and not partial:
             failed = any(isinstance(one, SwarmGatewayError) for one in self.outcomes)
@@ -300,7 +280,7 @@ class GroupRun:
         self._give_back(self._open.difference(places), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True
-        by_episode = {self.episodes[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
+        by_episode = {self._claimed[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
         # from here on :meth:`cancel` leaves a judged group alone
         return await submit(
             self.swarm.client, task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
@@ -316,14 +296,15 @@ class GroupRun:
             else:
                 self.training.stats.tokens.wasted += tokens
 
-    def _drop(self, reason: DropReason) -> None:
+    def _drop(self, reason: str) -> None:
         self._settled = True
         self._cancelled = self._cancelled or reason
         self.stop_sampling()
         self._give_back(range(len(self.episodes)), reason)
-        self.training.stats.groups.dropped[reason] += 1
+        if self.trains:
+            self.training.stats.groups.dropped[reason] += 1
 
-    def _give_back(self, places: Iterable[int], reason: DropReason) -> None:
+    def _give_back(self, places: Iterable[int], reason: str) -> None:
         """Abort those episodes at ``places`` that are open; the server keeps the reason with them."""
         going = sorted(self._open.intersection(places))
         if not going:
@@ -331,7 +312,7 @@ class GroupRun:
         self._open.difference_update(going)
         failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
-        episodes = [self.episodes[place] for place in going]
+        episodes = [self._claimed[place] for place in going]
         self.swarm.abort(episodes, sendable(f"{reason}{details}"), self._notes)
 
     @property

@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
-from gateway.config.route import PassRule, RouteSettings
-from gateway.stats import DropReason
+from gateway.config.route import PassRule, RouteSettings, WhenBatchWaits
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
@@ -22,6 +21,7 @@ from swarm.errors import RequestError
 Kind = Literal["best", "first"]
 
 POLICY_HEADER, TRAIN_HEADER = "x-swarm-policy", "x-swarm-train"
+WAITS_HEADER = "x-swarm-when-batch-waits"
 _LONGEST_DEADLINE = 3600.0
 _TRAINED = {True: "true", False: "false", None: "pending"}
 
@@ -34,17 +34,22 @@ class Policy:
         kind: ``best``: judge, then answer; ``first``: stream answer 0 live and judge all in the background.
         quorum: of ``best``: judge as soon as so many answers are there; ``None``: all.
         deadline: of ``best``: judge what is there so many seconds after sampling began; ``None``: no deadline.
-        train: whether to sample a group at all; ``None``: by the route's ``train_fraction``.
+        train: whether to claim a group; ``None``: by the route's ``train_fraction``.
+        when_batch_waits: of ``best``: what to answer with where no group can be trained.
+        asked_for: the request itself asks for this ``kind``; then it gets that, trained or not.
     """
 
     kind: Kind = "best"
     quorum: int | None = None
     deadline: float | None = None
     train: bool | None = None
+    when_batch_waits: WhenBatchWaits = "best"
+    asked_for: bool = False
 
     @classmethod
     def of(cls, settings: RouteSettings, headers: Mapping[str, str]) -> Policy:
-        """``settings``, overridden by ``x-swarm-policy`` and ``x-swarm-train`` of ``headers`` (lower-case names).
+        """``settings``, overridden by ``x-swarm-policy``, ``x-swarm-train`` and ``x-swarm-when-batch-waits`` of
+        ``headers`` (lower-case names).
 
         ``x-swarm-policy`` is ``first``, ``best``, or ``best`` with options: ``best;quorum=4``, ``best;deadline=2.5``,
         or both. It replaces all policy settings of the route.
@@ -52,13 +57,13 @@ class Policy:
         Raises:
             RequestError: a value without meaning; ``param`` names the header.
         """
-        train = _train(headers.get(TRAIN_HEADER))
+        train, waits = _train(headers.get(TRAIN_HEADER)), _waits(headers.get(WAITS_HEADER), settings)
         given = headers.get(POLICY_HEADER)
         if given is None:
-            return cls(settings.policy, settings.quorum, settings.answer_deadline_seconds, train)
+            return cls(settings.policy, settings.quorum, settings.answer_deadline_seconds, train, waits)
         name, *options = [part.strip() for part in given.split(";")]
         if name == "first" and not options:
-            return cls("first", train=train)
+            return cls("first", train=train, when_batch_waits=waits, asked_for=True)
         if name != "best":
             _refuse(given)
         quorum: int | None = None
@@ -71,10 +76,16 @@ class Policy:
                 deadline = _seconds(value, given)
             else:
                 _refuse(given)
-        return cls("best", quorum, deadline, train)
+        return cls("best", quorum, deadline, train, waits, asked_for=True)
+
+    @property
+    def fans_out(self) -> bool:
+        """Whether a request whose group cannot be trained gets the best of one that is not; with ``first`` the others
+        of its group would be sampled for nobody."""
+        return self.kind == "best" and self.when_batch_waits == "best"
 
     def trains(self, settings: RouteSettings, route: str, request_id: str) -> bool:
-        """Whether this request fans out and trains; a group of one has nothing to learn from.
+        """Whether this request claims a group to train; a group of one has nothing to learn from.
 
         The share of ``train_fraction`` is drawn from the request's id, so that all gateways decide alike, also for a
         repetition under the same id."""
@@ -132,7 +143,7 @@ class GroupReport:
     reward: float | None = None
     reward_mean: float | None = None
     trained: bool | None = None
-    drop_reason: DropReason | None = None
+    drop_reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: the ``swarm`` object of a stream."""
@@ -153,6 +164,16 @@ def _train(value: str | None) -> bool | None:
     if value.lower() not in ("true", "false"):
         raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
     return value.lower() == "true"
+
+
+def _waits(value: str | None, settings: RouteSettings) -> WhenBatchWaits:
+    match value:
+        case None:
+            return settings.when_batch_waits
+        case "best" | "single":
+            return value
+        case _:
+            raise RequestError(f"{WAITS_HEADER}: {value[:100]!r} is neither best nor single", param=WAITS_HEADER)
 
 
 def _seconds(value: str, given: str) -> float:

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from adapters.dialects import Answer
@@ -27,7 +27,7 @@ from swarm.errors import (
 )
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION, SAMPLES
 
 #: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -74,6 +74,23 @@ class Address(Protocol):
     def api_key(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """A group of ``size`` without episodes, at the engine's own address: its answers are sampled like those of a
+    claimed group, and nothing of them is recorded."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: int) -> Unclaimed:
+        """Where the answer at ``place`` is sampled alone."""
+        return self
+
+
 class LiveSample:
     """An answer while it is sampled."""
 
@@ -113,16 +130,25 @@ class Sampler:
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        answer, latency = await self._timed(episode, body, deadline, {PIECES: "1"} if pieces else _NO_HEADERS)
+        headers = {PIECES: "1"} if pieces else {}
+        if isinstance(episode, Unclaimed):
+            headers[SAMPLES] = "1"
+        answer, latency = await self._timed(episode, body, deadline, headers)
         return _sample(Answer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool = False
+        self,
+        group: EpisodeGroup | Unclaimed,
+        places: Sequence[int],
+        body: bytes,
+        deadline: float,
+        *,
+        pieces: bool = False,
     ) -> list[Sample]:
         """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
 
         Args:
-            group: with an address of its own.
+            group: with an address of its own, or without episodes.
             places: at least one.
             body: see :meth:`sample`; without ``n``.
             pieces: request :attr:`Sample.pieces`.
@@ -134,7 +160,9 @@ class Sampler:
             As :meth:`sample`; there are either all answers or none.
         """
         headers = {PIECES: "1"} if pieces else {}
-        if len(places) < len(group):
+        if isinstance(group, Unclaimed):
+            headers[SAMPLES] = str(len(places))
+        elif len(places) < len(group):
             headers[PLACES] = ",".join(map(str, places))
         answer, latency = await self._timed(group, body, deadline, headers)
         counts = [int(count) for count in answer.headers.get(COMPLETION_TOKENS, "").split(",") if count.isdigit()]

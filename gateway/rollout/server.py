@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
-from gateway.rollout.sampling import Sampler
+from gateway.rollout.sampling import Sampler, Unclaimed
 from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats, SwarmStatus
 from reward_hooks import HookRunner
@@ -255,6 +255,10 @@ class Swarm:
                 raise UnavailableError(
                     f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
                 ) from exc
+
+    def unclaimed(self, count: int) -> Unclaimed:
+        """A group of ``count`` answers without episodes."""
+        return Unclaimed(self.engine.base_url, self.engine.api_key, count)
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""

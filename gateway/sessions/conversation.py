@@ -19,7 +19,7 @@ import orjson
 
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
-from gateway.stats import Accounted, DropReason
+from gateway.stats import Accounted
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
 from reward_hooks.contract import texts_of
@@ -73,10 +73,10 @@ class Ledger:
     dropped: dict[str, Fate] = field(default_factory=dict[str, Fate])
     accounted: Accounted = field(default_factory=Accounted)
 
-    def add(self, reason: DropReason | None, answers: int, sampled: int, masked: int) -> None:
+    def add(self, reason: str | None, answers: int, sampled: int, masked: int) -> None:
         """The fate of a group is decided; ``reason``: why it is not trained, if it is not."""
         self.under_way -= 1
-        fate = self.trained if reason is None else self.dropped.setdefault(reason.value, Fate())
+        fate = self.trained if reason is None else self.dropped.setdefault(str(reason), Fate())
         fate.answers += answers
         fate.sampled += sampled
         fate.masked += masked

@@ -101,7 +101,14 @@ class Sessions:
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
     def remember(
-        self, link: SessionLink, completion_id: str, message: dict[str, Any], reward: float | None, choices: int
+        self,
+        link: SessionLink,
+        completion_id: str,
+        message: dict[str, Any],
+        reward: float | None,
+        choices: int,
+        *,
+        trains: bool,
     ) -> DeliveredTurn:
         """Keep a delivered answer; see :meth:`SessionLink.delivered`."""
         place, settings = link.place, link.settings
@@ -129,9 +136,12 @@ class Sessions:
             choices=choices,
             size=size + answer_size,
         )
-        now = asyncio.get_running_loop().time()
-        session_window = settings.session_window_seconds if link.hooks.ends_sessions else 0.0
-        turn.waits(now + settings.feedback_window_seconds, now + session_window)
+        if trains:
+            now = asyncio.get_running_loop().time()
+            session_window = settings.session_window_seconds if link.hooks.ends_sessions else 0.0
+            turn.waits(now + settings.feedback_window_seconds, now + session_window)
+        else:
+            turn.open = False
         for leaving in self._memory.add(conversation, turn):
             self._end(leaving, "evicted")
         if ends(link.incoming):
@@ -293,15 +303,24 @@ class SessionLink:
             earlier = place.parent.path() if place.parent is not None else []
             self.session = place.conversation.session(earlier)
 
-    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
+    def delivered(
+        self,
+        completion_id: str,
+        message: dict[str, Any],
+        reward: float | None,
+        *,
+        choices: int = 1,
+        trains: bool = True,
+    ) -> None:
         """This message is the answer (the best of ``choices``); call it once, before the last of it goes out.
 
         Args:
             completion_id: of the ``chat.completion`` body.
             message: in OpenAI's form.
             reward: of the answer; ``None`` where it has none (yet).
+            trains: whether its group has episodes.
         """
-        self._turn = self.sessions.remember(self, completion_id, message, reward, choices)
+        self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 
     def scored(self, reward: float) -> None:
         """The answer got its reward after it was delivered."""

@@ -71,8 +71,13 @@ def judged_by_itself(
     """
 
     async def run() -> tuple[dict[str, Any], int]:
+        # a group that is not needed is not judged, so that the counts of the judge are those of groups that train
         config = GatewayConfig(
-            swarm_url=swarm_url, hooks=str(folder), claim_wait_seconds=seconds, hook_timeout_seconds=60
+            swarm_url=swarm_url,
+            hooks=str(folder),
+            claim_wait_seconds=seconds,
+            hook_timeout_seconds=60,
+            when_batch_waits="single",
         )
         async with (
             asyncio.timeout(seconds),

@@ -381,8 +381,8 @@ class Users(threading.Thread):
         super().__init__(daemon=True)
         self._gateway = gateway
         self._leaving = threading.Event()
-        #: status, seconds, and why the answer was not trained
-        self.answers: list[tuple[int, float, str]] = []
+        #: status, seconds, why the answer was not trained, and its reward
+        self.answers: list[tuple[int, float, str, str]] = []
 
     def run(self) -> None:
         with httpx.Client(base_url=self._gateway, timeout=STEP_SECONDS, trust_env=False) as app:
@@ -392,7 +392,8 @@ class Users(threading.Thread):
                 answer = app.post("/v1/chat/completions", json=body)
                 wrong = answer.status_code == 200 and '"error"' in answer.text
                 why = answer.headers.get("x-swarm-drop-reason", "")
-                self.answers.append((599 if wrong else answer.status_code, time.monotonic() - began, why))
+                reward = answer.headers.get("x-swarm-reward", "")
+                self.answers.append((599 if wrong else answer.status_code, time.monotonic() - began, why, reward))
 
     def __enter__(self) -> Users:
         self.start()
@@ -424,9 +425,12 @@ def outlives_its_trainer(up: Up, swarm: SwarmClient, gateway: str) -> None:
     status = swarm.status()
     assert status.engine_pid == driver and status.engine_failure is None
     answers = [*one.answers, *other.answers]
-    assert {status for status, _, _ in answers} == {200}, answers
-    away = [seconds for _, seconds, why in answers if why == "trainer_away"]
+    assert {status for status, *_ in answers} == {200}, answers
+    away = [seconds for _, seconds, why, _ in answers if why == "trainer_away"]
     assert away, "nobody was answered meanwhile"
+    assert all(0 <= float(reward) <= 1 for *_, why, reward in answers if why == "trainer_away"), "not the best of them"
+    chosen = httpx.get(f"{gateway}/status", timeout=10, trust_env=False).json()["answers"]
+    assert chosen["judged_untrained"] >= len(away), chosen
     print(
         f"noticed after {noticed:.1f} s, ready after {rolls:.1f} s, trained after {trains:.1f} s; {len(answers)} "
         f"answers, the longest {max(one[1] for one in answers):.1f} s; {len(away)} without a trainer, {max(away):.1f} s"

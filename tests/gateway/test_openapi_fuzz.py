@@ -69,6 +69,7 @@ HEADERS = st.fixed_dictionaries(
     optional={
         "x-swarm-policy": st.from_regex(r"^(first|best(;quorum=[1-9]|;deadline=[1-9](\.[0-9])?)?)$", fullmatch=True),
         "x-swarm-train": st.sampled_from(["true", "false"]),
+        "x-swarm-when-batch-waits": st.sampled_from(["best", "single"]),
         "x-swarm-session": st.from_regex(r"[!-~]{1,20}", fullmatch=True),
         "idempotency-key": st.from_regex(r"[!-~]{1,20}", fullmatch=True),
     },

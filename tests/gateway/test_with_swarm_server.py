@@ -64,7 +64,7 @@ async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(rig: ser
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_will_do(
+async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_will_do_if_the_request_says_so(
     rig: server.Rig, gateway: Http, stream: bool
 ) -> None:
     rig.controller.rollout_ready(structs.replace(server.ready(rig.vllm_address), serving="always"))
@@ -75,7 +75,8 @@ async def test_while_a_whole_batch_waits_for_the_trainer_one_untrained_answer_wi
     rig.vllm.requests.clear()
     if stream:
         rig.vllm.script.append(streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1)))
-    response = await gateway.post(CHAT, json=BODY | {"stream": stream})
+    single = {"x-swarm-when-batch-waits": "single"}
+    response = await gateway.post(CHAT, json=BODY | {"stream": stream}, headers=single)
     assert response.status_code == 200
     assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "batch_waits")
     assert [sent.get("n", 1) for _, sent in rig.vllm.requests] == [1]
@@ -88,8 +89,6 @@ async def test_without_its_trainer_vllm_answers_at_once_and_untrained(
 ) -> None:
     assert (await gateway.post(CHAT, json=BODY)).headers["x-swarm-trained"] == "true"
     rig.controller.trainer_died("killed")
-    if stream:
-        rig.vllm.script.append(streamed(role_chunk(), token_chunk([1], "stop"), usage_chunk(1)))
     response = await gateway.post(CHAT, json=BODY | {"stream": stream})
     assert response.status_code == 200
     assert (response.headers["x-swarm-trained"], response.headers["x-swarm-drop-reason"]) == ("false", "trainer_away")
@@ -130,7 +129,8 @@ async def test_a_session_counts_what_is_answered_once_and_untrained(rig: server.
     named = {"x-swarm-session": "s"}
     assert (await gateway.post(CHAT, json=BODY, headers={**named, "x-swarm-train": "false"})).status_code == 200
     rig.controller.trainer_died("killed")
-    assert (await gateway.post(CHAT, json=BODY, headers=named)).status_code == 200
+    single = {**named, "x-swarm-when-batch-waits": "single"}
+    assert (await gateway.post(CHAT, json=BODY, headers=single)).status_code == 200
     # its name is looked at where it is to be trained only
     too_long = {"x-swarm-session": "x" * 257, "x-swarm-train": "false"}
     assert (await gateway.post(CHAT, json=BODY, headers=too_long)).status_code == 200

@@ -200,7 +200,7 @@ class Swarm:
         uuids = self.groups[request.path_params["uuid"]]
         if (places := request.headers.get("x-swarm-places")) is not None:
             uuids = [uuids[int(place)] for place in places.split(",")]
-        return await self._answer_for(uuids, request, joined=_as_one)
+        return await self._answer_for(uuids, request, joined=as_one)
 
     async def _answer_for(
         self, uuids: list[str], request: Request, joined: Callable[[list[Response]], Response]
@@ -229,7 +229,7 @@ class Swarm:
         return response
 
 
-def _as_one(responses: list[Response]) -> Response:
+def as_one(responses: list[Response]) -> Response:
     """The answers as choices of one, or the first error among them."""
     for response in responses:
         if response.status_code != 200:

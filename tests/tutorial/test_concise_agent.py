@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -185,6 +186,15 @@ def test_the_demos_sentence_has_the_six_numbers(demo: ModuleType) -> None:
     assert demo.sentence(report("x", 0.1), None).endswith("no control was run.")
 
 
+def test_the_demo_says_of_how_many_answers_the_hook_chose_the_best(demo: ModuleType) -> None:
+    answers = Counter({"judged": 6, "judged_untrained": 3, "single": 2, "unjudged": 1})
+    assert demo.share_chosen(answers, "best") == (
+        "when_batch_waits is best: of 12 answers the hook chose 9 (75%) as the best of their group, 6 in groups to "
+        "train, 3 in groups beside training; 3 were not chosen by it."
+    )
+    assert "of 0 answers the hook chose 0 (0%)" in demo.share_chosen(Counter(), "single")
+
+
 def check_readme(folder: Path, said: str) -> None:
     """What the commands of its readme leave; see ``test_readmes.py``."""
     assert "mean reward" in said
@@ -192,7 +202,9 @@ def check_readme(folder: Path, said: str) -> None:
 
 def check_quick(folder: Path, said: str) -> None:
     """What the demo leaves."""
-    assert said.rstrip().splitlines()[-1].startswith("Mean reward went from ")
+    *_, chosen, mean = said.rstrip().splitlines()
+    assert mean.startswith("Mean reward went from ")
+    assert chosen.startswith("when_batch_waits is best: of ") and "the hook chose" in chosen
     assert (folder / "demo-out" / "report.png").is_file()
     trained = read_report(folder / "demo-out" / "trained")
     # the engine may finish one more step before it is stopped

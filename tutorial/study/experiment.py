@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import yaml
 
 from gateway.replay.report import Report, read_report
+from gateway.stats import GatewayStatus
 from swarm.importer import python_path
 
 CLI = [sys.executable, "-P", "-m", "gateway.cli"]
@@ -41,8 +44,11 @@ def pull(model: str) -> None:
     call([*CLI, "models", "pull", model], PULL_SECONDS, f"pulling {model}")
 
 
-def run_config(base: Path, folder: Path, *, control: bool) -> tuple[Path, dict[str, Any]]:
+def run_config(base: Path, folder: Path, *, control: bool, **gateway: Any) -> tuple[Path, dict[str, Any]]:
     """The configuration ``base`` with ports, folders and the control of this run, written to ``folder``.
+
+    Args:
+        gateway: settings of the gateway that are others than in ``base``.
 
     Returns:
         The new file and its contents.
@@ -52,6 +58,7 @@ def run_config(base: Path, folder: Path, *, control: bool) -> tuple[Path, dict[s
     config["swarm"] |= {"port": swarm_port, "run_dir": str(folder / "run")}
     hooks = str((base.parent / config["gateway"]["hooks"]).resolve())
     config["gateway"] |= {"port": gateway_port, "hooks": hooks, "control": "shuffle" if control else "none"}
+    config["gateway"] |= gateway
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -175,6 +182,13 @@ def ask_until(command: list[str], config: dict[str, Any], steps: int, folder: Pa
     if len(report.steps) < steps:
         raise ExperimentError(f"only {len(report.steps)} of {steps} steps: {report.stopped_because}; read {folder}")
     return report
+
+
+def answers_of(config: dict[str, Any]) -> Counter[str]:
+    """How the answers of the running gateway were chosen, from its own counts (see ``gateway.stats.Choice``)."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{config['gateway']['port']}/status", timeout=30) as status:
+        return GatewayStatus.model_validate_json(status.read()).answers
 
 
 def swarm_url(config: dict[str, Any]) -> str:

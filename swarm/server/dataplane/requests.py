@@ -142,6 +142,7 @@ def prepare(
     group_size: int | None = None,
     *,
     pieces: bool = False,
+    record: bool = True,
 ) -> ChatCall:
     """Read the caller's chat body or raw prompt, and build vLLM's.
 
@@ -155,6 +156,7 @@ def prepare(
         engine_model: the name under which vLLM serves.
         group_size: for a call that samples one answer for each episode of a group.
         pieces: whether a plain answer shall include the text length of each token.
+        record: ``False``: sample as for ``episode_type``, but for no episode.
 
     Raises:
         RequestError: there are neither messages nor a prompt, ``stream`` is not a boolean, ``n`` is beyond vLLM's
@@ -189,7 +191,7 @@ def prepare(
         "model": engine_model,
         # an aborted answer is continued from them
         "return_token_ids": True,
-        "logprobs": wants.logprobs or episode_type is not None,
+        "logprobs": wants.logprobs or pieces or (record and episode_type is not None),
         # with null, vLLM would send no log-probabilities
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well
@@ -232,7 +234,7 @@ def prepare(
         wants=wants,
         model_name=job.model_name,
         samples=samples,
-        record=train,
+        record=train and record,
         continuable=_plain_text(body) and not not_text,
         max_tokens=max_tokens,
         context=job.max_prompt_length + job.max_response_length,

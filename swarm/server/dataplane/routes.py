@@ -30,7 +30,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import Caller, ClientNames
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
@@ -51,6 +51,8 @@ T = TypeVar("T")
 REFUSED = "refused"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
+#: Answers of one call without an episode: as many as a claimed group may have.
+_MOST_SAMPLES = 1024
 
 
 class DataPlane:
@@ -114,8 +116,11 @@ class DataPlane:
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
-        """The engine's own answer to a call without an episode; the caller checks permissions."""
-        return await self._chat(request, Unrecorded(self.controller), ChatDialect())
+        """The engine's own answer to a call without an episode, or with :data:`SAMPLES` the answers that a group would
+        give; the caller checks permissions."""
+        given = request.headers.get(SAMPLES)
+        size = None if given is None else _samples(given)
+        return await self._chat(request, Unrecorded(self.controller), ChatDialect(), size)
 
     async def models(self, request: Request) -> Response:
         self._open(request)
@@ -172,7 +177,10 @@ class DataPlane:
         controller, options = self.controller, request.headers
         serving = controller.serving
         pieces = options.get(PIECES) == "1"
-        call = prepare(body, owner.episode_type, controller.job, serving.engine_model, group_size, pieces=pieces)
+        # the answers of a group without episodes are sampled as if they were to be trained
+        kind = "train" if group_size is not None else owner.episode_type
+        record = bool(owner.episodes)
+        call = prepare(body, kind, controller.job, serving.engine_model, group_size, pieces=pieces, record=record)
         goes_on = None
         if call.record and not call.raw:
             goes_on = self._conversations.begin(controller.job.model, body, owner.episodes)
@@ -384,3 +392,14 @@ def _places(given: str, count: int) -> list[int]:
     if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
         raise RequestError(f"{PLACES}: different numbers from 0 to {count - 1}, separated by commas", param=PLACES)
     return places
+
+
+def _samples(given: str) -> int:
+    """The number in the header :data:`SAMPLES`.
+
+    Raises:
+        RequestError: it is none from 1 to :data:`_MOST_SAMPLES`.
+    """
+    if not (given.isdecimal() and len(given) < 6 and 1 <= int(given) <= _MOST_SAMPLES):
+        raise RequestError(f"{SAMPLES}: must be a number from 1 to {_MOST_SAMPLES}", param=SAMPLES)
+    return int(given)

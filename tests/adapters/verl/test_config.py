@@ -93,6 +93,11 @@ def test_cpu_run_is_fp32_and_never_sleeps(tmp_path: Path) -> None:
     assert verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "fp32"
 
 
+def test_on_a_cpu_there_is_room_beside_the_episodes_for_who_has_none(tmp_path: Path) -> None:
+    seats = compose(tmp_path, "cpu", batch_size=8, num_repeat=8).actor_rollout_ref.rollout.max_num_seqs
+    assert seats == 2 * 8 * 8
+
+
 def test_gpu_run_keeps_verls_defaults(tmp_path: Path) -> None:
     verl = compose(tmp_path, "cuda", n_gpu=8, nnodes=2, tensor_parallel_size=2, gpu_memory_utilization=0.7)
     rollout = verl.actor_rollout_ref.rollout

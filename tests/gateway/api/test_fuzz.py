@@ -67,7 +67,14 @@ _SEGMENT = st.text(max_size=8).map(lambda text: quote(text, safe=""))
 _ANY_ADDRESS = st.sampled_from(_ADDRESSES) | st.lists(_SEGMENT, max_size=4).map(lambda parts: "/v1/" + "/".join(parts))
 _HEADERS = [
     *("x-swarm-policy", "x-swarm-train", "x-swarm-session", "x-swarm-session-end", "idempotency-key", "x-request-id"),
-    *("x-stainless-retry-count", "x-stainless-read-timeout", "traceparent", "content-type", "content-encoding"),
+    *(
+        "x-swarm-when-batch-waits",
+        "x-stainless-retry-count",
+        "x-stainless-read-timeout",
+        "traceparent",
+        "content-type",
+        "content-encoding",
+    ),
     *("accept", "authorization", "x-api-key", "anthropic-version", "host", "origin", "cookie"),
 ]
 _SENSIBLE = [

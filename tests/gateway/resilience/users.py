@@ -67,6 +67,7 @@ BEST = (
     Ask("responses", "/v1/responses", {"input": ""}),
     Ask("responses, streamed", "/v1/responses", {"input": "", "stream": True}, ends=b"response.completed"),
     Ask("straight", _CHAT, {"messages": []}, {_TRAIN: "false"}),
+    Ask("untrained", _CHAT, {"messages": []}, {_TRAIN: "false", _POLICY: "best"}),
 )
 LIVE = (
     Ask("first", _CHAT, _STREAM, {_POLICY: "first"}, ends=_DONE),

@@ -31,7 +31,7 @@ class Talk:
         self.told: list[str] = []
         self.ledger = Ledger()
 
-    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, *, choices: int = 1) -> None:
+    def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, **how: Any) -> None:
         self.told.append("delivered")
 
     def scored(self, reward: float) -> None: ...

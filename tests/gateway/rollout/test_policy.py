@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.config.route import RouteSettings
 from gateway.rollout.policy import Policy
@@ -29,11 +30,11 @@ def test_without_headers_the_route_decides() -> None:
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        ("best", Policy("best")),
-        ("first", Policy("first")),
-        ("best;quorum=4", Policy("best", 4)),
-        ("best; deadline=2.5", Policy("best", None, 2.5)),
-        ("best;deadline=2;quorum=1", Policy("best", 1, 2.0)),
+        ("best", Policy("best", asked_for=True)),
+        ("first", Policy("first", asked_for=True)),
+        ("best;quorum=4", Policy("best", 4, asked_for=True)),
+        ("best; deadline=2.5", Policy("best", None, 2.5, asked_for=True)),
+        ("best;deadline=2;quorum=1", Policy("best", 1, 2.0, asked_for=True)),
     ],
 )
 def test_a_header_replaces_all_of_it(header: str, expected: Policy) -> None:
@@ -51,6 +52,23 @@ def test_a_header_that_means_nothing_is_refused_by_name(header: str) -> None:
     with pytest.raises(RequestError) as failed:
         of(header)
     assert failed.value.param == "x-swarm-policy" and "x-swarm-policy" in failed.value.message
+
+
+def test_only_who_gets_the_best_of_several_fans_out_where_nothing_trains() -> None:
+    assert of().fans_out and not of("first").fans_out and not of(when_batch_waits="single").fans_out
+    single = {"x-swarm-when-batch-waits": "single"}
+    assert not Policy.of(settings(), single).fans_out
+    assert Policy.of(settings(when_batch_waits="single"), {"x-swarm-when-batch-waits": "best"}).fans_out
+    for value in ("", "Best", "first"):
+        with pytest.raises(RequestError) as failed:
+            Policy.of(settings(), {"x-swarm-when-batch-waits": value})
+        assert failed.value.param == "x-swarm-when-batch-waits"
+
+
+@pytest.mark.parametrize("given", [{"untrained_repeat": 1}, {"when_batch_waits": "first"}])
+def test_a_group_that_is_not_trained_has_two_answers_or_more(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        settings(**given)
 
 
 def test_training_can_be_declined_or_insisted_on() -> None:

@@ -11,7 +11,17 @@ import pytest
 from msgspec import structs
 
 from swarm.states import EngineState
-from tests.standins.vllm import ENGINE_MODEL, completion_chunk, role_chunk, status, streamed, token_chunk, usage_chunk
+from tests.standins.vllm import (
+    ENGINE_MODEL,
+    completion_chunk,
+    plain_choice,
+    role_chunk,
+    several,
+    status,
+    streamed,
+    token_chunk,
+    usage_chunk,
+)
 from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio
@@ -155,3 +165,27 @@ async def test_who_leaves_is_cancelled_in_the_engine(rig: Rig, path: str, body: 
     async with asyncio.timeout(10):
         await rig.vllm.cancelled.wait()
     assert rig.vllm.cancellations[0] - left < 10
+
+
+async def test_it_samples_as_a_group_would_and_leaves_no_trace(rig: Rig) -> None:
+    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
+    asked = BODY | {"temperature": 0.1, "seed": 3}
+    response = await rig.client.post(CHAT, json=asked, headers={"x-swarm-samples": "2", "x-swarm-pieces": "1"})
+    assert response.status_code == 200 and response.headers["x-swarm-completion-tokens"] == "1,3"
+    choices = response.json()["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["t1", "t1 t2 t3"]
+    assert "pieces" not in choices[0] or sum(choices[0]["pieces"]) == len("t1")
+    [(_, sent)] = rig.vllm.requests
+    assert (sent["n"], sent["temperature"], sent["top_p"]) == (2, JOB.temperature, 1.0) and "seed" not in sent
+    information = rig.controller.pool.information()
+    assert (information.running_episodes, information.completed_episodes) == (0, 0)
+    # what nobody looks at is not asked for
+    await rig.client.post(CHAT, json=BODY, headers={"x-swarm-samples": "1"})
+    assert rig.vllm.requests[-1][1]["logprobs"] is False
+
+
+@pytest.mark.parametrize("samples", ["0", "x", "-1", "", "1025", "²"])
+async def test_a_number_of_samples_without_meaning_is_refused_by_name(rig: Rig, samples: str) -> None:
+    response = await rig.client.post(CHAT, json=BODY, headers={"x-swarm-samples": samples.encode()})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-swarm-samples")
+    assert not rig.vllm.requests
