@@ -244,11 +244,22 @@ def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
     name, _, config = path.partition("@")
     if not name:
         raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
+    return read_dataset(name, config or None, split or "train")
+
+
+def read_dataset(name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a dataset of Hugging Face, or of a folder with its files, like :func:`read_rows`.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or (while reading) the dataset cannot be read.
+    """
     try:
         load = import_module("datasets").load_dataset
     except ImportError as exc:
-        raise ConfigError(f"{source} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})") from exc
-    return _streamed(load, name, config or None, split or "train")
+        raise ConfigError(
+            f"the dataset {name} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})"
+        ) from exc
+    return _streamed(load, name, config, split)
 
 
 def _streamed(load: Callable[..., Any], name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:

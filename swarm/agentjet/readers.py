@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swarm.agentjet.schema import Task
-from swarm.data import HUB_PREFIX, read_rows, shuffled
+from swarm.data import read_dataset, read_rows, shuffled
 from swarm.errors import ConfigError
 
 _DUMMIES = 1000
@@ -90,12 +90,12 @@ class HuggingFaceTaskReader(_TaskReader):
 
     def read(self, *, training: bool) -> Iterator[Task]:
         settings = self.reader_config.huggingface_dat_repo
-        source: str | Path = Path(settings.dataset_path)
-        if source.suffix != ".parquet":
-            split = settings.training_split if training else settings.validation_split
-            config = f"@{settings.dataset_name}" if settings.dataset_name else ""
-            source = f"{HUB_PREFIX}{settings.dataset_path}{config}:{split}"
-        for number, (where, row) in enumerate(read_rows(source)):
+        split = settings.training_split if training else settings.validation_split
+        if settings.dataset_path.endswith(".parquet"):
+            rows = read_rows(Path(settings.dataset_path))
+        else:
+            rows = read_dataset(settings.dataset_path, settings.dataset_name, split)
+        for number, (where, row) in enumerate(rows):
             columns = {**_mapping(row, where), "original_idx": number}
             yield Task(
                 main_query=str(columns.get("question", "Empty")),

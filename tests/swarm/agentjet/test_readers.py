@@ -37,20 +37,20 @@ def test_a_parquet_file_is_read_like_a_dataset(tmp_path: Path) -> None:
     assert len(HuggingFaceTaskReader(settings).get_validation_tasks()) == 30
 
 
-def test_a_dataset_without_a_question_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_a_dataset_without_a_question_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str | None, ...]] = []
 
-    def rows(source: str) -> list[tuple[str, dict[str, str]]]:
-        asked.append(source)
+    def rows(*given: str | None) -> list[tuple[str, dict[str, str]]]:
+        asked.append(given)
         return [("row 1", {"title": "t", "abstract": "a"})]
 
-    monkeypatch.setattr("swarm.agentjet.readers.read_rows", rows)
-    repo = HuggingfaceDatRepo(dataset_path="org/papers", dataset_name="main", validation_split="test")
+    monkeypatch.setattr("swarm.agentjet.readers.read_dataset", rows)
+    repo = HuggingfaceDatRepo(dataset_path="C:/data/papers", dataset_name="main", validation_split="test")
     reader = HuggingFaceTaskReader(AjetTaskReader(huggingface_dat_repo=repo))
     [task] = reader.get_training_tasks()
     assert (task.main_query, task.metadata["abstract"]) == ("Empty", "a")
     reader.get_validation_tasks()
-    assert asked == ["hf:org/papers@main:train", "hf:org/papers@main:test"]
+    assert asked == [("C:/data/papers", "main", "train"), ("C:/data/papers", "main", "test")]
 
 
 def test_json_lines_are_read(tmp_path: Path) -> None:
