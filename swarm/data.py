@@ -51,10 +51,19 @@ def read_tasks(source: str | Path) -> Iterator[Task]:
         ConfigError: the file does not exist, its kind is unknown, `datasets` or pyarrow is not installed, or (while
             reading) the source cannot be read or a row is wrong.
     """
-    if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        return _tasks(_hub_rows(source))
-    if isinstance(source, str) and _ATTRIBUTE.fullmatch(source) and not Path(source).exists():
+    if isinstance(source, str) and _is_attribute(source) and not Path(source).exists():
         return _of_attribute(source)
+    return _tasks(read_rows(source))
+
+
+def read_rows(source: str | Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file or of a dataset of Hugging Face, as :func:`read_tasks` takes them, each with where it is.
+
+    Raises:
+        ConfigError: like :func:`read_tasks`.
+    """
+    if isinstance(source, str) and source.startswith(HUB_PREFIX):
+        return _hub_rows(source)
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
@@ -64,12 +73,16 @@ def read_tasks(source: str | Path) -> Iterator[Task]:
             f"{path}: tasks are read from .jsonl or .parquet files, hf:NAME or module:function, not "
             f"{path.suffix or 'this'}"
         )
-    return _tasks(rows(path))
+    return rows(path)
 
 
 def located(source: str, folder: Path) -> str | Path:
     """``source`` as :func:`read_tasks` takes it; a relative path to a file starts from ``folder``."""
-    return source if source.startswith(HUB_PREFIX) or _ATTRIBUTE.fullmatch(source) else (folder / source).resolve()
+    return source if source.startswith(HUB_PREFIX) or _is_attribute(source) else (folder / source).resolve()
+
+
+def _is_attribute(source: str) -> bool:
+    return not source.startswith(HUB_PREFIX) and _ATTRIBUTE.fullmatch(source) is not None
 
 
 def shuffled(items: Iterable[T], seed: object, among: int = SHUFFLE_TASKS) -> Iterator[T]:
@@ -128,7 +141,7 @@ def task_of(row: object, where: str) -> Task:
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
     columns: dict[str, Any] = _plain(cast("dict[Any, Any]", row))
-    digest = _digest(columns, where)
+    digest = task_digest(columns, where)
     messages: list[Any] = []
     query = ""
     used: set[str] = set()
@@ -172,7 +185,12 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _digest(columns: Mapping[str, Any], where: str) -> str:
+def task_digest(columns: Mapping[str, Any], where: str) -> str:
+    """The id of a task without one: equal ``columns`` give equal ids on every machine; ``where`` names them in errors.
+
+    Raises:
+        ConfigError: a value cannot be JSON.
+    """
     try:
         canonical = json.dumps(columns, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as exc:
@@ -226,11 +244,22 @@ def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
     name, _, config = path.partition("@")
     if not name:
         raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
+    return read_dataset(name, config or None, split or "train")
+
+
+def read_dataset(name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a dataset of Hugging Face, or of a folder with its files, like :func:`read_rows`.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or (while reading) the dataset cannot be read.
+    """
     try:
         load = import_module("datasets").load_dataset
     except ImportError as exc:
-        raise ConfigError(f"{source} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})") from exc
-    return _streamed(load, name, config or None, split or "train")
+        raise ConfigError(
+            f"the dataset {name} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})"
+        ) from exc
+    return _streamed(load, name, config, split)
 
 
 def _streamed(load: Callable[..., Any], name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:

@@ -183,30 +183,6 @@ class TrainJob(Model):
                 raise ValueError(f"{theirs} and {ours} are the same field: give one of them")
         return {SPELLINGS.get(name, name): value for name, value in fields.items()}
 
-    @classmethod
-    def build_job_from_yaml(cls, path: str | os.PathLike[str], **keywords: Any) -> Self:
-        """The job in a YAML file; ``keywords`` win over it.
-
-        Raises:
-            ConfigError: the file cannot be read, is no mapping, or a key or value is wrong; names each.
-        """
-        where = os.fspath(path)
-        given = read_mapping(Path(path), "job")
-        fields = [{SPELLINGS.get(name, name): value for name, value in one.items()} for one in (given, keywords)]
-        return validated(cls, {**fields[0], **fields[1]}, where)
-
-    def dump_job_as_yaml(self, path: str | os.PathLike[str]) -> str:
-        """Write all fields to a YAML file, from which :meth:`build_job_from_yaml` reads an equal job; its path.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
-        try:
-            Path(path).write_text(dump_job(self), encoding="utf-8")
-        except OSError as exc:
-            raise ConfigError(f"cannot write the job {path}: {exc.strerror}") from exc
-        return os.fspath(path)
-
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         if self.max_parallel_episodes is not None and self.max_parallel_episodes < self.num_repeat:
@@ -308,6 +284,19 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
         ConfigError: no mapping, a misspelt key, a value out of range; names each.
     """
     return validated(TrainJob, parse_mapping(text, where), where)
+
+
+def read_job(path: str | os.PathLike[str], **keywords: Any) -> TrainJob:
+    """The job in a YAML file; ``keywords`` win over it.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, or a key or value is wrong; names each.
+    """
+    file, changed = (
+        {SPELLINGS.get(name, name): value for name, value in fields.items()}
+        for fields in (read_mapping(Path(path), "job"), keywords)
+    )
+    return validated(TrainJob, {**file, **changed}, os.fspath(path))
 
 
 def dump_job(job: TrainJob, *, only_set: bool = False) -> str:

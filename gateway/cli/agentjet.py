@@ -1,19 +1,29 @@
-"""``ajet-swarm``: the command by which AgentJet's client starts a swarm server (``auto_start_swarm_server``); here it
-is ours.
+"""``ajet-swarm``: AgentJet's command for servers and monitors, by which its client starts a server
+(``auto_start_swarm_server``); here both are ours.
 
-Invariant: the line that the client waits for comes once a swarm server answers at the port, and only then.
+Invariant: the line that the client waits for comes once a swarm server answers at the port, and only then. Servers on
+different ports have run folders of their own.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import urlsplit
 
 import typer
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import load_attribute
 
-app = typer.Typer(help="A swarm server for AgentJet's clients.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from swarm.client import SwarmClient
+
+app = typer.Typer(help="A swarm server for AgentJet's clients, and its monitor.", no_args_is_help=True)
+_OURS = ("gateway", "swarm", "adapters")
 
 
 def main() -> None:
@@ -23,34 +33,100 @@ def main() -> None:
     run("gateway.cli.agentjet:app")
 
 
-@app.callback()
-def commands() -> None:
-    """A swarm server for AgentJet's clients."""
-    # a Typer of one command has no name for it without a callback
-
-
 @app.command()
 def start(
-    swarm_port: Annotated[int, typer.Option("--swarm-port", help="port to listen on, 0: any free one")] = 10086,
+    swarm_port: Annotated[
+        int | None, typer.Option("--swarm-port", help="port to listen on, 0: any free one; default 10086")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="address to listen on; beyond this machine's loopback with a token only")
+    ] = None,
+    conf: Annotated[
+        Path | None,
+        typer.Option("--conf", help="YAML file: the server's settings, or a job, AgentJet's or ours, for job defaults"),
+    ] = None,
+    kill: Annotated[str, typer.Option("--kill", help="taken, but nothing is killed by its name")] = "",
+    autokill: Annotated[bool, typer.Option("--autokill", help="likewise")] = False,
+    debug: Annotated[
+        str, typer.Option("--debug", "--db", "--bp", "--breakpoint", help="log everything; its tags mean nothing here")
+    ] = "",
     post_rolling_timeout: Annotated[
         float | None,
         typer.Option(help="seconds that a step waits for running episodes [default: as long as they may run]"),
     ] = None,
 ) -> None:
-    """Run the swarm server on this machine's loopback; its run folder is ``runs/default``."""
+    """Run the swarm server on this machine; its run folder is ``runs/default``, or ``runs/PORT`` for another port."""
     from gateway.cli.sections import parse_server
     from gateway.cli.serve import log_to_stderr
+    from swarm.client.child import run_folder
 
-    settings = {"port": swarm_port, "post_rolling_timeout": post_rolling_timeout}
-    config = parse_server({name: value for name, value in settings.items() if value is not None}, "flags", None)
-    log_to_stderr("text")
-    try:
-        load_attribute("swarm.server.run:run")(config, on_ready=_announce)
-    except ConfigError as exc:
-        url = f"http://{config.host}:{swarm_port}"
-        if exc.code != "port_in_use" or not _serves(url):
-            raise
-        _announce(url)
+    with tempfile.TemporaryDirectory(prefix="ajet-swarm-") as scratch:
+        settings = _settings(conf, Path(scratch)) if conf else {}
+        flags = {"host": host, "port": swarm_port, "post_rolling_timeout": post_rolling_timeout}
+        settings |= {name: value for name, value in flags.items() if value is not None}
+        # relative to here, not to the file
+        settings.setdefault("run_dir", str(Path(run_folder(int(settings.get("port", 10086)))).absolute()))
+        config = parse_server(settings, str(conf or "flags"), conf.parent if conf else None)
+        log_to_stderr("text")
+        if kill or autokill:
+            typer.echo(
+                "ajet-swarm: nothing is killed by its name: a server ends its own engine, and what an earlier one left "
+                "behind, by its run folder",
+                err=True,
+            )
+        if debug:
+            for name in _OURS:
+                logging.getLogger(name).setLevel(logging.DEBUG)
+        try:
+            load_attribute("swarm.server.run:run")(config, on_ready=_announce)
+        except ConfigError as exc:
+            url = f"http://{config.host}:{config.port}"
+            if exc.code != "port_in_use" or not _serves(url):
+                raise
+            _announce(url)
+
+
+@app.command("top", help="The same as overwatch.")
+@app.command()
+def overwatch(
+    swarm_url: Annotated[
+        str, typer.Option("--swarm-url", help="address of the swarm server")
+    ] = "http://localhost:10086",
+    refresh_interval: Annotated[float, typer.Option(min=0.2, max=60, help="seconds between two looks")] = 2.0,
+    token: Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")] = None,
+) -> None:
+    """Watch a swarm server in the terminal: `swarm-gateway monitor`."""
+    from gateway.cli.monitor import monitor
+
+    monitor([swarm_url], None, [token] if token else None, None, refresh_interval)
+
+
+def _settings(conf: Path, scratch: Path) -> dict[str, Any]:
+    """The server's settings in ``conf``, or the job there as its ``job_defaults``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key of AgentJet's job is not possible here.
+    """
+    import yaml
+
+    from swarm.agentjet.yaml_job import convert
+    from swarm.job import read_mapping
+
+    data = read_mapping(conf, "config")
+    if data.keys() <= load_attribute("swarm.server.config:ServerConfig").model_fields.keys():
+        return data
+    if not isinstance(data.get("ajet"), Mapping):
+        return {"job_defaults": str(conf.absolute())}
+    job = cast("Mapping[str, Any]", data["ajet"])
+    # defaults need no model
+    fields = convert({**data, "ajet": {"model": {"path": "any"}, **job}}).job.model_dump(
+        mode="json", exclude_unset=True
+    )
+    if "model" not in job:
+        del fields["model"]
+    converted = scratch / "job_defaults.yaml"
+    converted.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return {"job_defaults": str(converted)}
 
 
 def _announce(url: str) -> None:
@@ -58,12 +134,18 @@ def _announce(url: str) -> None:
 
 
 def _serves(url: str) -> bool:
-    """Whether a swarm server is there that AgentJet's client, which has no token, may use."""
-    from swarm.client import RetryPolicy, SwarmClient
-
+    """Whether a swarm server is there that this user's clients may use."""
     try:
-        with SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1)) as client:
+        with _client(url) as client:
             client.get_engine_status()
     except SwarmGatewayError:
         return False
     return True
+
+
+def _client(url: str) -> SwarmClient:
+    from swarm.client import RetryPolicy, SwarmClient
+
+    if urlsplit(url).hostname in ("0.0.0.0", "::"):
+        url = f"http://127.0.0.1:{urlsplit(url).port}"
+    return SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1))

@@ -21,10 +21,11 @@ from pydantic import Field
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
+from swarm.agentjet.workflow import load_workflow
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_run import Evaluation, EvaluationReport, Progress, TrainOptions
-from swarm.client.workflow import Execute, load_workflow
+from swarm.client.workflow import Execute
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.status import ServerStatus

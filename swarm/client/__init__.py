@@ -3,7 +3,6 @@
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import ThrottleSchedule
 from swarm.client.episodes import AsyncEpisode, AsyncGroup
-from swarm.client.executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
 from swarm.client.sync import Episode, Group, SwarmClient
 from swarm.client.training import auto_train_with_dataset, auto_train_with_dataset_async
 from swarm.client.training_run import TrainReport
@@ -14,12 +13,10 @@ __all__ = [
     "AsyncEpisode",
     "AsyncGroup",
     "AsyncSwarmClient",
-    "BoundedThreadPoolExecutor",
     "Episode",
     "EpisodeEndpoint",
     "EpisodeGroup",
     "Group",
-    "PeriodicDrainThreadPoolExecutor",
     "RetryPolicy",
     "SwarmClient",
     "SwarmThrottlePolicy",

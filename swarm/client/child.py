@@ -25,7 +25,14 @@ STOP_DEADLINE = 60.0
 #: Seconds between two looks whether the child answers.
 _PROBE = 0.05
 _HEALTH_SECONDS = 2.0
+#: The port whose server has the run folder ``runs/default``.
+_USUAL_PORT = 10086
 _COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "swarm", "start", "--stop-on-eof")
+
+
+def run_folder(port: int) -> str:
+    """The run folder of a server that is started for a client: one for each port, for a folder is one server's."""
+    return "runs/default" if port in (0, _USUAL_PORT) else f"runs/{port}"
 
 
 class ServerChild:
@@ -39,7 +46,8 @@ class ServerChild:
         """Start a server, or return ``None`` if one answers at ``server_url`` already.
 
         It gets the defaults and the environment of ``swarm-gateway swarm start`` (``SWARM_TOKEN``, and
-        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code); its log goes to this process's stderr.
+        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code), and :func:`run_folder`; its log goes to this process's
+        stderr.
 
         Raises:
             ConfigError: nothing answers and the address is not this machine's.
@@ -56,7 +64,8 @@ class ServerChild:
                     "here; run `swarm-gateway swarm start` on its machine"
                 )
             logger.info("starting a swarm server at %s", server_url)
-            place = ("--host", str(parts.hostname), "--port", str(parts.port or 80))
+            port = parts.port or 80
+            place = ("--host", str(parts.hostname), "--port", str(port), "--run-dir", run_folder(port))
             environ = {**os.environ, "PYTHONPATH": python_path()}
             # the child lives as long as its stdin is open: this process's end, even by SIGKILL, closes it
             process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds

@@ -1,24 +1,18 @@
-"""A user's workflow as a function of a task and an episode's address: plain functions, coroutines, AgentJet's classes.
+"""A user's workflow as a function of a task and an episode's address: plain functions and coroutines.
 
 Invariant: each episode has clients of its own, with the key of that episode, which are closed with it; a workflow that
 returns no finite reward fails, and never counts as a reward.
-
-AgentJet's names are those of its public interface: ``Workflow.execute(workflow_task, tuner)``, ``WorkflowTask``,
-``WorkflowOutput``, and of its tuner ``as_oai_baseurl_apikey`` and ``as_raw_openai_sdk_client``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
@@ -38,7 +32,7 @@ _OUTPUT: TypeAdapter[WorkflowOutput] = TypeAdapter(WireOutput)
 
 
 def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> Execute:
-    """The workflow at ``module:attribute``: a function, a coroutine function, or a class in AgentJet's form.
+    """The workflow at ``module:attribute``: a function or a coroutine function.
 
     A function gets the task first, and of :data:`PARAMETERS` those that it names: ``client``, an ``openai.OpenAI`` (a
     coroutine function: ``AsyncOpenAI``); ``base_url`` and ``api_key``; or ``api``, both in one. It returns a
@@ -48,15 +42,10 @@ def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> Execu
     Raises:
         ConfigError: it does not import, is of another kind, has other parameters, or `openai` is not installed.
     """
-    _know_agentjet()
     target: Any = load_attribute(spec)
     settings = dict(settings or {})
-    if settings and not inspect.isroutine(target):
-        raise ConfigError(f"{spec} is no function, so it has no settings")
-    if inspect.isclass(target) and callable(getattr(target, "execute", None)):
-        return partial(_run_class, spec, target)
     if not inspect.isroutine(target):
-        raise ConfigError(f"{spec} is a {type(target).__name__}: a workflow is a function or a class with `execute`")
+        raise ConfigError(f"{spec} is a {type(target).__name__}: a workflow is a function")
     wanted = _parameters(spec, target, settings)
     if "client" in wanted:
         _openai()
@@ -93,7 +82,7 @@ def _run_function(
         async def run() -> Any:
             if "client" not in wanted:
                 return await function(task, **arguments)
-            async with _async_client(api) as client:
+            async with async_client(api) as client:
                 return await function(task, client=client, **arguments)
 
         return output_of(asyncio.run(run()), spec)
@@ -101,22 +90,6 @@ def _run_function(
         return output_of(function(task, **arguments), spec)
     with _client(api) as client:
         return output_of(function(task, client=client, **arguments), spec)
-
-
-def _run_class(spec: str, workflow: type, task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
-    given = AgentJetTask(
-        env_type=task.env_type, task_id=task.task_id, episode_uuid=api.episode_uuid, task=Query(**task.model_dump())
-    )
-
-    async def run() -> Any:
-        async with _async_client(api) as client:
-            return await _awaited(workflow().execute(given, Tuner(api, client)))
-
-    return output_of(asyncio.run(run()), spec)
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 def output_of(result: Any, spec: str) -> WorkflowOutput:
@@ -155,106 +128,12 @@ def _client(api: EpisodeEndpoint) -> Any:
     return openai.OpenAI(base_url=api.base_url, api_key=api.api_key, http_client=http)
 
 
-def _async_client(api: EpisodeEndpoint) -> Any:
+def async_client(api: EpisodeEndpoint) -> Any:
+    """An ``openai.AsyncOpenAI`` for one episode.
+
+    Raises:
+        ConfigError: `openai` is not installed.
+    """
     openai = _openai()
     http = openai.DefaultAsyncHttpxClient(**_http(api))
     return openai.AsyncOpenAI(base_url=api.base_url, api_key=api.api_key, http_client=http)
-
-
-# ---------------------------------------------------------------------- AgentJet's names
-
-
-class Query(BaseModel):
-    """AgentJet's ``Task``."""
-
-    model_config = ConfigDict(extra="allow")
-
-    main_query: str = ""
-    init_messages: list[dict[str, Any]] = []
-    task_id: str = ""
-    env_type: str = ""
-    metadata: dict[str, Any] = {}
-
-
-class AgentJetTask(BaseModel):
-    """AgentJet's ``WorkflowTask``."""
-
-    model_config = ConfigDict(extra="allow")
-
-    env_type: str = ""
-    task_id: str = ""
-    episode_uuid: str = ""
-    task: Query = Field(default_factory=Query)
-    gym_env: Any = None
-
-
-class AgentJetOutput(BaseModel):
-    """AgentJet's ``WorkflowOutput``; one whose reward a judge was to find later is refused here."""
-
-    reward: float | list[float] | None = None
-    is_success: bool | None = None
-    metadata: dict[str, Any] = {}
-    log_metrics: dict[str, Any] = {}
-
-
-class AgentJetWorkflow(BaseModel):
-    """AgentJet's ``Workflow``."""
-
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
-
-    name: str = "default_workflow"
-    trainable_targets: list[str] | None = None
-
-    async def execute(self, workflow_task: Any, tuner: Any) -> Any:
-        """Run one episode."""
-        raise NotImplementedError
-
-
-class Tuner:
-    """AgentJet's tuner for one episode; every agent of it is trained."""
-
-    def __init__(self, api: EpisodeEndpoint, client: Any) -> None:
-        self._api = api
-        self._client = client
-
-    def as_oai_baseurl_apikey(self, *_: Any, **__: Any) -> Any:
-        """Where the episode samples: ``base_url``, ``api_key`` and ``model_name``."""
-        return SimpleNamespace(base_url=self._api.base_url, api_key=self._api.api_key, model_name=MODEL)
-
-    def as_raw_openai_sdk_client(self, *_: Any, **__: Any) -> Any:
-        """Something with ``chat.completions.create``, to be awaited; the model need not be named."""
-
-        async def create(**arguments: Any) -> Any:
-            return await self._client.chat.completions.create(**{"model": MODEL, **arguments})
-
-        return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
-
-    def as_agentscope_model(self, *_: Any, **__: Any) -> Any:
-        """Not here: this needs AgentScope's own class.
-
-        Raises:
-            ConfigError: always; says what to use.
-        """
-        raise ConfigError(
-            "tuner.as_agentscope_model() is not known here: give AgentScope's OpenAIChatModel the base_url and api_key "
-            "of tuner.as_oai_baseurl_apikey()"
-        )
-
-
-def _know_agentjet() -> None:
-    """Let ``from ajet import Workflow, ...`` find the names above, where AgentJet itself is not installed."""
-    if "ajet" in sys.modules or importlib.util.find_spec("ajet") is not None:
-        return
-    names = {
-        "Workflow": AgentJetWorkflow,
-        "WorkflowTask": AgentJetTask,
-        "WorkflowOutput": AgentJetOutput,
-        "AjetTuner": Tuner,
-        "ModelTuner": Tuner,
-        "Task": Query,
-    }
-    for name in ("ajet", "ajet.schema", "ajet.schema.task", "ajet.workflow", "ajet.tuner"):
-        module = ModuleType(name, "Names of AgentJet's, for its workflows.")
-        module.__path__ = []
-        vars(module).update(names)
-        sys.modules[name] = module

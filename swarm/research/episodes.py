@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from swarm.agentjet.workflow import load_workflow
 from swarm.client import SwarmClient
 from swarm.client.training import TrainOptions, begin_training
 from swarm.client.training_run import Evaluation
-from swarm.client.workflow import load_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError
 from swarm.types import Model, Task

@@ -19,7 +19,7 @@ import yaml
 
 from gateway.cli.sections import parse_server, read_plan
 from reward_hooks import load_hooks
-from swarm.job import TrainJob
+from swarm.job import read_job
 from tests.processes import nothing_left_behind
 from tests.tutorial.readmes import (
     TUTORIALS,
@@ -78,7 +78,7 @@ def test_every_configuration_of_a_tutorial_is_valid(file: Path, monkeypatch: pyt
         case "config.yaml" | "up.yaml":
             assert read_plan(file).servers
         case "job.yaml":
-            assert TrainJob.build_job_from_yaml(file).model_name == "smollm2-135m"
+            assert read_job(file).model_name == "smollm2-135m"
         case "swarm.yaml":
             parse_server(yaml.safe_load(file.read_text()), str(file), file.parent)
         case _:

@@ -16,7 +16,7 @@ from pathlib import Path
 from worker import SWARM_URL
 
 from swarm.client import SwarmClient
-from swarm.job import TrainJob
+from swarm.job import read_job
 from swarm.status import ServerStatus
 
 HERE = Path(__file__).resolve().parent
@@ -103,7 +103,7 @@ def main() -> None:
         arguments.steps = (1, 3, 2)
     if min(arguments.steps) < 1:
         parser.error("--steps must be at least 1")
-    job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
+    job = read_job(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
     with started(arguments.swarm_url, job) as client:
         cocktail(client, arguments)
     print(f"{sum(arguments.steps)} steps")

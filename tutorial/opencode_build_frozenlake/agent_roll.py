@@ -25,7 +25,7 @@ from swarm.client import SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_run import TrainOptions
 from swarm.data import read_tasks
-from swarm.job import TrainJob
+from swarm.job import read_job
 from swarm.types import Task
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +63,7 @@ def parsed_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parsed_arguments()
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
-    job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
+    job = read_job(HERE / "job.yaml", **changes)
     tasks = list(read_tasks(HERE / "train.jsonl"))
     random.Random(arguments.seed).shuffle(tasks)
     lakes = itertools.cycle(tasks)

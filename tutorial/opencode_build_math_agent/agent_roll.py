@@ -26,7 +26,7 @@ from agent_run import SWARM_URL, execute
 
 from swarm.client import SwarmClient
 from swarm.data import read_tasks
-from swarm.job import TrainJob
+from swarm.job import read_job
 from swarm.types import Task, WorkflowOutput
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +119,7 @@ def main() -> None:
     changes: dict[str, Any] = {"model": arguments.model} if arguments.model else {}
     if arguments.tools:
         changes["max_response_length"] = 256  # all calls of an episode and the calculator's results
-    job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **changes)
+    job = read_job(HERE / "job.yaml", **changes)
     with started(arguments.swarm_url, job) as client:
         curve = [held_out(client, arguments)]
         while (step := client.get_global_step()) < arguments.steps:

@@ -15,7 +15,7 @@ from agent_run import SWARM_URL, execute
 
 from swarm.client import auto_train_with_dataset
 from swarm.data import read_tasks
-from swarm.job import TrainJob
+from swarm.job import read_job
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = list(read_tasks(HERE / "sentences.jsonl"))
     random.Random(arguments.seed).shuffle(tasks)
-    job = TrainJob.build_job_from_yaml(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
+    job = read_job(HERE / "job.yaml", **({"model": arguments.model} if arguments.model else {}))
     with started(arguments.swarm_url, job) as client:
         steps = 2 if arguments.quick else arguments.steps
         report = auto_train_with_dataset(tasks, client, execute, epochs=1000, total_steps=steps)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
 import pytest
+import yaml
 
 from swarm.importer import load_attribute
 
@@ -103,3 +105,86 @@ def test_how_long_a_step_waits_for_running_episodes_is_an_option(tmp_path: Path)
     assert process.returncode == 2 and "post_rolling_timeout" in output
     with launched(tmp_path, "--swarm-port=0", "--post-rolling-timeout=5") as process:
         assert PHRASE in told(process)
+
+
+def test_servers_on_other_ports_have_run_folders_of_their_own(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with launched(tmp_path, "--swarm-port=0") as first, launched(tmp_path, f"--swarm-port={port}") as second:
+        assert told(first) != told(second)
+        assert {path.name for path in (tmp_path / "runs").iterdir()} == {"default", str(port)}
+
+
+def test_the_flags_of_agentjets_own_are_taken(tmp_path: Path) -> None:
+    flags = ("--swarm-port=0", "--host=127.0.0.2", "--kill=ray|python", "--autokill", "--debug=TAG1|TAG2")
+    with launched(tmp_path, *flags) as process:
+        assert process.stdout is not None
+        output: list[str] = []
+        for line in process.stdout:
+            output.append(line)
+            if PHRASE in line:
+                break
+        assert "http://127.0.0.2:" in output[-1]
+        assert "nothing is killed by its name" in "".join(output)
+
+
+def test_it_listens_beyond_this_machine_with_a_token_only(tmp_path: Path) -> None:
+    with launched(tmp_path, "--swarm-port=0", "--host=0.0.0.0") as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        assert process.wait(30) == 2
+    assert PHRASE not in output and "token" in output
+
+
+@pytest.mark.parametrize(
+    ("conf", "defaults"),
+    [
+        ({"port": 0, "post_rolling_timeout": 240.0}, {}),
+        ({"seed": 7, "lr": 1e-5}, {"seed": 7, "lr": 1e-5}),
+        ({"ajet": {"data": {"train_batch_size": 3}, "rollout": {"num_repeat": 2}}}, {"batch_size": 3, "num_repeat": 2}),
+    ],
+)
+def test_a_config_is_the_servers_or_the_jobs(tmp_path: Path, conf: dict[str, Any], defaults: dict[str, Any]) -> None:
+    (tmp_path / "conf.yaml").write_text(yaml.safe_dump(conf))
+    flags = () if "port" in conf else ("--swarm-port=0",)
+    with launched(tmp_path, "--conf", "conf.yaml", *flags) as process:
+        status = httpx.get(f"{told(process).split()[-1]}/status", trust_env=False).json()
+        assert {name: status["job_defaults"].get(name) for name in defaults} == defaults
+        assert "model" not in status["job_defaults"]
+
+
+def test_a_config_that_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conf.yaml").write_text("ajet: {backbone: trinity}")
+    with launched(tmp_path, "--conf", "conf.yaml", "--swarm-port=0") as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        assert process.wait(30) == 2
+    assert "ajet.backbone cannot be 'trinity'" in output
+
+
+@pytest.mark.parametrize("name", ["overwatch", "top"])
+def test_overwatch_is_our_monitor(tmp_path: Path, name: str) -> None:
+    with launched(tmp_path, "--swarm-port=0") as process:
+        url = told(process).split()[-1]
+        inside, outside = pty.openpty()
+        script = "from gateway.cli.agentjet import main; main()"
+        command = [sys.executable, "-c", script, name, f"--swarm-url={url}", "--refresh-interval=0.5"]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+        watching = subprocess.Popen(command, stdin=outside, stdout=outside, stderr=outside, env=environ)
+        os.close(outside)
+        deadline = Timer(60, watching.kill)
+        deadline.start()
+        try:
+            shown = b""
+            while b"OFFLINE" not in shown:
+                shown += os.read(inside, 65536)
+            os.write(inside, b"q")
+            with suppress(OSError):  # how a terminal says that its programs have ended
+                while os.read(inside, 65536):
+                    pass
+            assert watching.wait(30) == 0
+        finally:
+            deadline.cancel()
+            watching.kill()
+            watching.wait()
+            os.close(inside)

@@ -91,6 +91,21 @@ def test_a_started_server_takes_code_if_the_environment_says_so(
     ):
         client.sync_train_code_from_dir(tmp_path / "code")
     monkeypatch.setenv("SWARM_ALLOW_CODE_SYNC", "true")
-    with SwarmClient(free_address(), auto_start_swarm_server=True, policy=QUICK) as client:
+    url = free_address()
+    with SwarmClient(url, auto_start_swarm_server=True, policy=QUICK) as client:
         assert client.sync_train_code_from_dir(tmp_path / "code") == {}
-    assert (tmp_path / "runs/default/code/selected").is_file()
+    assert (tmp_path / "runs" / url.rpartition(":")[2] / "code/selected").is_file()
+
+
+@pytest.mark.slow
+def test_two_servers_of_one_folder_have_run_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    urls = [free_address(), free_address()]
+    with (
+        SwarmClient(urls[0], auto_start_swarm_server=True, policy=QUICK) as one,
+        SwarmClient(urls[1], auto_start_swarm_server=True, policy=QUICK) as other,
+    ):
+        assert {one.get_engine_status().engine_status, other.get_engine_status().engine_status} == {EngineState.OFFLINE}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {url.rpartition(":")[2] for url in urls}

@@ -57,4 +57,4 @@ def test_both_offer_the_same_names_and_arguments() -> None:
 
 def test_what_is_exported_is_there() -> None:
     assert all(hasattr(swarm.client, name) for name in swarm.client.__all__)
-    assert {"SwarmThrottlePolicy", "auto_train_with_dataset", "BoundedThreadPoolExecutor"} <= set(swarm.client.__all__)
+    assert {"SwarmThrottlePolicy", "auto_train_with_dataset"} <= set(swarm.client.__all__)

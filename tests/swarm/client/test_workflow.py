@@ -1,15 +1,13 @@
-"""Workflows of users: what they get, what they may return, and AgentJet's classes as they are."""
+"""Workflows of users: what they get, and what they may return."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -51,7 +49,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
     yield load
     for module in set(sys.modules) - before:
-        if module.startswith(("ajet", "workflow_")):
+        if module.startswith("workflow_"):
             del sys.modules[module]
 
 
@@ -93,9 +91,6 @@ SETTINGS = """
 
     def solve(task, base_url, weight=1.0, power=2.0):
         return WorkflowOutput(reward=weight ** power)
-
-    class Agent:
-        def execute(self, task, tuner): ...
 """
 
 
@@ -104,9 +99,14 @@ def test_settings_are_values_of_further_parameters(load: Load, api: EpisodeEndpo
     assert plain(TASK, api).reward == 1.0
     name = next(one for one in sys.modules if one.startswith("workflow_"))
     assert load_workflow(f"{name}:solve", {"weight": 3.0})(TASK, api).reward == 9.0
-    for attribute, wrong in (("solve", "height"), ("solve", "base_url"), ("Agent", "weight")):
-        with pytest.raises(ConfigError, match=r"no parameter for the setting|has no settings"):
-            load_workflow(f"{name}:{attribute}", {wrong: 1})
+    for wrong in ("height", "base_url"):
+        with pytest.raises(ConfigError, match="no parameter for the setting"):
+            load_workflow(f"{name}:solve", {wrong: 1})
+
+
+def test_a_class_is_no_workflow(load: Load) -> None:
+    with pytest.raises(ConfigError, match="is a type: a workflow is a function"):
+        load("class solve: ...")
 
 
 def test_a_workflow_without_a_task_is_refused(load: Load) -> None:
@@ -125,65 +125,6 @@ def test_a_workflow_without_a_task_is_refused(load: Load) -> None:
 def test_no_reward_is_an_error_and_never_a_zero(load: Load, api: EpisodeEndpoint, returned: str, message: str) -> None:
     solve = load(f"def solve(task): return {returned}")
     with pytest.raises(ConfigError, match=message):
-        solve(TASK, api)
-
-
-AGENTJET = """
-    import threading
-    import requests_stand_in as requests
-    from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
-
-    class MathAgent(Workflow):
-        name: str = "math"
-        system_prompt: str = "You solve."
-
-        async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-            where = tuner.as_oai_baseurl_apikey()
-            self.seen = threading.get_ident()
-            told = requests.post(where.base_url, where.api_key, workflow_task.task.main_query)
-            client = tuner.as_raw_openai_sdk_client()
-            answer = await client.chat.completions.create(messages=workflow_task.task.init_messages)
-            return WorkflowOutput(
-                reward=0.5,
-                is_success=answer.choices[0].message.content == told,
-                metadata={"thread": self.seen},
-                log_metrics={"length": 3, "curve": [1, 2]},
-            )
-"""
-
-
-def test_a_class_of_agentjet_runs_as_it_is_even_one_that_blocks(
-    load: Load, api: EpisodeEndpoint, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = type(sys)("requests_stand_in")
-
-    def post(base_url: str, api_key: str, query: str) -> str:
-        body = {"model": "whatever", "messages": [{"role": "user", "content": query}]}
-        headers = {"authorization": f"Bearer {api_key}"}
-        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False, verify=False)
-        return answer.json()["choices"][0]["message"]["content"]
-
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    vars(module)["post"] = post
-    output = load(AGENTJET, "MathAgent")(TASK, api)
-    # what is no number is left out, as it is of AgentJet's own clients
-    assert (output.reward, output.is_success, output.log_metrics) == (0.5, True, {"length": 3.0})
-    assert output.metadata == {"thread": threading.get_ident()}
-    assert [one.headers["authorization"] for one in server.requests] == ["Bearer sk-e"] * 2
-
-
-def test_a_reward_that_agentjet_leaves_to_a_judge_is_refused(load: Load, api: EpisodeEndpoint) -> None:
-    solve = load(
-        """
-        from ajet import Workflow, WorkflowOutput
-
-        class Late(Workflow):
-            async def execute(self, workflow_task, tuner):
-                return WorkflowOutput(reward=None, metadata={"final_answer": "4"})
-        """,
-        "Late",
-    )
-    with pytest.raises(ConfigError, match="reward: one number is needed"):
         solve(TASK, api)
 
 

@@ -1,0 +1,325 @@
+"""AgentJet's ``SwarmClient`` over ours, and its loops over tasks.
+
+Invariant: arguments and results are AgentJet's; what happens in between (claims that wait, ends that are repeated,
+aborts) is our client's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from swarm import client, types
+from swarm.agentjet.executors import PeriodicDrainThreadPoolExecutor, note_begun, note_over, retried
+from swarm.agentjet.job import AgentJetJob
+from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput, task_id_of
+from swarm.client.control import differences
+from swarm.client.episodes import AllFailedError, attempts_of
+from swarm.client.workflow import output_of
+from swarm.errors import ConfigError, RequestError, UnavailableError
+from swarm.job import layered
+from swarm.protocol import EpisodeType, SwarmThrottlePolicy
+from swarm.states import EngineState
+from swarm.status import BufferedEpisode, PoolInformation, ServerStatus
+
+logger = logging.getLogger(__name__)
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+#: Seconds that starting an engine, or a step that clients agreed to, may take.
+_PATIENCE = 3600.0
+#: Episodes at once in :func:`auto_train_with_dataset`, AgentJet's number.
+_TRAIN_PARALLEL = 64
+
+
+class SwarmClient:
+    """AgentJet's client of a swarm server; any number of threads may share it.
+
+    Args:
+        server_url: address of the server; a token is the password in it (``http://x:TOKEN@host:10086``), or
+            ``$SWARM_TOKEN``.
+        verbose: log each episode.
+        agentjet_job: what :meth:`auto_sync_train_config_and_start_engine` runs if it is given no job.
+        auto_start_swarm_server: if nothing answers at a loopback address, start a server that ends with this process.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        verbose: bool = True,
+        agentjet_job: AgentJetJob | None = None,
+        auto_start_swarm_server: bool = False,
+    ) -> None:
+        address, token = _address_and_token(server_url)
+        self.verbose = verbose
+        self._job = agentjet_job
+        self._client = client.SwarmClient(
+            address, token, boot_timeout=_PATIENCE, auto_start_swarm_server=auto_start_swarm_server
+        )
+
+    @property
+    def server_url(self) -> str:
+        """The address of the server."""
+        return self._client.server_url
+
+    @property
+    def client_uuid(self) -> str:
+        """The name of this client at the server."""
+        return self._client.client_uuid
+
+    def close(self) -> None:
+        """See :meth:`swarm.client.SwarmClient.close`; it happens by itself when the process ends."""
+        self._client.close()
+
+    # ------------------------------------------------------------------ episodes
+
+    def begin_episode(
+        self,
+        discard_episode_timeout: float = 240.0,
+        episode_type: EpisodeType = "train",
+        throttle_policy: SwarmThrottlePolicy | None = None,
+    ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
+        """Claim an episode; see :meth:`swarm.client.AsyncSwarmClient.begin_episode`."""
+        episode_uuid, api = self._client.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
+        note_begun(episode_uuid, self.abort_episode)
+        if self.verbose:
+            logger.info("claimed episode %s", episode_uuid)
+        return episode_uuid, OpenaiBaseUrlAndApiKey(**api.model_dump())
+
+    def end_episode(
+        self,
+        task: Task | types.Task,
+        episode_uuid: str,
+        workflow_output: WorkflowOutput | types.WorkflowOutput,
+        declare_client_active: bool = True,
+    ) -> None:
+        """Hand in the result of an episode; see :meth:`swarm.client.AsyncSwarmClient.end_episode`.
+
+        Raises:
+            ConfigError: the output has no finite reward, or the task is empty.
+        """
+        if not declare_client_active:
+            raise ConfigError(
+                "declare_client_active=False: a client that ends train episodes takes part in their batch"
+            )
+        output = output_of(workflow_output, "the agent")
+        dropped = self._client.end_episode(task_id_of(task), episode_uuid, output)
+        note_over(episode_uuid)
+        if dropped:
+            logger.warning("episode %s will not be trained: %s", episode_uuid, dropped)
+        elif self.verbose:
+            logger.info("ended episode %s", episode_uuid)
+
+    def abort_episode(self, episode_uuid: str) -> None:
+        """Give up an episode."""
+        self._client.abort_episode(episode_uuid)
+        note_over(episode_uuid)
+
+    def can_continue_episode(self, episode_uuid: str) -> bool:
+        """Whether the episode still runs."""
+        return self._client.can_continue_episode(episode_uuid)
+
+    def get_episode_buffer(self) -> list[BufferedEpisode]:
+        """The episodes that run."""
+        return self._client.get_episode_buffer()
+
+    # ------------------------------------------------------------------ the engine
+
+    def get_engine_status(self) -> tuple[str, dict[str, Any]]:
+        """The engine's state, and with details; ``ENGINE.CANNOT_CONNECT`` if no server answers."""
+        try:
+            status = self._client.get_engine_status()
+        except UnavailableError as exc:
+            logger.error("%s", exc.message)
+            return "ENGINE.CANNOT_CONNECT", {}
+        return str(status.engine_status), status.model_dump(mode="json")
+
+    def get_global_step(self) -> int:
+        """How many training steps are complete."""
+        return self._client.get_global_step()
+
+    def get_rollout_stat(self) -> PoolInformation:
+        """What the current batch has and needs."""
+        return self._client.get_rollout_stat()
+
+    def print_rollout_stat(self) -> None:
+        """Print :meth:`get_rollout_stat`."""
+        self._client.print_rollout_stat()
+
+    def server_experiment_dir(self) -> str | None:
+        """``None``: the server's run folder is on its machine, and not for its clients (logged)."""
+        logger.warning("server_experiment_dir(): the server's run folder is not for its clients; use a folder of yours")
+        return None
+
+    def sync_train_config(self, agentjet_job: AgentJetJob) -> None:
+        """Hand over the job that the next :meth:`start_engine` runs."""
+        agentjet_job.train_job()  # refused and warned about here, where its author sees it
+        self._client.sync_train_config(agentjet_job.to_yaml(), set=agentjet_job.extras)
+        self._job = agentjet_job
+
+    def start_engine(self) -> None:
+        """Start the engine, and wait until it is ROLLING."""
+        self._client.start_engine()
+
+    def stop_engine(self) -> None:
+        """Stop the engine from any state."""
+        self._client.stop_engine()
+
+    def auto_sync_train_config_and_start_engine(
+        self, agentjet_job: AgentJetJob | None = None, force_restart: bool = False
+    ) -> None:
+        """Make the engine run the job if it is OFFLINE, and wait until it is ROLLING. An engine that runs is used as it
+        is, unless ``force_restart`` stops it first; a warning names what differs from the job."""
+        job = agentjet_job or self._job
+        if job is None:
+            raise ConfigError("there is no job: give an AgentJetJob")
+        wanted = job.train_job()
+        status = self._client.status()
+        if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
+            self._client.stop_engine()
+            status = self._client.wait_for_state(EngineState.OFFLINE, wait_seconds=_PATIENCE)
+        if status.engine.engine_status is EngineState.OFFLINE:
+            try:
+                self.sync_train_config(job)
+                self._client.start_engine(wait=False)
+            except RequestError:
+                # another client may have started it meanwhile
+                if self._client.status().engine.engine_status is EngineState.OFFLINE:
+                    raise
+        status = self._client.wait_for_state(EngineState.ROLLING, EngineState.ROLLING_POST, wait_seconds=_PATIENCE)
+        self._job = job
+        given = layered(wanted.model_dump(exclude_unset=True), server=status.job_defaults).job
+        if status.job is not None and (differing := differences(given, status.job)):
+            logger.warning("the engine runs another job, and is used as it is: %s differ", ", ".join(differing))
+
+    @staticmethod
+    def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[SwarmClient, AgentJetJob]], force_restart: bool = False
+    ) -> None:
+        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
+
+        Raises:
+            ExceptionGroup: some did not start.
+        """
+        with ThreadPoolExecutor(max(1, len(client_job_pairs))) as pool:
+            works = [
+                pool.submit(one.auto_sync_train_config_and_start_engine, job, force_restart)
+                for one, job in client_job_pairs
+            ]
+        errors = [exc for work in works if isinstance(exc := work.exception(), Exception)]
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {len(works)} engines did not start", errors)
+
+    def sync_train_code(self, archive: bytes | str, force_restart: bool = False) -> None:
+        """See :meth:`swarm.client.AsyncSwarmClient.sync_train_code`."""
+        self._client.sync_train_code(archive, force_restart=force_restart)
+
+    def sync_train_code_from_dir(self, directory: str | Path, force_restart: bool = False) -> dict[str, str]:
+        """See :meth:`swarm.client.AsyncSwarmClient.sync_train_code_from_dir`."""
+        return self._client.sync_train_code_from_dir(directory, force_restart)
+
+    def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` in a thread, once for each time that the engine begins to sync weights."""
+        self._client.add_entering_weight_sync_callback(callback)
+
+    def agree_sync_weight(self) -> bool:
+        """Say that this client has no more for the current batch, and wait until the engine syncs weights, or ends.
+
+        Returns:
+            Whether the agreement counts; if not, the reason is logged.
+        """
+        synced = threading.Event()
+        before: int | None = None
+
+        def observe(status: ServerStatus) -> None:
+            over = status.engine.engine_status in (EngineState.WEIGHT_SYNCING, EngineState.OFFLINE)
+            if over or (before is not None and status.weight_syncs > before):
+                synced.set()
+
+        with self._client.watching_status(observe) as status:
+            before = status.weight_syncs
+            answer = self._client.agree_sync_weight()
+            if not answer.success:
+                logger.warning("the agreement does not count: %s", answer.failure_reason)
+                return False
+            if not synced.wait(_PATIENCE):
+                logger.warning("no weight sync within %g s after the agreement", _PATIENCE)
+        return True
+
+
+class Dataset(Protocol):
+    """What gives training tasks."""
+
+    def generate_training_tasks(self) -> Iterable[Task]:
+        """The tasks, one by one."""
+        ...
+
+
+def run_episodes_until_all_complete(
+    tasks: Iterable[ItemT],
+    func: Callable[[ItemT], ResultT],
+    max_workers: int | None = None,
+    auto_retry: bool | int = True,
+) -> list[ResultT | None]:
+    """Call ``func`` with each task, in ``max_workers`` threads (default: one for each); an episode that it begins and
+    does not end is aborted.
+
+    Args:
+        auto_retry: ``True`` tries a task up to three times, a number that many times, ``False`` once.
+
+    Returns:
+        What ``func`` returned, in the order of the tasks; ``None`` where it failed for good (logged).
+
+    Raises:
+        ExceptionGroup: every task failed.
+    """
+    items = list(tasks)
+    if not items:
+        return []
+    work = retried(func, attempts_of(auto_retry), threading.Event())
+    with ThreadPoolExecutor(max_workers or len(items), thread_name_prefix="episodes") as pool:
+        futures = [pool.submit(work, item) for item in items]
+        wait(futures)
+    errors = [exc for future in futures if isinstance(exc := future.exception(), Exception)]
+    if len(errors) == len(items):
+        raise AllFailedError(f"all {len(items)} tasks failed", errors)
+    return [None if future.exception() else future.result() for future in futures]
+
+
+def auto_train_with_dataset(
+    dataset: Dataset,
+    swarm_worker: SwarmClient,
+    execute_agent: Callable[[Task, OpenaiBaseUrlAndApiKey], WorkflowOutput],
+    local_grpo_n: int = 2,
+    remote_batch_size: int = 8,
+) -> None:
+    """Run ``local_grpo_n`` episodes of ``execute_agent`` for each of the dataset's training tasks, once."""
+
+    def rollout(task: Task) -> float | list[float] | None:
+        episode_uuid, api = swarm_worker.begin_episode()
+        output = execute_agent(task, api)
+        swarm_worker.end_episode(task, episode_uuid, output)
+        return output.reward
+
+    def episodes() -> Iterator[Task]:
+        for task in dataset.generate_training_tasks():
+            yield from [task] * local_grpo_n
+
+    with PeriodicDrainThreadPoolExecutor[Any](remote_batch_size * local_grpo_n, _TRAIN_PARALLEL) as pool:
+        for task in episodes():
+            pool.submit_with_periodic_drain(rollout, task)
+
+
+def _address_and_token(server_url: str) -> tuple[str, str | None]:
+    """``server_url`` without what is in front of ``@``, and the password there."""
+    parts = urlsplit(server_url if "://" in server_url else f"http://{server_url}")
+    if "@" not in parts.netloc:
+        return server_url, None
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host)), unquote(parts.password or parts.username or "")

@@ -1,0 +1,206 @@
+"""AgentJet's thread pools for episodes, and its retries.
+
+Invariant: a call that fails is tried again, up to a cap; what an attempt began and did not end is aborted; of every
+call submitted the outcome is handed out exactly once.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, Self, TypeVar
+
+from swarm.client import RetryPolicy
+from swarm.client.episodes import attempts_of, is_last
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Of the attempt that runs in this thread: episode -> what aborts it.
+_attempt = threading.local()
+
+
+def note_begun(episode_uuid: str, abort: Callable[[str], None]) -> None:
+    """Note that the attempt in this thread, if there is one, began an episode."""
+    if (begun := getattr(_attempt, "begun", None)) is not None:
+        begun[episode_uuid] = abort
+
+
+def note_over(episode_uuid: str) -> None:
+    """Note that an episode has ended."""
+    getattr(_attempt, "begun", {}).pop(episode_uuid, None)
+
+
+@contextmanager
+def attempt() -> Generator[None]:
+    """At the end of the block, abort the episodes that it began in this thread and did not end."""
+    before, begun = getattr(_attempt, "begun", None), {}
+    _attempt.begun = begun
+    try:
+        yield
+    finally:
+        _attempt.begun = before
+        for episode_uuid, abort in begun.items():
+            abort(episode_uuid)
+
+
+def retried(fn: Callable[P, T], attempts: int, stopping: threading.Event) -> Callable[P, T]:
+    """``fn``, tried ``attempts`` times before its error counts; with ``stopping`` set, no more."""
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for number in range(1, attempts + 1):
+            try:
+                with attempt():
+                    return fn(*args, **kwargs)
+            except Exception as exc:
+                if is_last(exc, number, attempts, "an episode") or stopping.wait(RetryPolicy().delay(number)):
+                    raise
+        raise AssertionError("there is at least 1 attempt")
+
+    return call
+
+
+class BoundedThreadPoolExecutor(Executor):
+    """A thread pool whose :meth:`submit` blocks while ``max_queue_size`` calls are not done yet; an episode that a call
+    begins must end in that call, or it is aborted."""
+
+    def __init__(self, max_workers: int, max_queue_size: int = 100) -> None:
+        if max_queue_size < 1:
+            raise ValueError("max_queue_size must be at least 1, or nothing could ever be submitted")
+        self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="episodes")
+        self._max_pending = max_queue_size
+        self._pending = 0
+        self._closed = False
+        self._free = threading.Condition()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` in a thread, once there is room.
+
+        Raises:
+            RuntimeError: the executor was shut down, maybe while this waited.
+        """
+        with self._free:
+            self._free.wait_for(lambda: self._closed or self._pending < self._max_pending)
+            if self._closed:
+                raise RuntimeError("cannot submit after shutdown")
+            self._pending += 1
+        try:
+            future = self._pool.submit(attempt()(fn), *args, **kwargs)
+        except BaseException:
+            self._release()
+            raise
+        future.add_done_callback(self._release)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more; submitters that wait are told."""
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def _release(self, _: Any = None) -> None:
+        with self._free:
+            self._pending -= 1
+            self._free.notify()
+
+
+class PeriodicDrainThreadPoolExecutor(Generic[T]):
+    """A thread pool that waits, after every ``workers`` submissions, until all of them are done.
+
+    Args:
+        workers: submissions between two drains.
+        max_parallel: threads; default ``workers``.
+        auto_retry: ``True`` tries a call up to three times, a number that many times, ``False`` once.
+        block_first_run: wait for the first call before the second one is taken.
+    """
+
+    def __init__(
+        self,
+        workers: int = 100,
+        max_parallel: int | None = None,
+        auto_retry: bool | int = True,
+        block_first_run: bool = False,
+    ) -> None:
+        if workers < 1:
+            raise ValueError("workers must be at least 1")
+        self._workers = workers
+        self._attempts = attempts_of(auto_retry)
+        self._pool = ThreadPoolExecutor(max_parallel or workers, thread_name_prefix="episodes")
+        self._stopping = threading.Event()
+        self._block_next = block_first_run
+        self._undrained: list[Future[T]] = []
+
+    def submit_with_periodic_drain(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Future[T], list[T]]:
+        """Run ``fn`` in a thread; first, if ``workers`` submissions are not drained yet, wait for these.
+
+        Returns:
+            The call, and what the calls that were drained returned, in the order of their submission; one that failed
+            for good (logged) is left out.
+        """
+        drained: list[T] = []
+        if len(self._undrained) >= self._workers:
+            wait(self._undrained)
+            drained = [one.result() for one in self._undrained if one.exception() is None]
+            self._undrained = []
+        future = self.submit(fn, *args, **kwargs)
+        self._undrained.append(future)
+        return future, drained
+
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` in a thread."""
+        future = self._pool.submit(retried(fn, self._attempts, self._stopping), *args, **kwargs)
+        if self._block_next:
+            self._block_next = False
+            wait([future])
+        return future
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Retry nothing any more, and end the threads; ``wait`` for what runs."""
+        self._stopping.set()
+        self._pool.shutdown(wait)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def retry_with_backoff(
+    max_retry: int = 3,
+    backoff_fn: Callable[[int], float] | None = None,
+    max_retry_attr: str | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator that tries a function up to ``max_retry`` times.
+
+    Args:
+        max_retry: tries.
+        backoff_fn: seconds to wait after so many failures, beginning with 0; default exponential with jitter.
+        max_retry_attr: attribute of the first argument that has another number of tries.
+    """
+
+    def decorate(fn: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(fn)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            tries = getattr(args[0], max_retry_attr, None) if max_retry_attr and args else None
+            attempts = max(1, tries if isinstance(tries, int) and tries > 0 else max_retry)
+            for number in range(1, attempts + 1):
+                try:
+                    return fn(*args, **kwargs)
+                except Exception as exc:
+                    if is_last(exc, number, attempts, getattr(fn, "__name__", "a function")):
+                        raise
+                    time.sleep(backoff_fn(number - 1) if backoff_fn else RetryPolicy().delay(number))
+            raise AssertionError("there is at least 1 attempt")
+
+        return call
+
+    return decorate

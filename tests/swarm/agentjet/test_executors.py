@@ -1,0 +1,142 @@
+"""AgentJet's executors and retries: bounded submission, periodic drains, and that nothing begun is left open."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from swarm.agentjet.executors import (
+    BoundedThreadPoolExecutor,
+    PeriodicDrainThreadPoolExecutor,
+    note_begun,
+    note_over,
+    retry_with_backoff,
+)
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.client.wire.RetryPolicy.delay", lambda self, failures, retry_after=0.0: 0.0)
+
+
+def test_a_submit_blocks_while_so_many_are_pending() -> None:
+    release = threading.Event()
+    with BoundedThreadPoolExecutor(max_workers=1, max_queue_size=2) as pool, ThreadPoolExecutor(1) as other:
+        first = [pool.submit(release.wait, PATIENCE) for _ in range(2)]
+        third = other.submit(pool.submit, release.wait, PATIENCE)
+        assert not third.done()
+        with pytest.raises(TimeoutError):
+            third.result(0.05)
+        release.set()
+        assert third.result(PATIENCE).result(PATIENCE)
+        assert all(one.result(PATIENCE) for one in first)
+
+
+def test_a_shutdown_tells_submitters_that_wait() -> None:
+    release = threading.Event()
+    pool = BoundedThreadPoolExecutor(max_workers=1, max_queue_size=1)
+    running = pool.submit(release.wait, PATIENCE)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(pool.submit, release.wait, PATIENCE)
+        pool.shutdown(wait=False)
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            waiting.result(PATIENCE)
+    release.set()
+    assert running.result(PATIENCE)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(release.wait)
+
+
+def square(task: int) -> int:
+    return task**2
+
+
+def test_a_drain_comes_before_the_next_submission_and_hands_out_what_was_returned() -> None:
+    with PeriodicDrainThreadPoolExecutor[int](workers=4, max_parallel=2, auto_retry=True) as pool:
+        # with keywords, as its users call it
+        submitted = [pool.submit_with_periodic_drain(fn=square, task=number) for number in range(10)]
+    assert [drained for _, drained in submitted] == [[], [], [], [], [0, 1, 4, 9], [], [], [], [16, 25, 36, 49], []]
+    assert [future.result() for future, _ in submitted] == [number**2 for number in range(10)]
+
+
+def test_the_first_run_may_block() -> None:
+    with PeriodicDrainThreadPoolExecutor[int](workers=4, block_first_run=True) as pool:
+        assert pool.submit(square, 3).done()
+
+
+def test_a_call_that_fails_for_good_is_left_out_of_a_drain(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+
+    def fail(task: int) -> int:
+        tries.append(task)
+        if task == 1:
+            raise ValueError("broken")
+        return task
+
+    with PeriodicDrainThreadPoolExecutor[int](workers=2) as pool:
+        _, (failed, _), (_, drained) = (pool.submit_with_periodic_drain(fail, task) for task in range(3))
+    assert isinstance(failed.exception(), ValueError)
+    assert (sorted(tries), drained) == ([0, 1, 1, 1, 2], [0])
+    assert "failed for good after 3 tries" in caplog.text
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_what_a_call_begins_and_does_not_end_is_aborted(bounded: bool) -> None:
+    aborted: list[str] = []
+
+    def rollout(task: str) -> None:
+        note_begun(f"{task} left", aborted.append)
+        note_begun(f"{task} ended", aborted.append)
+        note_over(f"{task} ended")
+
+    pool = BoundedThreadPoolExecutor(2) if bounded else PeriodicDrainThreadPoolExecutor[None](2)
+    with pool:
+        for task in ("a", "b"):
+            pool.submit(rollout, task)
+    assert sorted(aborted) == ["a left", "b left"]
+
+
+def test_outside_of_an_attempt_nothing_is_noted() -> None:
+    note_begun("mine", pytest.fail)
+    note_over("mine")
+
+
+class Agent:
+    tries = 4
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    @retry_with_backoff(max_retry=2, max_retry_attr="tries")
+    def by_attribute(self) -> None:
+        self.calls.append(1)
+        raise ValueError("broken")
+
+    @retry_with_backoff(max_retry=3)
+    def second_time(self) -> str:
+        self.calls.append(1)
+        if len(self.calls) < 2:
+            raise ValueError("broken")
+        return "done"
+
+
+def test_a_function_is_tried_again() -> None:
+    waited: list[int] = []
+
+    @retry_with_backoff(max_retry=3, backoff_fn=lambda failures: waited.append(failures) or 0.0)
+    def broken() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        broken()
+    assert waited == [0, 1]
+    agent = Agent()
+    with pytest.raises(ValueError, match="broken"):
+        agent.by_attribute()
+    assert len(agent.calls) == 4
+    agent.calls.clear()
+    assert (agent.second_time(), len(agent.calls)) == ("done", 2)
