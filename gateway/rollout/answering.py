@@ -22,9 +22,8 @@ from adapters.dialects.chat_answers import chunks_of, completion_of
 from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport, Policy
-from gateway.rollout.sampling import EpisodeLostError, Unclaimed
+from gateway.rollout.sampling import EpisodeLostError, Shaped, Unclaimed
 from gateway.rollout.server import Serving, Training, Waiting
-from gateway.rollout.shaped import Shaped
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Choice, DropReason
 from gateway.types import Decided, Incoming

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, cast
 
 from gateway.observability.request import notes, phase, span
-from gateway.rollout.sampling import EpisodeLostError, Sample, Unclaimed
+from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
-from gateway.rollout.shaped import Shaped
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Accounted, DropReason

@@ -1,4 +1,5 @@
-"""Samples answers at the swarm server: at the address of an episode, of a group, or of the engine itself.
+"""What is to be sampled for a request, and where: samples answers at the swarm server, at the address of an episode, of
+a group, or of the engine itself.
 
 Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
 """
@@ -9,17 +10,19 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from adapters.dialects import Answer
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
+from reward_hooks import HookContext, Submission
 from swarm.client import EpisodeGroup
 from swarm.errors import (
     FATAL_REQUEST,
     FatalRequestError,
+    HookError,
     RelayedError,
     SwarmGatewayError,
     UnavailableError,
@@ -89,6 +92,50 @@ class Unclaimed:
     def __getitem__(self, place: int) -> Unclaimed:
         """Where the answer at ``place`` is sampled alone."""
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """The group of one request before it is claimed.
+
+    Attributes:
+        group_id: names the group in logs and in the answer's id.
+        submission: the request bodies and their task.
+        bodies: the same as JSON; each samples one answer.
+        context: for the hooks.
+        shares_call: whether one call may sample all answers.
+        takes_partial: whether the job trains groups that lack answers.
+        drop: why the group will not be trained, if that is known already.
+        failure: of the submit hook.
+    """
+
+    group_id: str
+    submission: Submission
+    bodies: list[bytes]
+    context: HookContext
+    shares_call: bool
+    takes_partial: bool
+    drop: str | None
+    failure: HookError | None = None
+
+    def untrained(self, reason: str, size: int) -> Shaped:
+        """The same for a group without episodes, of its first ``size`` answers if it has more.
+
+        Args:
+            reason: why nothing is claimed.
+        """
+        return replace(
+            self,
+            submission=self.submission.model_copy(update={"requests": self.submission.requests[:size]}),
+            bodies=self.bodies[:size],
+            context=self.context.model_copy(update={"num_repeat": min(size, self.context.num_repeat)}),
+            drop=self.drop if self.failure is not None else reason,
+        )
+
+    @property
+    def answer_id(self) -> str:
+        """The ``id`` of the resulting ``chat.completion``."""
+        return f"chatcmpl-{self.group_id}"
 
 
 class LiveSample:

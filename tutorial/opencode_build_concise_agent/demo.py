@@ -80,7 +80,7 @@ def main() -> int:
         choices=("best", "single"),
         help="what a question gets while the batch is full; default: as in config.yaml",
     )
-    parser.add_argument("--untrained-repeat", type=int, help="answers of a group that is not trained; default: 8 too")
+    parser.add_argument("--untrained-repeat", type=int, help="answers of a group that is not trained")
     parser.add_argument("--quick", action="store_true", help="2 steps, no control")
     arguments = parser.parse_args()
     if arguments.quick:
