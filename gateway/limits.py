@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
-from gateway.types import Caller, Incoming, Live, Outcome, Relayed
+from gateway.types import Caller, Incoming, LeftOut, Live, Outcome, Relayed
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
@@ -227,8 +227,10 @@ class RetryDedup:
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
                 answered_by(route, "joined")
                 with phase("join"):
-                    return await known.outcome_for(retry)
-        shared = self._known[retry.key] = _Shared(retry, produce, self._ended)
+                    outcome = await known.outcome_for(retry)
+                incoming.left_out.add(known.left_out.lines)
+                return outcome
+        shared = self._known[retry.key] = _Shared(retry, incoming.left_out, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
@@ -263,14 +265,19 @@ class _Shared:
     The parts of a stream are kept, so that each caller reads it from the beginning.
 
     Attributes:
+        left_out: of the request, for the answers of all callers.
         joinable: it was neither given up nor answered with an error.
         expiry: forgets it, once it has ended.
     """
 
     def __init__(
-        self, retry: Retryable, produce: Callable[[], Awaitable[Outcome]], ended: Callable[[_Shared], None]
+        self,
+        retry: Retryable,
+        left_out: LeftOut,
+        produce: Callable[[], Awaitable[Outcome]],
+        ended: Callable[[_Shared], None],
     ) -> None:
-        self.key, self.digest = retry.key, retry.digest
+        self.key, self.digest, self.left_out = retry.key, retry.digest, left_out
         self.joinable = True
         self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended

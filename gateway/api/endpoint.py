@@ -6,7 +6,7 @@ Headers of a plain answer report its group (``x-swarm-policy-version``, ``x-swar
 ``x-swarm-trained``: ``true``, ``false``, or ``pending`` until the swarm server acknowledges, and
 ``x-swarm-drop-reason``). A chat's stream has them in the ``swarm`` object of the chunk with the last ``finish_reason``
 (clients skip unknown fields), and every stream in its headers when the group was done before they left, which they do
-with the first keep-alive. ``x-swarm-left-out`` of every answer lists fields that could not be carried to the model.
+with the first keep-alive. ``x-swarm-left-out`` of every answer lists what of the request it does not heed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import Dialect, LLMRequest
 from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
-from gateway.types import AnyRequest, Caller, Incoming, Outcome
+from gateway.types import AnyRequest, Caller, Incoming, LeftOut, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
 
@@ -111,9 +111,11 @@ class DialectEndpoint(Endpoint):
             request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
             return lambda: gateway.pipeline.forward(request), rendering
+        # while the request is answered, what is left out of it comes to the headers
+        headers_of_answer = {**more_headers}
+        left_out = LeftOut(self.dialect, headers_of_answer, gateway.leave_out)
         if call.left_out and not await gateway.pipeline.is_plain(call.model, caller):
-            gateway.leave_out(call.left_out)
-            more_headers = {**more_headers, **call.answer_headers}
+            left_out.add(call.left_out)
         incoming = Incoming(
             call=call,
             headers=headers,
@@ -121,8 +123,9 @@ class DialectEndpoint(Endpoint):
             path=self.dialect.path,
             raw=self.raw(data, raw),
             request_id=scope["state"]["request_id"],
+            left_out=left_out,
         )
-        return lambda: self.answer(gateway, incoming, data), self.rendering(gateway, incoming, data, more_headers)
+        return lambda: self.answer(gateway, incoming, data), self.rendering(gateway, incoming, data, headers_of_answer)
 
     def prepared(self, gateway: Gateway, caller: Caller, data: dict[str, Any]) -> dict[str, Any]:
         """The body as the dialect reads it.

@@ -69,6 +69,7 @@ async def run_with_group(
             shaped = await shape(training, incoming, serving)
             with phase("claim"):
                 group = await training.swarm.claim(len(shaped.bodies), waited)
+            incoming.left_out.not_as_asked(incoming.call.body, serving.job, trained=True)
             run = GroupRun(training, session, shaped, group)
             try:
                 return await use(run)

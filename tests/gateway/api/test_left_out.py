@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from itertools import product
@@ -12,7 +13,7 @@ import pytest
 
 from tests.gateway.api.conftest import saying
 from tests.gateway.conftest import Http, OpenGateway
-from tests.standins.swarm import Swarm, error
+from tests.standins.swarm import Swarm, error, once
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +64,7 @@ CODEX: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("path", "body", "left_out"),
     [
-        ("/v1/messages", CLAUDE_CODE, ["context_management"]),
+        ("/v1/messages", CLAUDE_CODE, ["context_management", "max_tokens"]),
         ("/v1/responses", CODEX, ["tools.1.description", "tools.2", "reasoning.summary"]),
         ("/v1/chat/completions", {"model": "tiny", "messages": [HI], "stream": True, "store": True}, ["store"]),
     ],
@@ -76,6 +77,100 @@ async def test_agents_are_answered_and_told(
         assert answer.status_code == 200 and "word" in answer.text
         told = answer.headers["x-swarm-left-out"].split("; ")
         assert [note.partition(":")[0] for note in told] == left_out
+
+
+@pytest.mark.parametrize("policy", ["best", "first"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", {"messages": [HI], "max_tokens": 101}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [HI], "max_completion_tokens": 101}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 101}, "max_tokens"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 101}, "max_output_tokens"),
+        ("/v1/messages", {"messages": [HI], "max_tokens": 101}, "max_tokens"),
+    ],
+)
+async def test_a_length_that_the_job_cuts_is_told(
+    open_gateway: OpenGateway, swarm: Swarm, path: str, body: dict[str, Any], name: str, stream: bool, policy: str
+) -> None:
+    swarm.job = swarm.job.model_copy(update={"max_response_length": 100})
+    headers = {"x-swarm-policy": policy}
+    async with open_gateway() as http:
+        answer = await http.post(path, json=body | {"stream": stream}, headers=headers)
+        whole = await http.post(path, json=body | {"stream": stream, name: 100}, headers=headers)
+    assert answer.status_code == whole.status_code == 200
+    note = f"{name}: answers end at 100 tokens, raise job.max_response_length for longer ones"
+    assert answer.headers["x-swarm-left-out"] == note
+    assert "x-swarm-left-out" not in whole.headers
+
+
+async def test_the_log_tells_the_field_to_raise_once(
+    open_gateway: OpenGateway, swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    swarm.job = swarm.job.model_copy(update={"max_response_length": 100})
+    with caplog.at_level(logging.WARNING, "gateway.runtime"):
+        async with open_gateway() as http:
+            for asked in (200, 300, 400):
+                await http.post("/v1/messages", json={"max_tokens": asked, "messages": [HI]})
+    [line] = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "raise job.max_response_length" in line
+
+
+async def test_a_stream_that_waits_for_its_samples_tells_it_too(open_gateway: OpenGateway, swarm: Swarm) -> None:
+    go = asyncio.Event()
+    swarm.answer = once(go, saying("x"))
+    body = {"messages": [HI], "temperature": 0.2, "stream": True}
+    async with (
+        open_gateway(keepalive_seconds=0.01) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        # the headers are here before any sample
+        assert answer.headers["x-swarm-left-out"].startswith("temperature: ")
+        go.set()
+        assert "x" in (await answer.aread()).decode()
+
+
+async def test_a_request_that_joins_another_is_told_the_same(gateway: Http, swarm: Swarm) -> None:
+    body = {"messages": [HI], "temperature": 0.2}
+    first, second = [
+        await gateway.post("/v1/chat/completions", json=body, headers={"idempotency-key": "k"}) for _ in range(2)
+    ]
+    assert len(swarm.ends) == 1
+    assert first.headers["x-swarm-left-out"] == second.headers["x-swarm-left-out"] != ""
+
+
+SAMPLED: dict[str, Any] = {
+    "temperature": 0,
+    "top_p": 0.5,
+    "top_k": 3,
+    "seed": 7,
+    "logit_bias": {"5": 1},
+    "min_tokens": 2,
+}
+
+
+@pytest.mark.parametrize("sampling", ["trainer", "app"])
+async def test_sampling_that_a_trained_answer_does_not_heed_is_told(
+    open_gateway: OpenGateway, swarm: Swarm, sampling: str
+) -> None:
+    swarm.job = swarm.job.model_copy(update={"sampling": sampling})
+    body = {"messages": [HI], **SAMPLED, "presence_penalty": 0, "repetition_penalty": 1}
+    async with open_gateway() as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        message = await http.post("/v1/messages", json={"messages": [HI], "max_tokens": 9, "temperature": 0.2})
+    if sampling == "app":
+        assert not {"x-swarm-left-out"} & {*answer.headers, *message.headers}
+        return
+    assert dict(note.split(": ") for note in answer.headers["x-swarm-left-out"].split("; ")) == {
+        "temperature": "trained answers are sampled at 1 (job.sampling is trainer)",
+        "top_p": "trained answers are sampled at 1 (job.sampling is trainer)",
+        "top_k": "trained answers are sampled at -1 (job.sampling is trainer)",
+        **dict.fromkeys(
+            ("seed", "logit_bias", "min_tokens"), "trained answers are sampled without it (job.sampling is trainer)"
+        ),
+    }
+    assert message.headers["x-swarm-left-out"].startswith("temperature: ")
 
 
 async def test_the_engines_refusal_tells_too_and_what_is_whole_does_not(gateway: Http, swarm: Swarm) -> None:
