@@ -29,6 +29,11 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 ModelName = Annotated[str, Field(min_length=1)]
 
 
+def is_pattern(name: str) -> bool:
+    """Whether a model name of the configuration stands for all that match it, as in a shell: ``claude-*``."""
+    return "*" in name or "?" in name
+
+
 class TracingConfig(Model):
     """OpenTelemetry traces; needs ``pip install 'swarm-gateway[otel]'``."""
 
@@ -66,7 +71,9 @@ class RouteConfig(RouteSettings):
 
     name: str = Field(min_length=1, description="names the route in keys, metrics and logs")
     models: list[ModelName] = Field(
-        default=[], description="names that applications ask for; default: the route's name and what its swarm serves"
+        default=[],
+        description="names that applications ask for, or patterns such as claude-*; without a whole name also the "
+        "route's name and what its swarm serves",
     )
 
 
@@ -100,7 +107,9 @@ class GatewayConfig(RouteSettings):
     tracing: TracingConfig | None = None
 
     model_aliases: list[ModelName] = Field(
-        default=[], description="further names of the default route, such as the model name of an application"
+        default=[],
+        description="further names of the default route, such as the model name of an application, or patterns such as "
+        "claude-*",
     )
     routes: list[RouteConfig] = []
     default_route: str | None = Field(
