@@ -16,6 +16,7 @@ from adapters.dialects import ChatDialect, MessagesDialect
 from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, public_headers
 from gateway.api.exchange import Rendering
+from gateway.pipeline import without_lines
 from gateway.rollout.unrecorded import passed
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Outcome, Relayed
@@ -100,7 +101,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
         route = await table.find(request.model, request.caller)
         if route.training is None:
             return await gateway.pipeline.forward(request)
-        body = _MESSAGES.counted(data)
+        body, _ = without_lines(_MESSAGES.counted(data), route.settings.drop_lines)
         try:
             answer = await passed(route.training, "/tokenize", encode(body))
         except (UnavailableError, UpstreamError):

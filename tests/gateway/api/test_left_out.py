@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 
 from tests.gateway.api.conftest import saying
-from tests.gateway.conftest import Http, OpenGateway
+from tests.gateway.conftest import Http, OpenGateway, gateway_before
 from tests.standins.swarm import Swarm, error, once
+from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
 
+overrides = server.overrides
+rig = server.rig
+
+RECORDED = Path(__file__).parents[2] / "adapters" / "dialects" / "recorded"
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 #: The first requests of Claude Code and of Codex, without most of their words.
 CLAUDE_CODE: dict[str, Any] = {
@@ -122,7 +128,7 @@ async def test_a_stream_that_waits_for_its_samples_tells_it_too(open_gateway: Op
     swarm.answer = once(go, saying("x"))
     body = {"messages": [HI], "temperature": 0.2, "stream": True}
     async with (
-        open_gateway(keepalive_seconds=0.01) as http,
+        open_gateway(keepalive_seconds=1.0) as http,
         http.stream("POST", "/v1/chat/completions", json=body) as answer,
     ):
         # the headers are here before any sample
@@ -201,3 +207,71 @@ async def test_the_logs_tell_each_kind_once_and_each_request(
         ["messages.1.unheard: unknown field"],
         *[["messages.*.unheard: unknown field"]] * 2,
     ]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.330.{}; cc_entrypoint=sdk-cli;"
+DROPPED = "system: the line x-anthropic-billing-header, which would defeat the prefix cache"
+
+
+def claude_code(name: str, hash_: str) -> dict[str, Any]:
+    """A recorded request of Claude Code with another hash of its conversation."""
+    recorded = json.loads((RECORDED / f"{name}.json").read_text())["body"]
+    recorded["system"][0]["text"] = BILLING.format(hash_)
+    return recorded
+
+
+@pytest.mark.parametrize("name", ["claude_code_first_turn", "claude_code_sub_agent", "claude_code_title"])
+@pytest.mark.parametrize("train", ["true", "false"])
+async def test_what_differs_with_each_conversation_is_left_out_of_the_prompts_head(
+    rig: server.Rig, tmp_path: Path, name: str, train: str
+) -> None:
+    headers = {"x-swarm-train": train}
+    async with gateway_before(str(rig.client.base_url), tmp_path, model_aliases=["claude-*"]) as http:
+        for hash_ in ("839", "e2f"):
+            answer = await http.post("/v1/messages", json=claude_code(name, hash_) | {"stream": False}, headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert DROPPED in answer.headers["x-swarm-left-out"].split("; ")
+    one, other = (body["messages"] for _, body in rig.vllm.requests)
+    assert one == other and one[0]["content"][0]["text"].startswith("You are")
+
+
+@pytest.mark.parametrize(
+    ("system", "left"),
+    [
+        (BILLING, None),
+        (BILLING + "\nBe kind.", "Be kind."),
+        ("Be kind.\n" + BILLING, "Be kind.\n" + BILLING),
+        (
+            [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be kind."}],
+            [{"type": "text", "text": "Be kind."}],
+        ),
+    ],
+)
+async def test_only_lines_at_the_head_are_left_out(gateway: Http, swarm: Swarm, system: Any, left: Any) -> None:
+    body = {"model": "tiny", "messages": [{"role": "system", "content": system}, HI]}
+    answer = await gateway.post("/v1/chat/completions", json=body)
+    assert swarm.bodies[0]["messages"] == [*([] if left is None else [{"role": "system", "content": left}]), HI]
+    assert answer.headers.get("x-swarm-left-out") == (DROPPED if left != system else None)
+
+
+async def test_a_route_drops_the_lines_that_it_names(open_gateway: OpenGateway, swarm: Swarm) -> None:
+    body = {"model": "tiny", "max_tokens": 9, "system": "Session \u00e9;1: x\n" + BILLING, "messages": [HI]}
+    for lines, kept in (([], body["system"]), (["Session .*"], BILLING)):
+        async with open_gateway(drop_lines=lines) as http:
+            answer = await http.post("/v1/messages", json=body)
+        assert swarm.bodies[-1]["messages"][0] == {"role": "system", "content": kept}
+        assert ("Session ??1" in answer.headers.get("x-swarm-left-out", "")) == bool(lines)
+
+
+async def test_the_tokens_that_are_counted_are_those_that_are_sampled_from(rig: server.Rig, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def counting(body: dict[str, Any]) -> JSONResponse:
+        asked.append(body)
+        return JSONResponse({"count": 7, "max_model_len": 100, "tokens": []})
+
+    rig.vllm.default = counting
+    async with gateway_before(str(rig.client.base_url), tmp_path) as http:
+        body = {"model": "tiny", "system": BILLING + "\nBe kind.", "messages": [HI]}
+        assert (await http.post("/v1/messages/count_tokens", json=body)).json() == {"input_tokens": 7}
+    assert asked[0]["messages"] == [{"role": "system", "content": "Be kind."}, HI]
