@@ -40,6 +40,7 @@ _FIXED = (
     "session_memory_bytes",
     "response_store_bytes",
     "response_store_seconds",
+    "cors_origins",
     "access_log",
     "request_log",
     "tracing",

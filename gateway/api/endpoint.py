@@ -23,7 +23,7 @@ from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Incoming, LeftOut, Outcome
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
+from swarm.http.asgi import RawHeaders, decoded, parse_json, read_body
 
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
 _SECRET_HEADER = re.compile(
@@ -55,6 +55,13 @@ def public_headers(headers: RawHeaders) -> dict[str, str]:
     told = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
     named = _SESSION_NAMES if _AGENT.match(told.get("user-agent", "")) else ()
     return {name: value for name, value in told.items() if name in named or not _SECRET_HEADER.search(name)}
+
+
+def plain_headers(headers: RawHeaders) -> dict[str, str]:
+    """:func:`public_headers` of a body that is decoded."""
+    told = public_headers(headers)
+    told.pop("content-encoding", None)
+    return told
 
 
 class Endpoint(ABC):
@@ -99,8 +106,8 @@ class DialectEndpoint(Endpoint):
     """``POST`` of one dialect."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        check_encoding(scope["headers"])
-        caller, headers, given = caller_of(scope), public_headers(scope["headers"]), parse_json(raw)
+        raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+        caller, headers, given = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
         try:
             data = self.prepared(gateway, caller, given)
             call = self.parsed(data)

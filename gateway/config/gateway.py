@@ -27,6 +27,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 ModelName = Annotated[str, Field(min_length=1)]
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/]+)$")]
 
 
 def is_pattern(name: str) -> bool:
@@ -102,6 +103,12 @@ class GatewayConfig(RouteSettings):
     )
     response_store_seconds: float = Field(default=24 * 3600.0, gt=0, description="after which a response is forgotten")
 
+    cors_origins: list[Origin] = Field(
+        default=[],
+        description="origins of web pages whose scripts may use the gateway, such as https://app.example; with keys "
+        "also '*', any page; default: none",
+    )
+
     access_log: bool = Field(default=False, description="one log line per request, without its texts")
     request_log: RequestLogConfig | None = None
     tracing: TracingConfig | None = None
@@ -133,6 +140,10 @@ class GatewayConfig(RouteSettings):
         if self.host not in LOOPBACK_HOSTS and not self.api_keys and self.keys_file is None:
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines: set api_keys or keys_file, or use 127.0.0.1"
+            )
+        if "*" in self.cors_origins and not self.api_keys and self.keys_file is None:
+            raise ValueError(
+                "cors_origins: '*' would open a gateway without keys to any web page: name the pages' origins"
             )
         keys = [key.get_secret_value() for key in self.api_keys]
         if not all(keys):

@@ -150,6 +150,7 @@ class TokenRing(Ring[Token]):
 logger = logging.getLogger(__name__)
 
 ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
+_REMEDY = "make a token (`swarm-gateway swarm tokens create`) and send it as `Authorization: Bearer TOKEN`"
 #: headers that proxies add: the peer is then not the caller
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
@@ -213,7 +214,7 @@ class AuthMiddleware:
             raise AuthenticationError(
                 "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`)"
             )
-        if (error := foreign(headers)) is not None:
+        if (error := foreign(headers, _REMEDY)) is not None:
             raise error
         return ANONYMOUS
 
