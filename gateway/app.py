@@ -130,7 +130,7 @@ def _routes() -> list[BaseRoute]:
         ),
         JsonRoute("/v1/sessions/{id:path}", tell_session, security=_KEY),
         Route("/health", status.health),
-        Route("/ping", status.ping, methods=["GET", "POST"]),
+        *(JsonRoute("/ping", status.ping, methods=[method], response_class=Response) for method in ("GET", "POST")),
         JsonRoute("/version", status.version, security=_KEY),
         JsonRoute("/status", status.status, security=_KEY),
         JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
