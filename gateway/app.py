@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -22,10 +23,10 @@ from gateway.api import admin, metrics, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import DialectEndpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
-from gateway.api.others import CountTokens, Passthrough
+from gateway.api.others import AnyOther, CountTokens, EngineCall
 from gateway.api.responses import KeptResponse, ResponsesEndpoint
 from gateway.config.gateway import GatewayConfig
-from gateway.keys.ring import KeyMiddleware, KeyRing
+from gateway.keys.ring import OPEN, KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
@@ -46,6 +47,7 @@ retry helps; every response carries `x-request-id`."""
 #: Path of what is mounted last: whatever else is asked for under ``/v1``.
 ANY_OTHER = "/v1/{path:path}"
 _SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of the gateway"}}
+_REMEDY = "give the gateway keys (`api_keys` or `keys_file`, and `host: 0.0.0.0` to be reached) and send one"
 #: the empty alternative: a gateway without keys
 _KEY: Security = [{"key": []}, {}]
 
@@ -76,12 +78,31 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
         middleware=[
             Middleware(RequestMiddleware),
             Middleware(TelemetryMiddleware),
-            Middleware(LoopbackGuard, enabled=keys.open),
+            # a browser asks without a key what it may send
+            *_cors(config.cors_origins),
+            Middleware(LoopbackGuard, enabled=keys.open, remedy=_REMEDY, origins=config.cors_origins),
             Middleware(KeyMiddleware, keys=keys),
             Middleware(ErrorMiddleware, body_limit=_body_limit, on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,
     )
+
+
+def _cors(origins: list[str]) -> list[Middleware]:
+    """Lets the scripts of pages of these origins use the gateway, and read its headers."""
+    if not origins:
+        return []
+    methods = ("GET", "POST", "PUT", "PATCH", "DELETE")
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=methods,
+            allow_headers=["*"],
+            expose_headers=["*"],
+            allow_private_network=True,
+        )
+    ]
 
 
 def _routes() -> list[BaseRoute]:
@@ -94,6 +115,7 @@ def _routes() -> list[BaseRoute]:
     ]
     routes: list[BaseRoute] = [
         *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in dialects),
+        *(Route(path, EngineCall(path), methods=["POST"]) for path in ("/tokenize", "/detokenize")),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
         Route("/v1/responses/{response_id}", KeptResponse(), methods=["GET", "DELETE"]),
         JsonRoute("/v1/models", status.list_models, security=_KEY, refusals=not_known),
@@ -108,15 +130,17 @@ def _routes() -> list[BaseRoute]:
         ),
         JsonRoute("/v1/sessions/{id:path}", tell_session, security=_KEY),
         Route("/health", status.health),
+        *(JsonRoute("/ping", status.ping, methods=[method], response_class=Response) for method in ("GET", "POST")),
+        JsonRoute("/version", status.version, security=_KEY),
         JsonRoute("/status", status.status, security=_KEY),
         JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
         JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
         *admin.routes(),
     ]
-    openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path == "/health" else _KEY)
+    openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path in OPEN else _KEY)
     routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
     ours = {route.path for route in routes if isinstance(route, Route)}
-    return [*routes, Route(ANY_OTHER, Passthrough(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
+    return [*routes, Route(ANY_OTHER, AnyOther(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
 
 def _body_limit(scope: Scope) -> int:
@@ -146,7 +170,10 @@ async def _reload(gateway: Gateway) -> None:
 
 
 def _on_http_exception(request: Request, exc: HTTPException) -> Response:
-    """A 404 for a path that exists under ``/v1`` says that the caller's ``base_url`` lacks it."""
+    """A 404 for a path that exists under ``/v1`` says that the caller's ``base_url`` lacks it, and what a browser asks
+    for a page is told the setting."""
+    if request.method == "OPTIONS" and exc.status_code == 405:
+        exc = HTTPException(405, f"{exc.detail}; for apps in a browser name their origins in cors_origins")
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
     ours = [route for route in request.app.routes if route.path != ANY_OTHER]
     if exc.status_code == 404 and any(route.matches(moved)[0] is not Match.NONE for route in ours):

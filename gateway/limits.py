@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
-from gateway.types import Caller, Incoming, Live, Outcome, Prospect, Relayed
+from gateway.types import Caller, Incoming, LeftOut, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
@@ -228,8 +228,10 @@ class RetryDedup:
                 answered_by(route, "joined")
                 incoming.prospect.follow(known.prospect)
                 with phase("join"):
-                    return await known.outcome_for(retry)
-        shared = self._known[retry.key] = _Shared(retry, incoming.prospect, produce, self._ended)
+                    outcome = await known.outcome_for(retry)
+                incoming.left_out.add(known.left_out.lines)
+                return outcome
+        shared = self._known[retry.key] = _Shared(retry, incoming.prospect, incoming.left_out, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
@@ -265,6 +267,7 @@ class _Shared:
 
     Attributes:
         prospect: of the answer.
+        left_out: of the request, for the answers of all callers.
         joinable: it was neither given up nor answered with an error.
         expiry: forgets it, once it has ended.
     """
@@ -273,11 +276,12 @@ class _Shared:
         self,
         retry: Retryable,
         prospect: Prospect,
+        left_out: LeftOut,
         produce: Callable[[], Awaitable[Outcome]],
         ended: Callable[[_Shared], None],
     ) -> None:
         self.key, self.digest = retry.key, retry.digest
-        self.prospect = prospect
+        self.prospect, self.left_out = prospect, left_out
         self.joinable = True
         self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended

@@ -6,11 +6,13 @@ outcome is closed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+import re
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gateway.config.route import RouteSettings
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
@@ -28,6 +30,7 @@ from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, Ups
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself.
 NOT_CHOSEN = "not_chosen"
+_UNPRINTABLE, _LONGEST_NAME = re.compile(r"[^ -~]|;"), 60
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
@@ -97,6 +100,7 @@ class Pipeline:
         if training is None:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")
+        incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
         trains = passed is None and policy.trains(settings, route.name, incoming.request_id)
@@ -186,6 +190,37 @@ class Pipeline:
             raise error from None
         route.stats.fallbacks[reason] += 1
         return outcome
+
+
+def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:
+    """The request without the lines that its route drops; its answer says so."""
+    body, lines = without_lines(incoming.call.body, settings.drop_lines)
+    if not lines:
+        return incoming
+    names = [_UNPRINTABLE.sub("?", line.partition(":")[0])[:_LONGEST_NAME] for line in lines]
+    incoming.left_out.add(f"system: the line {name}, which would defeat the prefix cache" for name in names)
+    return replace(incoming, call=replace(incoming.call, body=body, messages=body["messages"]))
+
+
+def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> tuple[dict[str, Any], list[str]]:
+    """A body in chat form without the lines at the head of its instructions that one of ``patterns`` fits as a whole,
+    and these lines. What is sampled and trained is what is left."""
+    messages: list[dict[str, Any]] = body.get("messages") or []
+    if not patterns or not messages or messages[0].get("role") not in ("system", "developer"):
+        return body, []
+    content: Any = messages[0].get("content")
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    dropped: list[str] = []
+    while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
+        line, _, rest = text.partition("\n")
+        if not any(pattern.fullmatch(line) for pattern in patterns):
+            break
+        dropped.append(line)
+        parts[:1] = [{**parts[0], "text": rest}] if rest else []
+    if not dropped or (not parts and len(messages) == 1):
+        return body, []
+    left = parts[0]["text"] if parts and isinstance(content, str) else parts
+    return {**body, "messages": [*([{**messages[0], "content": left}] if parts else []), *messages[1:]]}, dropped
 
 
 def _holding(outcome: OutcomeT, held: AsyncExitStack) -> OutcomeT:

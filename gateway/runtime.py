@@ -40,6 +40,7 @@ _FIXED = (
     "session_memory_bytes",
     "response_store_bytes",
     "response_store_seconds",
+    "cors_origins",
     "access_log",
     "request_log",
     "tracing",
@@ -93,7 +94,7 @@ class Gateway:
             logger.warning("a request was refused: %s", error)
 
     def leave_out(self, left_out: Sequence[str]) -> None:
-        """Note the fields of a request that could not be carried to the model; each kind is logged once."""
+        """Note the fields of a request that its answer does not heed; each kind is logged once."""
         note_left_out(left_out)
         for note in left_out:
             kind = INDEX.sub(".*", note)

@@ -7,12 +7,15 @@ Invariant: inside the gateway there is one form, Chat Completions; dialects tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from adapters.dialects import LLMRequest
+from adapters.dialects import ChatDialect, Dialect, LLMRequest, left_out_header
+from swarm.job import TrainJob
+from swarm.protocol import EpisodeType
+from swarm.sampling import not_as_asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,39 @@ class Prospect:
             del self._parts[part]
 
 
+@dataclass(slots=True)
+class LeftOut:
+    """What is left out of one request. It grows while the request is answered, and what it has when the headers of the
+    answer leave is in them.
+
+    Attributes:
+        dialect: of the request.
+        headers: of the answer.
+        note: called with all lines whenever there are more.
+        lines: one for each field, with the reason.
+    """
+
+    dialect: Dialect = field(default_factory=ChatDialect)
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    note: Callable[[Sequence[str]], None] | None = None
+    lines: list[str] = field(default_factory=list[str])
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Add those of ``lines`` that are new."""
+        new = [line for line in lines if line not in self.lines]
+        if not new:
+            return
+        self.lines += new
+        self.headers |= left_out_header(self.lines)
+        if self.note is not None:
+            self.note(self.lines)
+
+    def not_as_asked(self, body: Mapping[str, Any], job: TrainJob | None, *, episode_type: EpisodeType | None) -> None:
+        """Add the fields of ``body``, in chat form, that the answer does not heed: see :mod:`swarm.sampling`."""
+        if job is not None:
+            self.add(self.dialect.notes_of(not_as_asked(body, job, episode_type=episode_type)))
+
+
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """One request of an application.
@@ -91,6 +127,7 @@ class Incoming:
         raw: the body as it came.
         request_id: names the request in logs and traces.
         prospect: of its answer.
+        left_out: what its answer says is left out of it.
     """
 
     call: LLMRequest
@@ -100,6 +137,7 @@ class Incoming:
     raw: bytes
     request_id: str
     prospect: Prospect = field(default_factory=Prospect, compare=False)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
     if not {"runs", "node_modules"} & {*page.parts}
 )
+_FOLDERS = ("adapters", "benchmarks", "docs", "gateway", "requirements", "reward_hooks", "swarm", "tests", "tutorial")
+#: A path in one of the repository's folders; a star stands for any name, as in a shell.
+_PATH = re.compile(r"(?<![\w./<>-])(?:" + "|".join(_FOLDERS) + r")/[\w./*-]*[\w*/]")
+#: Names of metrics begin with the name of a folder.
+_METRIC = re.compile(r"swarm/\w+")
+#: In paths of what the reader makes.
+MADE = ("NAME", "polite_agent", "shop_agent")
 _EXTERNAL = re.compile(r"[a-z]+:")
 
 
@@ -59,6 +66,24 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
+    code = [
+        *(one.content for token in _tokens(page) for one in token.children or () if one.type == "code_inline"),
+        *(token.content for token in _tokens(page) if token.type == "fence"),
+    ]
+    named = {path.rstrip("/") for text in code for path in _PATH.findall(text) if not _METRIC.fullmatch(path)}
+    made = {path for path in named if any(one in path for one in MADE)}
+    assert [path for path in sorted(named - made) if not any(ROOT.glob(path))] == []
+
+
+def test_a_path_that_is_not_there_is_found() -> None:
+    text = (
+        "`reward_hooks/judges/places.py` and `pytest tests/x.py::test_a`, not `my/gateway/x.py` or swarm/agentjet/*.py"
+    )
+    assert _PATH.findall(text) == ["reward_hooks/judges/places.py", "tests/x.py", "swarm/agentjet/*.py"]
 
 
 def test_every_page_is_on_the_site() -> None:

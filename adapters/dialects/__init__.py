@@ -2,7 +2,7 @@
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
-from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest
+from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest, left_out_header
 from adapters.dialects.jsons import to_json
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
@@ -16,5 +16,6 @@ __all__ = [
     "LLMRequest",
     "MessagesDialect",
     "ResponsesDialect",
+    "left_out_header",
     "to_json",
 ]

@@ -6,7 +6,7 @@ stream says exactly what the plain body says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -16,7 +16,7 @@ from swarm.errors import SwarmGatewayError, UpstreamError
 Body = dict[str, Any]
 
 #: Response header that lists what was left out of the request.
-LEFT_OUT = "x-swarm-left-out"
+_LEFT_OUT = "x-swarm-left-out"
 _LONGEST_HEADER = 1000
 _KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
@@ -57,13 +57,13 @@ class LLMRequest:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return cls(model, body["messages"], 1, stream, stream, body, left_out)
 
-    @property
-    def answer_headers(self) -> dict[str, str]:
-        """Headers of its answer, which say what was left out."""
-        if not self.left_out:
-            return {}
-        line = "; ".join(self.left_out)
-        return {LEFT_OUT: line if len(line) <= _LONGEST_HEADER else line[: _LONGEST_HEADER - 3] + "..."}
+
+def left_out_header(lines: Iterable[str]) -> dict[str, str]:
+    """The header of an answer that lists what was left out of its request; none without ``lines``."""
+    line = "; ".join(lines)
+    if not line:
+        return {}
+    return {_LEFT_OUT: line if len(line) <= _LONGEST_HEADER else line[: _LONGEST_HEADER - 3] + "..."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,11 @@ class Dialect(Protocol):
 
     Attributes:
         path: of its endpoint, the same here, at the episodes' addresses and at an upstream.
+        spelled: fields of the chat form that have another name here.
     """
 
     path: str
+    spelled: Mapping[str, str] = {}
 
     def parse(self, data: Body) -> LLMRequest:
         """The internal form of a request body.
@@ -223,6 +225,10 @@ class Dialect(Protocol):
                 it); or the body nests more than 100 levels deep.
         """
         ...
+
+    def notes_of(self, left_out: Iterable[tuple[str, str]]) -> list[str]:
+        """Lines like those of :attr:`LLMRequest.left_out`, from fields of the chat form with their reasons."""
+        return [f"{self.spelled.get(name, name)}: {reason}" for name, reason in left_out]
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> Body:
         """The body of the answer to request ``data``, from a ``chat.completion``.

@@ -9,7 +9,7 @@ whole answer was read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -142,6 +142,12 @@ class MessageStream(EventStream):
 
     def fail(self, exc: SwarmGatewayError) -> bytes:
         return encode_named([MessagesDialect().error(exc)])
+
+
+def asks_as_anthropics(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether Anthropic's SDKs send a request, by its path and its headers as ASGI has them; they name a version with
+    each, also for files and the like."""
+    return path.startswith(MessagesDialect.path) or any(name == b"anthropic-version" for name, _ in headers)
 
 
 def _tools(top: Fields) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class ResponsesDialect(Dialect):
     """
 
     path = "/v1/responses"
+    spelled = {"max_completion_tokens": "max_output_tokens"}
 
     def __init__(self, *, stored: bool = False) -> None:
         self._stored = stored

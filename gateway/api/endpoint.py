@@ -6,7 +6,7 @@ Headers of a plain answer report its group (``x-swarm-policy-version``, ``x-swar
 ``x-swarm-trained``: ``true``, ``false``, or ``pending`` until the swarm server acknowledges, and
 ``x-swarm-drop-reason``). A chat's stream has them in the ``swarm`` object of the chunk with the last ``finish_reason``
 (clients skip unknown fields), and every stream in its headers when the group was done before they left, which they do
-with the first keep-alive. ``x-swarm-left-out`` of every answer lists fields that could not be carried to the model.
+with the first keep-alive. ``x-swarm-left-out`` of every answer lists what of the request it does not heed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import Dialect, LLMRequest
 from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
-from gateway.types import AnyRequest, Caller, Incoming, Outcome, Prospect
+from gateway.types import AnyRequest, Caller, Incoming, LeftOut, Outcome, Prospect
 from swarm.errors import RequestError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, check_encoding, parse_json, read_body
+from swarm.http.asgi import RawHeaders, decoded, parse_json, read_body
 
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
 _SECRET_HEADER = re.compile(
@@ -60,6 +60,13 @@ def public_headers(headers: RawHeaders) -> dict[str, str]:
     told = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
     named = _SESSION_NAMES if _AGENT.match(told.get("user-agent", "")) else ()
     return {name: value for name, value in told.items() if name in named or not _SECRET_HEADER.search(name)}
+
+
+def plain_headers(headers: RawHeaders) -> dict[str, str]:
+    """:func:`public_headers` of a body that is decoded."""
+    told = public_headers(headers)
+    told.pop("content-encoding", None)
+    return told
 
 
 class Endpoint(ABC):
@@ -112,8 +119,8 @@ class DialectEndpoint(Endpoint):
     """``POST`` of one dialect."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        check_encoding(scope["headers"])
-        caller, headers, given = caller_of(scope), public_headers(scope["headers"]), parse_json(raw)
+        raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+        caller, headers, given = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
         try:
             data = self.prepared(gateway, caller, given)
             call = self.parsed(data)
@@ -124,9 +131,11 @@ class DialectEndpoint(Endpoint):
             request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
             rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
             return Answering(lambda: gateway.pipeline.forward(request), rendering)
+        # while the request is answered, what is left out of it comes to the headers
+        headers_of_answer = {**more_headers}
+        left_out = LeftOut(self.dialect, headers_of_answer, gateway.leave_out)
         if call.left_out and not await gateway.pipeline.is_plain(call.model, caller):
-            gateway.leave_out(call.left_out)
-            more_headers = {**more_headers, **call.answer_headers}
+            left_out.add(call.left_out)
         incoming = Incoming(
             call=call,
             headers=headers,
@@ -134,8 +143,9 @@ class DialectEndpoint(Endpoint):
             path=self.dialect.path,
             raw=self.raw(data, raw),
             request_id=scope["state"]["request_id"],
+            left_out=left_out,
         )
-        rendering = self.rendering(gateway, incoming, data, more_headers)
+        rendering = self.rendering(gateway, incoming, data, headers_of_answer)
         return Answering(lambda: self.answer(gateway, incoming, data), rendering, incoming.prospect)
 
     def prepared(self, gateway: Gateway, caller: Caller, data: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What has no endpoint of its own: every other address under ``/v1``, and Anthropic's token count.
+"""What has no endpoint of its own: every other address under ``/v1``; and what the engine says of tokens.
 
 Invariant: a request that is not the gateway's to answer is forwarded to an upstream as it came, or refused with a 404
 that says why. The tokens that are counted are those that would be sampled from.
@@ -10,17 +10,21 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from starlette.types import Scope
+from starlette.datastructures import URL
+from starlette.responses import RedirectResponse
+from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import ChatDialect, MessagesDialect
+from adapters.dialects import ChatDialect, Dialect, MessagesDialect
 from adapters.dialects.jsons import decode, encode, error_in, object_in
-from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, public_headers
+from adapters.dialects.messages import asks_as_anthropics
+from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
+from gateway.pipeline import without_lines
 from gateway.rollout.unrecorded import passed
 from gateway.runtime import Gateway
-from gateway.types import AnyRequest, Outcome, Relayed
+from gateway.types import AnyRequest, Caller, Outcome, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.http.asgi import check_encoding, parse_json
+from swarm.http.asgi import decoded, parse_json
 from swarm.http.client import Answer
 
 _MESSAGES = MessagesDialect()
@@ -33,10 +37,14 @@ class Passthrough(Endpoint):
 
     Args:
         ours: paths that the gateway answers, to other methods.
+        dialect: of its errors.
+        id_header: see :class:`Endpoint`.
     """
 
-    def __init__(self, ours: Collection[str] = ()) -> None:
-        super().__init__(ChatDialect())
+    def __init__(
+        self, ours: Collection[str] = (), dialect: Dialect | None = None, id_header: str | None = None
+    ) -> None:
+        super().__init__(dialect or ChatDialect(), id_header)
         self._ours = ours
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
@@ -69,6 +77,28 @@ class Passthrough(Endpoint):
         return exc
 
 
+class AnyOther:
+    """Every path under ``/v1`` that has no route: :class:`Passthrough`, with errors as the caller's SDK reads them. A
+    path of ours with a slash at its end is redirected, as by vLLM.
+
+    Args:
+        ours: as of :class:`Passthrough`.
+    """
+
+    def __init__(self, ours: Collection[str]) -> None:
+        self._ours = ours
+        self._openais = Passthrough(ours)
+        self._anthropics = Passthrough(ours, _MESSAGES, "request-id")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path.endswith("/") and (ours := path.rstrip("/")) in self._ours:
+            await RedirectResponse(URL(scope=scope).replace(path=ours), 307)(scope, receive, send)
+            return
+        theirs = asks_as_anthropics(path, scope["headers"])
+        await (self._anthropics if theirs else self._openais)(scope, receive, send)
+
+
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
     """The model that a JSON body names."""
     if not headers.get("content-type", "").startswith("application/json"):
@@ -83,10 +113,40 @@ class CountTokens(Endpoint):
         super().__init__(_MESSAGES, id_header="request-id")
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        check_encoding(scope["headers"])
-        data, headers = parse_json(raw), public_headers(scope["headers"])
+        raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+        data, headers = parse_json(raw), plain_headers(scope["headers"])
         request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
         return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
+
+
+class EngineCall(Endpoint):
+    """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer.
+
+    Args:
+        path: vLLM's.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(ChatDialect())
+        self._path = path
+
+    async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
+        data = parse_json(decoded(scope["headers"], raw, gateway.config.max_body_bytes))
+        caller = caller_of(scope)
+        rendering = Rendering(self.dialect, data, False, more_headers)
+        return Answering(lambda: self._answer(gateway, data, caller), rendering)
+
+    async def _answer(self, gateway: Gateway, data: dict[str, Any], caller: Caller) -> Outcome:
+        with gateway.routes.table.held() as table:
+            route = await table.find(model_of(data), caller)
+            if route.training is None:
+                raise NotFoundError(
+                    f"POST {self._path}: the route {route.name!r} has no engine of its own to ask",
+                    code="route_not_found",
+                )
+            body, _ = without_lines(data, route.settings.drop_lines)
+            answer = _answered(await passed(route.training, self._path, encode(body)))
+            return Relayed(200, {"content-type": "application/json"}, answer.content)
 
 
 async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) -> Outcome:
@@ -100,7 +160,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
         route = await table.find(request.model, request.caller)
         if route.training is None:
             return await gateway.pipeline.forward(request)
-        body = _MESSAGES.counted(data)
+        body, _ = without_lines(_MESSAGES.counted(data), route.settings.drop_lines)
         try:
             answer = await passed(route.training, "/tokenize", encode(body))
         except (UnavailableError, UpstreamError):
@@ -111,10 +171,20 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
 
 
 def _counted(answer: Answer) -> int:
+    with suppress(ValueError, LookupError, TypeError):
+        return int(decode(_answered(answer).content)["count"])
+    raise UpstreamError("the engine does not count tokens", code="engine_failed")
+
+
+def _answered(answer: Answer) -> Answer:
+    """The engine's ``answer`` to a question about tokens.
+
+    Raises:
+        RequestError, UpstreamError: it is an error.
+    """
     if answer.status == 200:
-        with suppress(ValueError, LookupError, TypeError):
-            return int(decode(answer.content)["count"])
+        return answer
     message = str(error_in(answer.content).get("message", f"status {answer.status}"))
     if answer.status in (400, 413, 422):
         raise RequestError(message)
-    raise UpstreamError(f"the engine does not count tokens: {message}", code="engine_failed")
+    raise UpstreamError(f"the engine does not tokenize: {message}", code="engine_failed")

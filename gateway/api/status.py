@@ -1,5 +1,5 @@
-"""What a gateway says of itself: ``GET /v1/models``, and for the operator ``GET /health``, ``GET /status`` and
-``POST /admin/reload``.
+"""What a gateway says of itself: ``GET /v1/models``, ``/version`` and ``/ping``, and for the operator ``GET /health``,
+``GET /status`` and ``POST /admin/reload``.
 
 Invariant: health and status do not wait for a slow swarm server. On loopback without keys everybody on the machine is
 the operator.
@@ -19,6 +19,7 @@ from gateway.rollout.server import Serving
 from gateway.routing.table import Route, RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import GatewayStatus, RouteLoad, RouteStatus, Stats
+from swarm import __version__
 from swarm.cards import model_list
 from swarm.http.routes import OpenAIBody
 
@@ -30,11 +31,27 @@ class Reloaded(BaseModel):
     needs_restart: list[str]
 
 
+class Version(BaseModel):
+    """As vLLM tells its own."""
+
+    version: str
+
+
 async def health(request: Request) -> Response:
     """Whether the gateway answers, and the engine's last known state."""
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
         return JSONResponse({"status": "ok", **await _engine(table)})
+
+
+async def ping(request: Request) -> Response:
+    """Whether the gateway answers; without a body, as vLLM's."""
+    return Response()
+
+
+async def version(request: Request) -> Version:
+    """The gateway's version."""
+    return Version(version=__version__)
 
 
 async def status(request: Request) -> GatewayStatus:
@@ -75,6 +92,9 @@ async def list_models(request: Request) -> OpenAIBody:
 
 async def get_model(request: Request, name: str) -> OpenAIBody:
     """One model."""
+    if not name:
+        # a slash at the end of the path of all
+        return await list_models(request)
     gateway: Gateway = request.state.gateway
     with gateway.routes.table.held() as table:
         return OpenAIBody.model_validate(await table.model(name, caller_of(request.scope)))

@@ -73,13 +73,9 @@ def skill(
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
+        from swarm import __version__
 
-        try:
-            known = version("swarm-gateway")
-        except PackageNotFoundError:
-            known = "(a checkout that is not installed)"
-        typer.echo(f"swarm-gateway {known}")
+        typer.echo(f"swarm-gateway {__version__}")
         raise typer.Exit
 
 

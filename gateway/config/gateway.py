@@ -27,6 +27,12 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 ModelName = Annotated[str, Field(min_length=1)]
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/]+)$")]
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a model name of the configuration stands for all that match it, as in a shell: ``claude-*``."""
+    return "*" in name or "?" in name
 
 
 class TracingConfig(Model):
@@ -66,7 +72,9 @@ class RouteConfig(RouteSettings):
 
     name: str = Field(min_length=1, description="names the route in keys, metrics and logs")
     models: list[ModelName] = Field(
-        default=[], description="names that applications ask for; default: the route's name and what its swarm serves"
+        default=[],
+        description="names that applications ask for, or patterns such as claude-*; without a whole name also the "
+        "route's name and what its swarm serves",
     )
 
 
@@ -97,12 +105,20 @@ class GatewayConfig(RouteSettings):
     )
     response_store_seconds: float = Field(default=24 * 3600.0, gt=0, description="after which a response is forgotten")
 
+    cors_origins: list[Origin] = Field(
+        default=[],
+        description="origins of web pages whose scripts may use the gateway, such as https://app.example; with keys "
+        "also '*', any page; default: none",
+    )
+
     access_log: bool = Field(default=False, description="one log line per request, without its texts")
     request_log: RequestLogConfig | None = None
     tracing: TracingConfig | None = None
 
     model_aliases: list[ModelName] = Field(
-        default=[], description="further names of the default route, such as the model name of an application"
+        default=[],
+        description="further names of the default route, such as the model name of an application, or patterns such as "
+        "claude-*",
     )
     routes: list[RouteConfig] = []
     default_route: str | None = Field(
@@ -126,6 +142,10 @@ class GatewayConfig(RouteSettings):
         if self.host not in LOOPBACK_HOSTS and not self.api_keys and self.keys_file is None:
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines: set api_keys or keys_file, or use 127.0.0.1"
+            )
+        if "*" in self.cors_origins and not self.api_keys and self.keys_file is None:
+            raise ValueError(
+                "cors_origins: '*' would open a gateway without keys to any web page: name the pages' origins"
             )
         keys = [key.get_secret_value() for key in self.api_keys]
         if not all(keys):

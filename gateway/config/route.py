@@ -101,6 +101,9 @@ _SHIPPED: list[dict[str, Any]] = [
 ]
 SHIPPED = [PassRule.model_validate(rule) for rule in _SHIPPED]
 
+#: Lines that differ from one conversation to the next: the first one of Claude Code has a hash of the conversation.
+_VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
+
 
 class RouteSettings(Model):
     """How one route answers: through a swarm server, a plain upstream, or the first with the second behind it."""
@@ -131,6 +134,12 @@ class RouteSettings(Model):
         default_factory=lambda: list(SHIPPED),
         description="requests that one of these rules fits are answered once and not trained; 'agents' stands for "
         "those that are shipped, for titles and the like of coding agents",
+    )
+    drop_lines: list[re.Pattern[str]] = Field(
+        default_factory=lambda: [re.compile(line) for line in _VOLATILE_LINES],
+        description="lines at the head of the instructions that one of these patterns fits as a whole are left out "
+        "before sampling: what differs with each conversation there keeps vLLM from reusing the prompt of another; "
+        "default: Claude Code's billing line; []: none",
     )
 
     share: Share | None = Field(

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapters.dialects import MessagesDialect
 from adapters.dialects.jsons import encode
+from adapters.dialects.messages import asks_as_anthropics
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
@@ -46,8 +47,8 @@ _STRANGERS_PER_MINUTE = 60
 #: Figures of all routes.
 _OPERATORS = ("/status", "/metrics")
 _MOST_NAME = 200
-#: Paths whose errors have Anthropic's form.
-_ANTHROPIC = "/v1/messages"
+#: Probes of whether the process answers need no key.
+OPEN = ("/health", "/ping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ class KeyMiddleware:
         self._messages = MessagesDialect()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
+        if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
         who = ""
@@ -233,7 +234,8 @@ class KeyMiddleware:
             if scope["method"] == "POST":
                 self._keys.count(holder)
         except SwarmGatewayError as exc:
-            content = encode(self._messages.error(exc)) if scope["path"].startswith(_ANTHROPIC) else None
+            theirs = asks_as_anthropics(scope["path"], scope["headers"])
+            content = encode(self._messages.error(exc)) if theirs else None
             await error_response(exc, content)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller

@@ -108,7 +108,7 @@ class RequestRecord:
         route: name of the route, once it is known.
         policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         error_code: of the error that the caller gets; or ``""``.
-        left_out: fields of the request that could not be carried to the model.
+        left_out: fields of the request that the answer does not heed.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
         streamed: whether the response is a stream of events.
@@ -242,7 +242,7 @@ def failed(code: str) -> None:
 
 
 def note_left_out(left_out: Sequence[str]) -> None:
-    """Note fields of the request that could not be carried to the model."""
+    """Note fields of the request that the answer does not heed."""
     if (record := _current.get()) is not None:
         record.left_out = left_out
 

@@ -115,6 +115,7 @@ async def run_with_group(
                 shaped, group = await claimed(shaped, waited)
             if left and isinstance(group, Unclaimed):
                 raise asyncio.CancelledError
+            incoming.left_out.not_as_asked(incoming.call.body, serving.job, episode_type="train")
             run = GroupRun(training, session, shaped, group)
             try:
                 with incoming.prospect.sampling():

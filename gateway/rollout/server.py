@@ -27,6 +27,7 @@ from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
+from swarm.job import TrainJob
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.states import EngineState
 from swarm.status import EngineFailure
@@ -65,7 +66,7 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the swarm server serves; ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
+    """What the swarm server serves; ``job``, ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
     application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
@@ -81,6 +82,7 @@ class Serving:
     takes_partial: bool = False
     max_model_len: int | None = None
     serves: bool = False
+    job: TrainJob | None = None
 
 
 class Waiting:
@@ -309,7 +311,9 @@ class Swarm:
         except (SwarmGatewayError, TimeoutError) as exc:
             logger.warning("the swarm server at %s does not answer for its status: %s", self.url, exc or "timeout")
             known = self.known
-            now = Serving(model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len)
+            now = Serving(
+                model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len, job=known.job
+            )
             self.down_since = self.down_since or datetime.now(UTC)
         else:
             self.down_since = None
@@ -324,6 +328,7 @@ class Swarm:
                 takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
+                job=job,
             )
         if now.max_model_len != self.known.max_model_len:
             _warn_of_short(self.url, now.max_model_len)

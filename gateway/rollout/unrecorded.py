@@ -42,6 +42,7 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     swarm, call = training.swarm, incoming.call
     # the engine has one model, under whatever name the application knows it
     body = to_json({**call.body, "model": swarm.known.model})
+    incoming.left_out.not_as_asked(call.body, swarm.known.job, episode_type=None)
     if call.stream:
         return await _awake(training, incoming, lambda: _live(training, body, _deadline(training)), patient=patient)
     completion, version = await _awake(

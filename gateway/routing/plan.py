@@ -5,9 +5,10 @@ Invariant: a mistake in a configuration is found by its plan, before anything of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig
+from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
@@ -26,6 +27,7 @@ class PlannedRoute:
         name: in keys, metrics and logs.
         settings: how it answers.
         names: that applications may ask for, apart from the model that the swarm serves.
+        patterns: of further names.
         answers_to_served: whether the name of the swarm's model leads here too.
         is_default: whether it takes what names no model or an unknown one.
         hooks: that judge; ``None``: a plain upstream answers everything.
@@ -34,6 +36,7 @@ class PlannedRoute:
     name: str
     settings: RouteSettings
     names: tuple[str, ...]
+    patterns: tuple[str, ...]
     answers_to_served: bool
     is_default: bool
     hooks: Hooks | None
@@ -88,16 +91,24 @@ class Plan:
         if not config.routes:
             # a plain upstream itself knows which models it has
             is_default = config.swarm_url is None or config.default_route is not None
-            aliases = tuple(config.model_aliases)
-            return cls(config, (PlannedRoute(ONLY_ROUTE, config, aliases, True, is_default, hooks_of(config)),))
+            only = PlannedRoute(ONLY_ROUTE, config, *_split(config.model_aliases), True, is_default, hooks_of(config))
+            return cls(config, (only,))
         return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
 
 
 def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
     is_default = route.name == config.default_route
-    aliases = config.model_aliases if is_default else []
-    names = tuple(dict.fromkeys([*(route.models or [route.name]), *aliases]))
-    return PlannedRoute(route.name, route, names, not route.models, is_default, hooks)
+    names, patterns = _split(route.models)
+    answers_to_served = not names
+    more_names, more_patterns = _split(config.model_aliases if is_default else [])
+    names = tuple(dict.fromkeys([*(names or (route.name,)), *more_names]))
+    patterns = tuple(dict.fromkeys([*patterns, *more_patterns]))
+    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, hooks)
+
+
+def _split(models: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names and the patterns among ``models``."""
+    return tuple(name for name in models if not is_pattern(name)), tuple(name for name in models if is_pattern(name))
 
 
 def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:

@@ -1,7 +1,8 @@
 """``RouteTable``: from a model name and a caller to a route; ``LiveRoutes``: the connected table, and its exchange for
 that of a new configuration.
 
-Invariant: a name leads to at most one route, and to none that the caller's key does not open. A request ends on the
+Invariant: a name leads to at most one route, and to none that the caller's key does not open: whole names win over
+patterns, and longer patterns over shorter ones. A request ends on the
 table it began with; connections that only old tables use are closed after their last request and its background work,
 and connections that a new table goes on using are never interrupted.
 """
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from gateway.rollout.server import Swarm, Training, Waiting
@@ -64,7 +66,7 @@ class Route(PlannedRoute):
 
     @property
     def all_names(self) -> list[str]:
-        """What leads here now."""
+        """The whole names that lead here now."""
         own = [self.served] if self.answers_to_served and self.served else []
         return list(dict.fromkeys([*own, *self.names]))
 
@@ -88,6 +90,8 @@ class RouteTable:
         self._unused.set()
         self._default = next((route for route in routes if route.is_default), None)
         self._named = {name: route for route in routes for name in route.names}
+        matching = [(pattern, route) for route in routes for pattern in route.patterns]
+        self._patterns = sorted(matching, key=lambda one: len(one[0]), reverse=True)
         self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
 
     @contextmanager
@@ -114,7 +118,7 @@ class RouteTable:
             ForbiddenError: the caller's key does not open it.
             UnavailableError: the name may be served by one of several swarm servers that have not answered yet.
         """
-        route = self._named.get(model or "") or await self._find_served(model) or self._default
+        route = self._named.get(model or "") or await self._find_unnamed(model) or self._default
         if route is None:
             raise await self._unknown(model, caller)
         if not caller.opens(route.name):
@@ -152,15 +156,15 @@ class RouteTable:
         route = await self.find(name, caller)
         return _card(name, route)
 
-    async def _find_served(self, model: str | None) -> Route | None:
+    async def _find_unnamed(self, model: str | None) -> Route | None:
+        """The route for what is no whole name of the configuration: its swarm serves it, or its pattern fits."""
         if not model:
             return self.routes[0] if len(self.routes) == 1 else None
         if (route := self._serving(model)) is not None:
             return route
-        if not self._by_served:
-            return None
         await self._read_statuses()
-        if self._default is None and (silent := self._silent()):
+        matching = next((route for pattern, route in self._patterns if fnmatchcase(model, pattern)), None)
+        if self._default is None and matching is None and (silent := self._silent()):
             urls = ", ".join(route.settings.swarm_url or "" for route in silent)
             error = UnavailableError(
                 f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it",
@@ -169,6 +173,8 @@ class RouteTable:
             await self._wait_until(lambda: self._serving(model) or len(self._silent()) <= 1, silent[0], error)
         if (route := self._serving(model)) is not None:
             return route
+        if matching is not None:
+            return matching
         # a swarm server that has not answered yet may serve it; its route waits for it, or falls back
         silent = self._silent()
         return silent[0] if len(silent) == 1 else None
@@ -196,13 +202,15 @@ class RouteTable:
         await asyncio.gather(*(swarm.serving() for swarm in swarms))
 
     async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
-        names = [name for route in self.routes if caller.opens(route.name) for name in route.all_names]
+        mine = [route for route in self.routes if caller.opens(route.name)]
+        names = [name for route in mine for name in (*route.all_names, *route.patterns)]
         if not model:
             text = f"Name a model: this gateway serves {_listed(names)}."
         else:
             text = (
                 f"The model `{model}` does not exist. This gateway serves {_listed(names)}: ask for that, or add "
-                f"`{model}` to the gateway's model_aliases, or to the models of a route."
+                f"`{model}` to the gateway's model_aliases, or to the models of a route; a pattern such as `claude-*` "
+                "will do too."
             )
         return NotFoundError(text, code="model_not_found", param="model")
 

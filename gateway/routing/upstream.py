@@ -107,7 +107,9 @@ class Upstream:
             UnavailableError, UpstreamError: as :meth:`relay`.
         """
         headers = request.headers
-        kept = {name: headers[name] for name in ("content-type", "accept", *_SENT_ON) if name in headers}
+        kept = {
+            name: headers[name] for name in ("content-type", "content-encoding", "accept", *_SENT_ON) if name in headers
+        }
         target = f"{request.path}?{request.query}" if request.query else request.path
         relayed = await self._send(request.method, target, request.body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)

@@ -12,6 +12,7 @@ import math
 import re
 import secrets
 import time
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
@@ -277,6 +278,34 @@ def check_encoding(headers: RawHeaders) -> None:
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         name = encoding.decode("latin-1")[:_MOST_ENCODING_SHOWN]
         raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
+
+
+def decoded(headers: RawHeaders, body: bytes, most: int) -> bytes:
+    """``body`` without the compression that ``headers`` name.
+
+    Args:
+        most: bytes that it may have then.
+
+    Raises:
+        UnsupportedEncodingError: it is compressed otherwise than by gzip or deflate.
+        PayloadTooLargeError: it is larger.
+        RequestError: it is not what the header says.
+    """
+    encoding = (header(headers, b"content-encoding") or b"").strip().lower()
+    if encoding not in (b"gzip", b"x-gzip", b"deflate"):
+        check_encoding(headers)
+        return body
+    # either format has a head by which zlib knows it
+    decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    try:
+        plain = decoder.decompress(body, most + 1)
+    except zlib.error as exc:
+        raise RequestError(f"the request body is not {encoding.decode()}: {exc}", code="malformed_encoding") from exc
+    if len(plain) > most:
+        raise PayloadTooLargeError(f"the decoded request body is larger than the limit of {most} bytes")
+    if not decoder.eof or decoder.unused_data:
+        raise RequestError(f"the request body is not one whole {encoding.decode()} stream", code="malformed_encoding")
+    return plain
 
 
 async def read_body(receive: Receive) -> bytes | bytearray:

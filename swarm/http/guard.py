@@ -7,7 +7,7 @@ rebound to this machine, reaches no route behind :class:`LoopbackGuard`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,14 +24,19 @@ class LoopbackGuard:
 
     Args:
         enabled: off where every request must carry a key, which no foreign page has.
+        remedy: says to who comes by another name how to be let in.
+        origins: of pages that are welcome.
     """
 
-    def __init__(self, app: ASGIApp, enabled: bool) -> None:
+    def __init__(self, app: ASGIApp, enabled: bool, remedy: str, origins: Collection[str] = ()) -> None:
         self.app = app
         self._enabled = enabled
+        self._remedy = remedy
+        self._origins = frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = foreign(scope["headers"]) if self._enabled and scope["type"] == "http" else None
+        enabled = self._enabled and scope["type"] == "http"
+        error = foreign(scope["headers"], self._remedy, self._origins) if enabled else None
         if error is None:
             await self.app(scope, receive, send)
         else:
@@ -66,20 +71,21 @@ class JsonBodies:
         await self.app(scope, receive, send)
 
 
-def foreign(headers: RawHeaders) -> RequestError | None:
-    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None`` if it does not."""
+def foreign(headers: RawHeaders, remedy: str, origins: Collection[bytes] = ()) -> RequestError | None:
+    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None`` if it does not. Arguments as there."""
     host = header(headers, b"host")
     # HTTP/1.0 needs no host; browsers always send one
     if host is not None and not _names_loopback(b"//" + host):
         return _refusal(
             421,
-            f"host {host.decode('latin-1')!r}: a server without a key answers to 127.0.0.1 and localhost only; "
-            "use such an address (`ssh -L` gives one to another machine), or configure a key",
+            f"host {host.decode('latin-1')!r}: a caller without a key is answered at 127.0.0.1 and localhost only. "
+            f"From a container (host.docker.internal) or another machine: {remedy}. Or use `ssh -L` to another "
+            "machine, and start the container with `--network host`: both let 127.0.0.1 be used",
             "foreign_host",
         )
     origin = header(headers, b"origin")
     # "null" (a file, a sandboxed frame) is anybody
-    if origin is not None and not _names_loopback(origin):
+    if origin is not None and origin not in origins and not _names_loopback(origin):
         return _refusal(
             403,
             f"origin {origin.decode('latin-1')!r}: pages of other hosts may not use a server without a key",

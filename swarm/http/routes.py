@@ -8,7 +8,6 @@ and docstring, and with any JSON object as their body.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -24,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import swarm
 from swarm.errors import RequestError
 from swarm.http.asgi import has_body, read_json
 
@@ -160,7 +160,7 @@ class OpenApi:
         """The whole document, as JSON data."""
         stated = [route for route in self.routes if isinstance(route, Route) and route.include_in_schema]
         shown = [route.stated for route in stated if isinstance(route, JsonRoute)]
-        whole = get_openapi(title=self.title, version=_version(), description=self.description, routes=shown)
+        whole = get_openapi(title=self.title, version=swarm.__version__, description=self.description, routes=shown)
         for route in stated:
             if not isinstance(route, JsonRoute):
                 for method in sorted((route.methods or set[str]()) - {"HEAD"}):
@@ -196,10 +196,3 @@ def _plain_operation(route: Route, method: str, security: Security) -> dict[str,
     if security:
         operation["security"] = security
     return operation
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("swarm-gateway")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return "0"

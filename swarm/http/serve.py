@@ -142,9 +142,7 @@ def uvicorn_config(
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Makes the event loop of a process that serves: uvloop's where installed."""
-    from uvicorn.loops.auto import auto_loop_factory
-
-    return auto_loop_factory()
+    return uvicorn.Config("", log_config=None).get_loop_factory()
 
 
 def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -> None:
@@ -153,14 +151,18 @@ def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -
     Raises:
         ConfigError: the app failed to start (its log says why).
     """
-    config = uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls)
+    server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls))
     try:
-        uvicorn.Server(config).run(sockets=[sock])
+        server.run(sockets=[sock])
+        started = server.started
     except KeyboardInterrupt:
         # uvicorn raises the captured SIGINT again once everything is shut down
         logger.debug("interrupted")
-    except SystemExit as exc:
-        # so uvicorn reports that the app's startup failed
-        raise ConfigError("the server did not start; the log above says why") from exc
+        started = True
+    except SystemExit:
+        # so a later uvicorn reports that the app's startup failed; an earlier one returns
+        started = False
     finally:
         sock.close()
+    if not started:
+        raise ConfigError("the server did not start; the log above says why")

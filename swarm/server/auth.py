@@ -200,6 +200,7 @@ _NO_TOKEN = (
     "client that takes only an address `http://x:TOKEN@HOST:PORT`. Where programs on the server's own machine need no "
     "token, `ssh -L 10086:127.0.0.1:10086 HOST` lets those of another machine in"
 )
+_REMEDY = "make a token (`swarm-gateway swarm tokens create`) and send it as `Authorization: Bearer TOKEN`"
 #: headers that proxies add: the peer is then not the caller
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
@@ -269,7 +270,7 @@ class AuthMiddleware:
             return self._ring.authenticate(key)
         if not self._anonymous_may(headers, peer):
             raise AuthenticationError(_NO_TOKEN)
-        if (error := foreign(headers)) is not None:
+        if (error := foreign(headers, _REMEDY)) is not None:
             raise error
         return ANONYMOUS
 

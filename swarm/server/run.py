@@ -35,13 +35,12 @@ class _Server(uvicorn.Server):
         self._release = release
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
+        # so a later uvicorn reports that the app did not start, which would end the event loop; an earlier one returns
+        with contextlib.suppress(SystemExit):
             await super().startup(sockets)
-        except SystemExit as exc:
-            # so uvicorn reports that the app did not start; leaving a task, it would end the event loop
-            raise ConfigError("the server did not start; the log above says why") from exc
-        if self.started:
-            self._ready()
+        if not self.started:
+            raise ConfigError("the server did not start; the log above says why")
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._release()

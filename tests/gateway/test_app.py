@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import ValidationError
 from starlette.routing import Route
 
+import gateway as gateway_package
 from gateway.app import ANY_OTHER, create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask, write_hooks
 from tests.standins.swarm import Swarm
+from tests.standins.upstream import Upstream
 from tests.swarm.http.references import references
 
 pytestmark = pytest.mark.anyio
@@ -64,9 +68,43 @@ async def test_an_oversized_body_is_413(swarm: Swarm, open_gateway: OpenGateway,
 
 
 @pytest.mark.parametrize(
-    "path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/feedback"]
+    ("path", "more"),
+    [
+        (CHAT, {}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"max_tokens": 9}),
+    ],
 )
-async def test_a_compressed_body_is_refused_in_words(swarm: Swarm, gateway: Http, path: str) -> None:
+async def test_a_compressed_body_is_read(open_gateway: OpenGateway, path: str, more: dict[str, Any]) -> None:
+    body = {name: value for name, value in {**BODY, **more}.items() if name != "messages" or "hi" not in more.values()}
+    plain = json.dumps(body).encode()
+    async with open_gateway(max_body_bytes=2048) as http:
+        for encoding, packed in (("gzip", gzip.compress(plain)), ("deflate", zlib.compress(plain))):
+            answer = await http.post(path, content=packed, headers={**JSON, "content-encoding": encoding})
+            assert answer.status_code == 200, answer.text
+        for encoding, content, status in (
+            ("gzip", gzip.compress(b" " * 100_000), 413),
+            ("gzip", plain, 400),
+            ("gzip", gzip.compress(plain)[:-9], 400),
+            ("gzip", gzip.compress(plain) * 2, 400),
+            ("zstd", plain, 415),
+        ):
+            answer = await http.post(path, content=content, headers={**JSON, "content-encoding": encoding})
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (status, "false"), answer.text
+
+
+async def test_an_upstream_reads_what_the_gateway_has_decoded(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    alone = {"swarm_url": None, "hooks": None, "upstream": {"base_url": upstream.url}}
+    headers = {**JSON, "content-encoding": "gzip"}
+    async with open_gateway(**alone) as http:
+        for body in (BODY, BODY | {"audio": {"voice": "alloy"}}):
+            await http.post(CHAT, content=gzip.compress(json.dumps(body).encode()), headers=headers)
+            assert upstream.got[-1].body == body and "content-encoding" not in upstream.got[-1].headers
+
+
+@pytest.mark.parametrize("path", ["/v1/feedback"])
+async def test_what_is_told_of_an_answer_comes_plain(gateway: Http, path: str) -> None:
     headers = {**JSON, "content-encoding": "gzip"}
     response = await gateway.post(path, content=gzip.compress(json.dumps(BODY).encode()), headers=headers)
     assert (response.status_code, response.headers["x-should-retry"]) == (415, "false")
@@ -106,6 +144,81 @@ async def test_web_pages_of_other_hosts_need_a_key(
     async with open_gateway(api_keys=["secret"]) as http:
         keyed = {**headers, "authorization": "Bearer secret"}
         assert (await ask(http, keyed)).status_code == 200
+
+
+async def test_a_container_without_a_key_is_told_what_to_do(gateway: Http) -> None:
+    refused = await gateway.get("/v1/models", headers={"host": "host.docker.internal:8000"})
+    assert refused.status_code == 421
+    for words in ("host.docker.internal", "api_keys", "host: 0.0.0.0", "--network host"):
+        assert words in refused.json()["error"]["message"]
+
+
+PAGE = {"origin": "https://app.example"}
+PREFLIGHT = {
+    **PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,x-stainless-lang",
+}
+
+
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+async def test_a_page_that_is_named_uses_the_gateway(open_gateway: OpenGateway, keys: list[str]) -> None:
+    async with open_gateway(cors_origins=[PAGE["origin"]], api_keys=keys) as http:
+        asked = await http.options(CHAT, headers=PREFLIGHT)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, PAGE["origin"])
+        assert "x-stainless-lang" in asked.headers["access-control-allow-headers"]
+        answer = await ask(http, PAGE | {"authorization": "Bearer secret"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE["origin"])
+        assert answer.headers["access-control-expose-headers"] == "*" and answer.headers["x-request-id"]
+        other = {"origin": "https://other.example"}
+        refused = await http.options(CHAT, headers=PREFLIGHT | other)
+        assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
+        answer = await ask(http, other | {"authorization": "Bearer secret"})
+        assert answer.status_code == (200 if keys else 403)
+        assert "access-control-allow-origin" not in answer.headers
+        if keys:
+            wrong = await ask(http, PAGE)
+            # the page's script reads why
+            assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (401, PAGE["origin"])
+
+
+async def test_without_the_setting_a_preflight_is_told_of_it(gateway: Http) -> None:
+    answer = await gateway.options(CHAT, headers={"access-control-request-method": "POST"})
+    assert answer.status_code == 405 and "cors_origins" in answer.json()["error"]["message"]
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "https://a/b"])
+async def test_an_origin_that_cannot_be_is_refused(open_gateway: OpenGateway, origin: str) -> None:
+    with pytest.raises(ValidationError, match="cors_origins"):
+        async with open_gateway(cors_origins=[origin]):
+            pass
+
+
+async def test_any_page_may_use_a_gateway_with_keys(open_gateway: OpenGateway) -> None:
+    async with open_gateway(cors_origins=["*"], api_keys=["secret"]) as http:
+        answer = await ask(http, PAGE | {"authorization": "Bearer secret"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
+async def test_probes_as_of_vllm(open_gateway: OpenGateway) -> None:
+    async with open_gateway(api_keys=["secret"]) as http:
+        for method in ("GET", "POST"):
+            pong = await http.request(method, "/ping")
+            assert (pong.status_code, pong.content) == (200, b"")
+        assert (await http.get("/version")).status_code == 401
+        told = await http.get("/version", headers={"authorization": "Bearer secret"})
+        assert told.json() == {"version": gateway_package.__version__}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_slash_at_the_end_leads_to_the_path(gateway: Http, path: str) -> None:
+    body = BODY | {"max_tokens": 9}
+    moved = await gateway.post(f"{path}/?beta=true", json=body)
+    assert moved.status_code == 307 and moved.headers["location"].endswith(f"{path}?beta=true")
+    assert (await gateway.post(f"{path}/", json=body, follow_redirects=True)).status_code == 200
+    assert (await gateway.get("/v1/models/")).json() == (await gateway.get("/v1/models")).json()
+    assert (await gateway.post("/v1/nowhere/", json=body)).status_code == 404
 
 
 async def test_models(swarm: Swarm, gateway: Http) -> None:

@@ -62,6 +62,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": SAID | {"model": MODEL, "max_tokens": 8},
     "/v1/messages/count_tokens": SAID | {"model": MODEL},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1, 2]},
 }
 #: headers that the dialects read
 HEADERS = st.fixed_dictionaries(
@@ -235,4 +237,6 @@ async def test_before_an_upstream() -> None:
     assert set(statuses) == routes_of(app, not_fuzzed)
     # what an upstream answers is no group: nothing is to be said of it, and no session begins
     ours = {"POST /admin/reload", "POST /v1/feedback", "GET /v1/sessions/{id}", "POST /v1/sessions/{id}/end"}
+    # only an engine of its own is asked for tokens
+    ours |= {"POST /tokenize", "POST /detokenize"}
     assert {label for label, seen in statuses.items() if 200 not in seen} == ours

@@ -25,6 +25,7 @@ from tests.standins.vllm import (
     token_chunk,
     usage_chunk,
 )
+from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server import conftest as server
 from tests.swarm.server.dataplane.test_raw import told
 
@@ -61,6 +62,39 @@ async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(rig: ser
     assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     information = rig.controller.pool.information()
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
+
+
+async def test_what_a_trained_answer_does_not_heed_is_told_of_it_alone(rig: server.Rig, gateway: Http) -> None:
+    body = BODY | {"temperature": 0.2, "seed": 3, "max_tokens": 101}
+    named = {
+        train: [note.partition(":")[0] for note in answer.headers["x-swarm-left-out"].split("; ")]
+        for train in ("true", "false")
+        if (answer := await gateway.post(CHAT, json=body, headers={"x-swarm-train": train})).status_code == 200
+    }
+    assert named == {"true": ["max_tokens", "temperature", "seed"], "false": ["max_tokens"]}
+    trained, straight = (sent for _, sent in rig.vllm.requests)
+    assert (trained["temperature"], straight["temperature"], straight["seed"]) == (0.9, 0.2, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": BODY["messages"]}),
+    ],
+)
+@pytest.mark.parametrize("train", ["true", "false"])
+async def test_a_temperature_that_vllm_refuses_is_refused_trained_or_not(
+    rig: server.Rig, gateway: Http, path: str, body: dict[str, Any], train: str
+) -> None:
+    rig.vllm.rules = VllmRules()
+    answer = await gateway.post(path, json=body | {"temperature": -1}, headers={"x-swarm-train": train})
+    assert answer.status_code == 400
+    assert "temperature must be non-negative, got -1" in answer.json()["error"]["message"]
+    assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+    await none_running(rig)
 
 
 @pytest.mark.parametrize("stream", [False, True])

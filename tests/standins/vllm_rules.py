@@ -127,10 +127,19 @@ def _sampling_problem(body: Mapping[str, Any]) -> str | None:
     temperature, n = body.get("temperature"), int(body.get("n") or 1)
     if temperature is not None and temperature < 0:
         return f"temperature must be non-negative, got {temperature}."
+    if temperature is not None and temperature > 2:
+        return f"temperature must be in [0, 2], got {temperature}."
     if temperature is not None and temperature < _GREEDY and n > 1:
         return f"n must be 1 when using greedy sampling, got {n}."
     if (top_p := body.get("top_p")) is not None and not 0 < top_p <= 1:
         return f"top_p must be in (0, 1], got {top_p}."
+    if (top_k := body.get("top_k")) is not None and top_k < -1:
+        return f"top_k must be 0 (disable), or at least 1, got {top_k}."
+    if (min_p := body.get("min_p")) is not None and not 0 <= min_p <= 1:
+        return f"min_p must be in [0, 1], got {min_p}."
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (body.get(name) or 0) <= 2:
+            return f"{name} must be in [-2, 2], got {body[name]}."
     if (most := body.get("max_tokens")) is not None and most < 1:
         return f"max_tokens must be at least 1, got {most}."
     if body.get("stop") == "" or "" in (body.get("stop") or []):
@@ -213,7 +222,12 @@ CASES: Sequence[Case] = (
     Case("a user without content", {"messages": [{"role": "user", "content": None}]}, "Input should be a valid string"),
     Case("a system message amid the conversation", {"messages": [USER, {"role": "system", "content": "x"}, USER]}),
     Case("a negative temperature", {"temperature": -1}, "temperature must be non-negative"),
+    Case("a high temperature", {"temperature": 2.1}, "temperature must be in [0, 2]"),
     Case("top_p of zero", {"top_p": 0}, "top_p must be in (0, 1]"),
+    Case("a negative top_k", {"top_k": -2}, "top_k must be 0 (disable), or at least 1"),
+    Case("a high min_p", {"min_p": 1.5}, "min_p must be in [0, 1]"),
+    Case("a high penalty", {"presence_penalty": 3}, "presence_penalty must be in [-2, 2]"),
+    Case("a low penalty", {"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2]"),
     Case("no token", {"max_tokens": 0}, "max_tokens must be at least 1"),
     Case("an empty stop", {"stop": ""}, "stop cannot contain an empty string"),
     Case("an empty stop in a list", {"stop": [""]}, "stop cannot contain an empty string"),

@@ -1,8 +1,8 @@
 """What the caller asks for, and the body that goes to vLLM for it: of a chat, or of a raw prompt.
 
-Invariant: unknown fields are forwarded unchanged; a train episode samples from the policy itself (the trainer's
-temperature, no truncation, penalties, biases or banned tokens) unless the job says ``sampling: app``. The exception is
-constrained decoding (``response_format``, ``structured_outputs``, a forced tool call): an agent that cannot parse the
+Invariant: unknown fields are forwarded unchanged; a train episode samples from the policy itself
+(:mod:`swarm.sampling`), and ``left_out`` says what of the request it does not heed. The exception is constrained
+decoding (``response_format``, ``structured_outputs``, a forced tool call): an agent that cannot parse the
 answer learns nothing from it, so the grammar stays, and what it masks is the one difference from the policy.
 
 A raw prompt (a text, or token ids, in place of ``messages``) goes to ``/v1/completions`` and is recorded like a chat.
@@ -10,13 +10,14 @@ A raw prompt (a text, or token ids, in place of ``messages``) goes to ``/v1/comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from swarm.errors import RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
+from swarm.sampling import DROPPED, NEUTRAL, asked_length, check_sampling, not_as_asked
 from swarm.tokens import EARLIER_IDS
 
 #: Answers of one call: vLLM's own bound (``VLLM_MAX_N_SEQUENCES``).
@@ -25,27 +26,6 @@ _MOST_SAMPLES = 16_384
 _COMPLETION_TOKENS = 16
 #: Fields that only a chat has.
 _CHAT_ONLY = ("include_reasoning", "top_logprobs", "max_completion_tokens")
-#: Neutral values, sent explicitly: a model's generation_config.json would set its own where a field is absent.
-_POLICY_SAMPLING: dict[str, Any] = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-#: ``seed`` would make all answers of a group equal, and a group of equal answers teaches nothing; the others shift or
-#: mask the logits, so that the recorded log-probabilities would not be the policy's.
-_NOT_SAMPLING_FROM_POLICY = (
-    "seed",
-    "use_beam_search",
-    "length_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "min_tokens",
-    "thinking_token_budget",
-)
 
 #: Types of content parts that a prompt's token ids represent in full.
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "tool_reference"))
@@ -95,7 +75,8 @@ class ChatCall:
 
     ``max_tokens`` bounds the answer, ``context`` prompt and answer together, both in tokens. ``raw`` marks a raw
     prompt. ``not_text`` names the type of a content part that is not text, and is empty without one: the trainer gets
-    token ids alone, so such a call is never trained.
+    token ids alone, so such a call is never trained. ``left_out`` are the fields that the answer does not heed, with
+    the reasons.
     """
 
     body: dict[str, Any]
@@ -108,6 +89,7 @@ class ChatCall:
     context: int
     raw: bool = False
     not_text: str = ""
+    left_out: Sequence[tuple[str, str]] = ()
 
     @property
     def path(self) -> str:
@@ -160,7 +142,8 @@ def prepare(
 
     Raises:
         RequestError: there are neither messages nor a prompt, ``stream`` is not a boolean, ``n`` is beyond vLLM's
-            bound, above 1 in a train episode, or not the size of the group.
+            bound, above 1 in a train episode, or not the size of the group; or vLLM would refuse a sampling field that
+            does not reach it.
     """
     has_prompt, messages = _has_prompt(body), body.get("messages")
     if not has_prompt and (not isinstance(messages, list) or not messages):
@@ -204,14 +187,16 @@ def prepare(
         sent["n"] = group_size
     if wants.stream:
         sent["stream_options"] = {**options, "include_usage": True}
-    asked = _asked_length(body)
+    # Without a length none is sent: vLLM then allows what fits into the context, up to max_response_length (verl starts
+    # it with that limit), whereas with an explicit length it refuses each prompt that leaves less room.
+    given = asked = asked_length(body)[1]
     turn = job.max_turn_length if episode_type is not None else None
     if turn is not None and turn < job.max_response_length and (asked is None or asked > turn):
         asked = turn
         sent.pop("max_completion_tokens", None)
         sent["max_tokens"] = turn
     elif asked is not None and asked >= job.max_response_length:
-        # the engine's own limit (verl sizes its tensors by it): the same as asking for none, see _asked_length
+        # the engine's own limit (verl sizes its tensors by it): the same as asking for none
         asked = None
         sent.pop("max_tokens", None)
         sent.pop("max_completion_tokens", None)
@@ -219,13 +204,14 @@ def prepare(
         sampling = job.eval_sampling.model_dump(exclude_none=True)
         sent |= {name: value for name, value in sampling.items() if body.get(name) is None}
     if train and job.sampling == "trainer":
-        sent |= {"temperature": job.temperature, **_POLICY_SAMPLING}
-        for key in _NOT_SAMPLING_FROM_POLICY:
+        check_sampling(body)
+        sent |= {"temperature": job.temperature, **NEUTRAL}
+        for key in DROPPED:
             sent.pop(key, None)
     max_tokens = job.max_response_length if asked is None else asked
     not_text = _not_text(messages)
     if has_prompt:
-        if _asked_length(body) is None:
+        if given is None:
             max_tokens = min(_COMPLETION_TOKENS, max_tokens)
         sent = {name: value for name, value in sent.items() if name not in _CHAT_ONLY}
         sent |= {"logprobs": ours["top_logprobs"], "max_tokens": max_tokens}
@@ -240,6 +226,7 @@ def prepare(
         context=job.max_prompt_length + job.max_response_length,
         raw=has_prompt,
         not_text=not_text,
+        left_out=not_as_asked(body, job, episode_type=episode_type),
     )
 
 
@@ -273,18 +260,6 @@ def _not_text(messages: Any) -> str:
                 continue
             return str(fields.get("type") or "untyped")
     return ""
-
-
-def _asked_length(body: Mapping[str, Any]) -> int | None:
-    """The length of answer that the caller asks for.
-
-    Without one, none is sent: vLLM then allows what fits into the context, up to ``max_response_length`` (verl starts
-    it with that limit), whereas with an explicit length it refuses each prompt that leaves less room.
-    """
-    asked = body.get("max_completion_tokens")
-    if asked is None:
-        asked = body.get("max_tokens")
-    return asked if isinstance(asked, int) else None  # vLLM refuses anything else
 
 
 def _plain_text(body: Mapping[str, Any]) -> bool:

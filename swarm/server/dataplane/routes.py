@@ -17,7 +17,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
+from adapters.dialects import (
+    ChatDialect,
+    CompletionsDialect,
+    Dialect,
+    MessagesDialect,
+    ResponsesDialect,
+    left_out_header,
+)
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -168,12 +175,12 @@ class DataPlane:
         asked = await read_json(request)
         # an episode may have ended while the body was read
         owner.check()
-        headers: Mapping[str, str] = {}
+        left_out: Sequence[str] = ()
         if isinstance(dialect, ChatDialect) and "prompt" in asked:
             body = asked
         else:
             parsed = dialect.parse(asked)
-            body, headers = parsed.body, parsed.answer_headers
+            body, left_out = parsed.body, parsed.left_out
         controller, options = self.controller, request.headers
         serving = controller.serving
         pieces = options.get(PIECES) == "1"
@@ -181,6 +188,7 @@ class DataPlane:
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
         call = prepare(body, kind, controller.job, serving.engine_model, group_size, pieces=pieces, record=record)
+        headers = left_out_header([*left_out, *dialect.notes_of(call.left_out)])
         goes_on = None
         if call.record and not call.raw:
             goes_on = self._conversations.begin(controller.job.model, body, owner.episodes)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects import MessagesDialect
+from adapters.dialects import MessagesDialect, left_out_header
 from swarm.errors import (
     AuthenticationError,
     ConflictError,
@@ -190,7 +190,7 @@ def test_fields_without_a_counterpart_are_left_out_and_noted(change: dict[str, A
     request = DIALECT.parse({"max_tokens": 9, "messages": [HI], **change})
     (note,) = request.left_out
     assert note.startswith(f"{path}: ")
-    assert request.answer_headers == {"x-swarm-left-out": note}
+    assert left_out_header(request.left_out) == {"x-swarm-left-out": note}
 
 
 def test_tools_of_anthropic_are_left_out_beside_others() -> None:
@@ -205,7 +205,7 @@ def test_notes_are_short_and_printable() -> None:
     unknown = {f"\r\nx-evil: {k}; \u20ac" * 99: 1 for k in range(99)}
     turns = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}] * 5
     request = DIALECT.parse({"max_tokens": 9, "messages": turns, **unknown})
-    (told,) = request.answer_headers.values()
+    (told,) = left_out_header(request.left_out).values()
     assert len(told) <= 1000 and told.isascii() and told.isprintable()
     assert request.left_out[0].startswith("messages.*.content.0.x: ") or "*" in request.left_out[0]
     assert (len(request.left_out), request.left_out[-1]) == (21, "and 80 more")

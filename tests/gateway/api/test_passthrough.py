@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
 
 from swarm.states import EngineState
-from tests.gateway.conftest import Http, OpenGateway
+from tests.gateway.conftest import Http, OpenGateway, gateway_before
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
+from tests.standins.vllm import ENGINE_MODEL
+from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
 
 HI: Any = {"role": "user", "content": "hi"}
 ODD = Response(b"\x00answer", media_type="application/x-odd")
@@ -60,7 +66,7 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
     assert embeddings.raw == raw and "cookie" not in embeddings.headers
     assert embeddings.headers["authorization"] == "Bearer theirs"
     assert (audio.headers["content-type"], audio.raw) == (sent.headers["content-type"], body)
-    assert compressed.raw == b"\x1f\x8bpacked"
+    assert (compressed.raw, compressed.headers["content-encoding"]) == (b"\x1f\x8bpacked", "gzip")
 
 
 async def test_without_an_upstream_the_404_says_so(gateway: Http) -> None:
@@ -74,6 +80,29 @@ async def test_without_an_upstream_the_404_says_so(gateway: Http) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, code)
         assert words in response.json()["error"]["message"]
     assert (await gateway.get("/status")).json()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/messages/batches"),
+        ("GET", "/v1/messages/batches/b1/results"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/files/f1/content"),
+    ],
+)
+async def test_anthropics_sdk_reads_errors_in_its_own_shape(
+    open_gateway: OpenGateway, method: str, path: str, keys: list[str]
+) -> None:
+    async with open_gateway(api_keys=keys) as http:
+        answer = await http.request(method, path, headers={"anthropic-version": "2023-06-01"})
+        assert answer.status_code == (401 if keys else 404)
+        error = "authentication_error" if keys else "not_found_error"
+        assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", error)
+        other = await http.request(method, path.replace("/messages", ""))
+        assert other.status_code == answer.status_code and "type" not in other.json()
+    assert keys or answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
@@ -138,3 +167,31 @@ async def test_a_fallback_that_answers_nonsense_to_prompts_is_a_502(
         response = await http.post("/v1/completions", json=body)
     code = "stream_cut" if streamed else "malformed_answer"
     assert (response.status_code, response.json()["error"]["code"]) == (502, code)
+
+
+async def test_the_engine_itself_says_what_tokens_a_text_has(rig: server.Rig, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> JSONResponse:
+        asked.append(body)
+        if body.get("prompt") == "":
+            return JSONResponse({"error": {"message": "no text", "type": "BadRequestError", "code": 400}}, 400)
+        return JSONResponse(
+            {"tokens": [1, 2], "count": 2, "max_model_len": 100} if "tokens" not in body else {"prompt": "ab"}
+        )
+
+    rig.vllm.default = answer
+    async with gateway_before(str(rig.client.base_url), tmp_path, model_aliases=["m"]) as http:
+        counted = await http.post("/tokenize", json={"model": "m", "prompt": "ab", "add_special_tokens": False})
+        assert counted.json() == {"tokens": [1, 2], "count": 2, "max_model_len": 100}
+        assert (await http.post("/detokenize", json={"tokens": [1, 2]})).json() == {"prompt": "ab"}
+        refused = await http.post("/tokenize", json={"prompt": ""})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no text")
+        assert (await http.post("/tokenize", json={"model": "unheard"})).status_code == 404
+    assert asked[0] == {"model": ENGINE_MODEL, "prompt": "ab", "add_special_tokens": False}
+
+
+async def test_where_there_is_no_engine_tokens_are_not_told(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    async with open_gateway(**alone(upstream)) as http:
+        answer = await http.post("/tokenize", json={"prompt": "ab"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")

@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gateway
+import swarm
 from gateway.cli import main
 from gateway.cli.root import app
 
@@ -140,5 +143,12 @@ def test_the_version(installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: p
 
     monkeypatch.setattr("importlib.metadata.version", version)
     assert run("--version", monkeypatch=monkeypatch) == 0
-    shown = "1.2.3" if installed else "(a checkout that is not installed)"
+    shown = "1.2.3" if installed else "0+unknown"
     assert capsys.readouterr().out == f"swarm-gateway {shown}\n"
+    assert gateway.__version__ == swarm.__version__ == shown
+
+
+@pytest.mark.parametrize("package", [gateway, swarm])
+def test_a_package_has_no_other_attribute_of_that_kind(package: Any) -> None:
+    with pytest.raises(AttributeError, match="has no attribute '__versoin__'"):
+        _ = package.__versoin__

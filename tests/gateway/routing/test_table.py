@@ -17,7 +17,7 @@ from gateway.config.gateway import read_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.gateway.conftest import BODY, CHAT, REWARD, Http, serving, write_hooks
+from tests.gateway.conftest import BODY, CHAT, REWARD, Http, OpenGateway, serving, write_hooks
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
@@ -117,6 +117,46 @@ async def test_aliases_are_names_of_the_default_route(team: Team) -> None:
     async with team.gateway(default_route="coder", model_aliases=["o1"]) as http:
         assert (await ask(http, "o1")).status_code == 200
     assert team.asked == (0, 1, 0)
+
+
+async def test_a_pattern_leads_to_its_route_where_no_whole_name_does(team: Team) -> None:
+    routes = team.routes()
+    routes[0]["models"] = ["claude-*", "code-*", "gpt-4?"]
+    routes[2]["models"] = ["claude-haiku-*", "claude-haiku-4[1m]"]
+    async with team.gateway(routes=routes, default_route="coder", model_aliases=["claude-opus-5-5", "o*"]) as http:
+        expected = {
+            "claude-sonnet-5-5": (1, 0, 0),
+            "gpt-4o": (2, 0, 0),
+            "claude-haiku-4-5": (2, 0, 1),
+            "claude-haiku-4[1m]": (2, 0, 2),
+            "claude-opus-5-5": (2, 1, 2),
+            "code-1": (2, 2, 2),
+            "o3": (2, 3, 2),
+        }
+        for model, asked in expected.items():
+            assert (await ask(http, model)).status_code == 200
+            assert team.asked == asked, model
+        cards = (await http.get("/v1/models")).json()["data"]
+        card = (await http.get("/v1/models/claude-sonnet-5-5")).json()
+    # a pattern is no model; the route that has nothing else is listed by its own names
+    assert sorted(one["id"] for one in cards) == [
+        "claude-haiku-4[1m]",
+        "claude-opus-5-5",
+        "code-1",
+        "coder",
+        "plan-1",
+        "planner",
+    ]
+    assert (card["id"], card["root"]) == ("claude-sonnet-5-5", "plan-1")
+
+
+async def test_an_unknown_name_is_told_the_patterns(open_gateway: OpenGateway) -> None:
+    async with open_gateway(model_aliases=["claude-*"]) as http:
+        assert (await ask(http, "claude-opus-5-5")).status_code == 200
+        answer = await ask(http, "gpt-7")
+        listed = [one["id"] for one in (await http.get("/v1/models")).json()["data"]]
+    assert answer.status_code == 404 and "`claude-*`, `tiny`" in answer.json()["error"]["message"]
+    assert listed == ["tiny"]
 
 
 async def test_a_key_opens_its_routes_alone(team: Team) -> None:

@@ -23,7 +23,7 @@ def client(enabled: bool = True) -> httpx.AsyncClient:
     app = Starlette(
         routes=[Route("/", echo, methods=["GET", "POST"]), Route("/zip", echo, methods=["POST"])],
         middleware=[
-            Middleware(LoopbackGuard, enabled=enabled),
+            Middleware(LoopbackGuard, enabled=enabled, remedy="knock", origins=["https://ours.example"]),
             Middleware(JsonBodies, other_types={"/zip": "application/zip"}),
         ],
     )
@@ -38,6 +38,8 @@ def client(enabled: bool = True) -> httpx.AsyncClient:
         ({"host": "[::1]:10086"}, 200, None),
         ({"host": "127.0.0.2"}, 200, None),
         ({"origin": "http://localhost:3000"}, 200, None),
+        ({"origin": "https://ours.example"}, 200, None),
+        ({"origin": "https://ours.example.evil"}, 403, "foreign_origin"),
         ({"host": "evil.example:10086"}, 421, "foreign_host"),
         ({"host": "localhost.evil.example"}, 421, "foreign_host"),
         ({"host": "192.168.0.4:10086"}, 421, "foreign_host"),
@@ -56,6 +58,7 @@ async def test_only_this_machine(method: str, headers: dict[str, str], status: i
     if code is not None:
         assert answer.json()["error"]["code"] == code
         assert answer.headers["x-should-retry"] == "false"
+        assert (code == "foreign_host") == ("knock" in answer.json()["error"]["message"])
 
 
 async def test_a_server_with_a_key_answers_to_any_name() -> None:

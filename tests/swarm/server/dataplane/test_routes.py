@@ -276,6 +276,28 @@ async def test_what_vllm_would_refuse_without_need_is_left_out_and_told(rig: Rig
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize("as_stream", [False, True])
+async def test_what_a_call_of_an_episode_does_not_heed_is_told(rig: Rig, as_stream: bool) -> None:
+    if as_stream:
+        rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": as_stream, "max_tokens": 101, "temperature": 0.5}
+    episode = await rig.claim()
+    answer = await rig.client.post(
+        f"{episode.base_url}/messages", json=body, headers={"authorization": f"Bearer {episode.key}"}
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-swarm-left-out"] == (
+        "max_tokens: answers end at 100 tokens, raise job.max_response_length for longer ones; "
+        "temperature: trained answers are sampled at 0.9 (job.sampling is trainer)"
+    )
+
+
+async def test_what_vllm_would_refuse_of_the_sampling_is_refused_where_it_is_overridden(rig: Rig) -> None:
+    refused = await (await rig.claim()).chat(top_p=0)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_p")
+    assert rig.vllm.requests == []
+
+
 async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
     both = asyncio.Barrier(2)
 
