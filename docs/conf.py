@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 
 # before autodoc, which replaces annotations of pydantic's BaseModel: models with extra fields cannot be made after that
-import swarm.client.workflow  # noqa: F401
+import swarm.agentjet.workflow  # noqa: F401
 
 project = "swarm-gateway"
 copyright = "Apache-2.0"

@@ -90,6 +90,18 @@ DEFAULTS: dict[str, Any] = {
     "lr": 1e-6,
     "ppo_epochs": 1,
 }
+#: The same for keys without a keyword: what decides what is learned, and that weights are kept. How it is run (memory,
+#: tool parser, loggers) is the server's and verl's.
+_DEFAULT_KEYS: dict[str, Any] = {
+    f"{_ROLLOUT}.temperature": 0.9,
+    f"{_COMMON}.use_kl_loss": True,
+    f"{_COMMON}.kl_loss_coef": 0.002,
+    f"{_COMMON}.kl_loss_type": "low_var_kl",
+    f"{_COMMON}.optim.weight_decay": 0.01,
+    f"{_COMMON}.optim.betas": [0.9, 0.999],
+    f"{_COMMON}.optim.grad_clip": 20.0,
+    f"{_COMMON}.save_freq": 20,
+}
 #: AgentJet's bound of one answer, where the job sets none.
 _BOUND = "max_response_length_in_one_turn"
 _ONE_TURN = 4096
@@ -120,6 +132,8 @@ _OURS = {
     "max_parallel_episodes": "max_env_worker",
     "tensor_parallel_size": "tensor_model_parallel_size",
 }
+#: Field of a :class:`TrainJob` -> AgentJet's key, where there is no keyword.
+_KEYS = {"temperature": f"{_ROLLOUT}.temperature", "save_freq": f"{_COMMON}.save_freq"}
 _COLLECTION = "rollout_until_"
 
 
@@ -170,6 +184,8 @@ class AgentJetJob:
         vars(self).update(config=Section(), extras={}, base_yaml_config=base_yaml_config, _warned=set[str]())
         for path in _SECTIONS:
             self._parent(f"{path}.")
+        for key, value in _DEFAULT_KEYS.items():
+            setattr(self._parent(key), key.rpartition(".")[2], value)
         self._set(DEFAULTS)
         if base_yaml_config is not None:
             self._read(Path(base_yaml_config))
@@ -302,6 +318,11 @@ class AgentJetJob:
                 setattr(self, keyword, value)
             elif name == "collection":
                 self.swarm_mode_sample_collection_method = f"{_COLLECTION}{value}"
+            elif name == "kl_coef":
+                common = self._parent(f"{_COMMON}.")
+                common.use_kl_loss, common.kl_loss_coef = value != 0, value
+            elif name in _KEYS:
+                setattr(self._parent(_KEYS[name]), _KEYS[name].rpartition(".")[2], value)
             elif name == "overrides" and isinstance(value, Mapping):
                 self.extras["overrides"] = {**self.extras.get("overrides", {}), **cast("Mapping[str, Any]", value)}
             elif name in TrainJob.model_fields:

@@ -33,7 +33,16 @@ def test_agentjets_defaults_are_sent() -> None:
         max_prompt_length=3000,
         max_response_length=15000,
         gpu_memory_utilization=0.85,
-        overrides=job.overrides,
+        # what decides what is learned is AgentJet's, too
+        temperature=0.9,
+        kl_coef=0.002,
+        save_freq=20,
+        overrides={
+            "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+            "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+            "actor_rollout_ref.actor.optim.betas": [0.9, 0.999],
+            "actor_rollout_ref.actor.optim.clip_grad": 20.0,
+        },
     )
 
 
@@ -70,6 +79,7 @@ def test_the_keywords_of_scripts_are_carried() -> None:
         total_training_steps=7,
         use_kl_loss=False,
     )
+    job.config.ajet.trainer_common.save_freq = -1
     assert (job.num_repeat, job.batch_size, job.max_env_worker) == (3, 6, 9)
     assert job.train_job() == TrainJob(
         model="org/model",
@@ -91,7 +101,9 @@ def test_the_keywords_of_scripts_are_carried() -> None:
         ppo_epochs=2,
         total_training_steps=7,
         kl_coef=0.0,
+        temperature=0.9,
         overrides={
+            **AgentJetJob(model="m").train_job().overrides,
             "actor_rollout_ref.rollout.max_num_seqs": 64,
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 5000,
             "actor_rollout_ref.model.lora_rank": 8,
@@ -214,8 +226,18 @@ def test_a_file_of_overrides_alone_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_in_our_words_is_read(tmp_path: Path) -> None:
-    ours = written(tmp_path, model="m", lr=0.5, project="p", collection="finish_enough_episodes", serving="always")
+    ours = written(
+        tmp_path,
+        model="m",
+        lr=0.5,
+        project="p",
+        collection="finish_enough_episodes",
+        serving="always",
+        kl_coef=0.1,
+        save_freq=3,
+    )
     job = AgentJetJob(ours, lr=0.25).train_job()
+    assert (job.kl_coef, job.save_freq, job.temperature) == (0.1, 3, 0.9)
     assert (job.model, job.lr, job.project) == ("m", 0.25, "p")
     assert (job.collection, job.serving) == ("finish_enough_episodes", "always")
 
