@@ -31,9 +31,9 @@ VERSIONS: dict[str, tuple[str, ...]] = {
 }
 #: Of those, whose classes are not made to be derived from.
 CLOSED = {"verl", "vllm", "ray"}
-#: What our code may assign on objects that are not ours, beside the settings of a ``config``: of a copy of verl's
-#: configuration, and of the standard library.
-SETTINGS = {"n", "daemon"}
+#: What our code may assign on objects that are not ours, beside the settings of a ``config``: of a part of
+#: verl's configuration, and of the standard library.
+SETTINGS = {"n", "default_local_dir", "daemon"}
 #: Names with an underscore that the standard library documents.
 DOCUMENTED = {"_exit"}
 
@@ -67,7 +67,7 @@ TABLE: tuple[Names, ...] = (
     Names(
         "verl.trainer.ppo.v1:PPOTrainerSync",
         "_build_replay_buffer _init_resource_pool_mgr _balance_batch _compute_advantage _update_actor _compute_metrics "
-        "on_init_end on_sample_end on_step_end fit",
+        "_save_checkpoint on_init_end on_sample_end on_step_end fit",
         "overridden: verl's steps, driven by the swarm",
     ),
     Names(
