@@ -62,7 +62,7 @@ $(GPU_PINS)/.ready: requirements/gpu.lock requirements/cpu.lock pyproject.toml |
 	touch $@
 
 test-gpu-pins: $(GPU_PINS)/.ready
-	$(GPU_PINS)/bin/python -m pytest -m "not engine" tests/adapters/verl $(ARGS)
+	$(GPU_PINS)/bin/python -m pytest -m "not engine" -n auto --dist worksteal tests/adapters/verl $(ARGS)
 	$(GPU_PINS)/bin/python -m pytest -m engine tests $(ARGS)
 
 # opt-in: what CI has no time for: tutorials on the real engine, and a run that is interrupted and resumed

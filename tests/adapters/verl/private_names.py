@@ -31,8 +31,9 @@ VERSIONS: dict[str, tuple[str, ...]] = {
 }
 #: Of those, whose classes are not made to be derived from.
 CLOSED = {"verl", "vllm", "ray"}
-#: What our code may assign on objects that are not ours: settings of verl's configuration, and the standard library's.
-SETTINGS = {"n", "adv_estimator", "enable", "ppo_mini_batch_size", "daemon"}
+#: What our code may assign on objects that are not ours, beside the settings of a ``config``: of a part of
+#: verl's configuration, and of the standard library.
+SETTINGS = {"n", "default_local_dir", "daemon"}
 #: Names with an underscore that the standard library documents.
 DOCUMENTED = {"_exit"}
 
@@ -200,8 +201,9 @@ def private_names(source: str) -> set[str]:
                 used.add(name)
             case ast.Attribute(value=ast.Name(id="self" | "cls" | "ctx"), ctx=ast.Store(), attr=name):
                 ours.add(name)
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                used.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store(), value=owner):
+                if name.startswith("_") or "config" not in ast.unparse(owner).split("."):
+                    used.add(name)
             case ast.Attribute(attr=name) if name[:1] == "_" and name[:2] != "__":
                 used.add(name)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):

@@ -40,9 +40,9 @@ class Ours:
         other.patched = self._own
         other.swarm_mark = self._mine()
 ray.init(_d=1, **{"_e": 2})
-config.n = 1
+self.config.trainer.setting = config._f = 1
 """
-    assert private_names(source) == {"_a", "_b", "_c", "patched", "_d", "_e"}
+    assert private_names(source) == {"_a", "_b", "_c", "patched", "_d", "_e", "_f"}
 
 
 class Theirs:
