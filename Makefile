@@ -42,7 +42,7 @@ test-slow: $(READY)
 test-engine: $(READY)
 	$(BIN)/python -m pytest -m engine tests $(ARGS)
 
-# opt-in: other people's clients, each in an environment of its own under .client-envs (needs uv, npm and Node 20)
+# opt-in: other people's clients, each in an environment of its own under .client-envs (needs uv, npm and Node 20; clients that need a later Node bring it)
 test-clients: $(READY)
 	$(BIN)/python -m tests.clients.environments
 	$(BIN)/python -m pytest -m clients tests/clients tests/tutorial $(ARGS)

@@ -30,6 +30,8 @@ from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 #: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
 _JOINED = frozenset({"content", "reasoning_content", "reasoning", "refusal", "arguments"})
 _KNOWN_IN_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage"})
+#: Fields of every chunk.
+_HEAD = ("id", "object", "created", "model", "system_fingerprint")
 _KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 
@@ -150,7 +152,7 @@ class _Broadcast:
             shaped["choices"] = [{**choice, "index": place} for choice in choices]
         if self._include_usage:
             shaped.setdefault("usage", None)
-        self._head = {name: shaped.get(name) for name in ("id", "object", "created", "model")}
+        self._head = {name: shaped[name] for name in _HEAD if name in shaped}
         if assembly.finish_reason is not None and all(one.finish_reason for one in self._assemblies):
             self._deliver()
             version = self._opened.result() if self._opened.done() else None

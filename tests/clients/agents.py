@@ -13,8 +13,8 @@ from tests.clients.environments import CLAUDE_CODE, CODEX, MINI_SWE, OPENCODE, Q
 from tests.clients.running import run
 from tests.clients.stack import MODEL, Stack
 
-#: What Claude Code asks for by itself: its model, and that of its quick helpers.
-CLAUDE_MODELS = ["claude-opus-4-8", "claude-haiku-4-5-20251001"]
+#: Whatever Claude Code asks for by itself: its model is another with each version, and its helpers have their own.
+CLAUDE_MODELS = ["claude-*"]
 
 _CODEX = """\
 model = "{model}"

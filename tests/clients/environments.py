@@ -100,15 +100,17 @@ SMOLAGENTS = PythonEnv("smolagents", "smolagents[openai]==1.26.0")
 AGENTS = PythonEnv("openai-agents", "openai-agents==0.24.0")
 LANGCHAIN = PythonEnv("langchain-openai", "langchain-openai==1.7.3")
 LLM = PythonEnv("llm", "llm==0.36")
-#: 7.x needs a later node than the oldest that is maintained
-NODE = NodeEnv("openai-node", "openai@6.49.0")
-CLAUDE_CODE = NodeEnv("claude-code", "@anthropic-ai/claude-code@2.1.197")
+#: For clients that need a later node than the oldest that is maintained.
+_NODE = "node@22.23.3"
+NODE = NodeEnv("openai-node", f"openai@7.57.0 {_NODE}")
+#: a program of its own; node only installs it
+CLAUDE_CODE = NodeEnv("claude-code", "@anthropic-ai/claude-code@2.1.330")
 CODEX = NodeEnv("codex", "@openai/codex@0.169.0")
 OPENCODE = NodeEnv("opencode", "opencode-ai@1.18.33")
-QWEN_CODE = NodeEnv("qwen-code", "@qwen-code/qwen-code@0.15.10")
+QWEN_CODE = NodeEnv("qwen-code", f"@qwen-code/qwen-code@0.24.4 {_NODE}")
 AI_SDK = NodeEnv(
     "ai-sdk",
-    "ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.138 @ai-sdk/openai-compatible@2.0.87 zod@4.6.7",
+    f"ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 {_NODE}",
 )
 ALL = (
     AIDER,

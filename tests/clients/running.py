@@ -30,7 +30,7 @@ def run(command: list[str], home: Path, more: Mapping[str, str] | None = None, t
     done = subprocess.run(
         command,
         cwd=home,
-        env=_environment(home, more),
+        env=_environment(command, home, more),
         input=typed,
         capture_output=True,
         text=True,
@@ -46,7 +46,7 @@ def interrupt(command: list[str], home: Path, more: Mapping[str, str], begun: Pa
     process = subprocess.Popen(
         command,
         cwd=home,
-        env=_environment(home, more),
+        env=_environment(command, home, more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -70,6 +70,8 @@ def until_there(path: Path) -> None:
         time.sleep(0.02)
 
 
-def _environment(home: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(command: list[str], home: Path, more: Mapping[str, str] | None) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    # the node that was installed with a client
+    kept["PATH"] = os.pathsep.join([str(Path(command[0]).parent), kept["PATH"]])
     return {"PYTHONIOENCODING": "utf-8", **kept, "HOME": str(home), **(more or {})}

@@ -58,7 +58,12 @@ def test_openai_agents(served: Stack, tmp_path: Path, api: str) -> None:
 @covers("openai (Node)", "plain", "streamed", "tools", "parallel tools", "second turn")
 def test_node(served: Stack, tmp_path: Path) -> None:
     needs(environments.NODE)
-    command = ["node", str(APPS / "node_app.mjs"), served.base_url, str(environments.NODE.folder)]
+    command = [
+        environments.NODE.command("node"),
+        str(APPS / "node_app.mjs"),
+        served.base_url,
+        str(environments.NODE.folder),
+    ]
     with served.trains(7):
         result = json.loads(run(command, tmp_path))
     assert result["plain"] == result["streamed"] == "You said: Hello, Grüße!"

@@ -113,6 +113,15 @@ class Shaper:
         chunk.update(self._identity)
         return self.answer(chunk)
 
+    def closed(self, usage: Body) -> None:
+        """Take what only vLLM's last chunk has, the one with the usage."""
+        if (fingerprint := usage.get("system_fingerprint")) is not None:
+            self._identity["system_fingerprint"] = fingerprint
+
+    def end(self, chunk: Body) -> Body:
+        """The last chunk of a choice, held back until vLLM's stream was over."""
+        return chunk | self._identity
+
     def continued(self, chunk: Body, index: int) -> Body:
         """A /v1/completions chunk as the chat chunk that continues choice ``index``."""
         choices = [{**_chat_choice(choice, "delta", {}), "index": index} for choice in chunk.get("choices") or []]

@@ -79,6 +79,7 @@ class Attempt:
         for choice in choices:
             self._look_at(choice)
         if not choices:
+            self._shaper.closed(chunk)
             return []  # the usage: delivered at the end
         shaped = self._shaper.chunk(chunk)
         if len(choices) == 1:
@@ -115,7 +116,7 @@ class Attempt:
 
     def ends(self) -> list[Body]:
         """The chunks to deliver once the call is recorded, ends last."""
-        return [*self._opening, *self._ends.values()]
+        return [*self._opening, *map(self._shaper.end, self._ends.values())]
 
     def continuable(self, index: int) -> bool:
         """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""

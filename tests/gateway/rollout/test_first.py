@@ -60,6 +60,18 @@ async def test_the_first_answer_is_out_before_the_others_are_there(
         assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
 
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_the_last_chunk_has_the_engines_fingerprint(
+    rig: server.Rig, open_route: OpenRoute, with_usage: bool
+) -> None:
+    last = usage_chunk(1) | {"system_fingerprint": "vllm-1"}
+    rig.vllm.default = by_form(streamed(role_chunk(), token_chunk([1], "stop"), last), plain([1, 2]))
+    async with open_route() as route:
+        chunks = await chunks_of(await live(route, stream_options={"include_usage": with_usage}))
+        assert chunks[-1]["system_fingerprint"] == "vllm-1" and bool(chunks[-1].get("usage")) == with_usage
+        await at_rest(rig, route)
+
+
 async def test_each_chunk_goes_out_as_it_comes(rig: server.Rig, open_route: OpenRoute) -> None:
     more = asyncio.Event()
     rig.vllm.default = by_form(

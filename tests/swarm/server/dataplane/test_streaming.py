@@ -62,6 +62,19 @@ async def test_stream_is_passed_through_and_recorded(rig: Rig) -> None:
     assert rig.vllm.requests[0][1]["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_the_engines_fingerprint_is_in_the_last_chunk(rig: Rig, with_usage: bool) -> None:
+    # as vLLM sends it where usage is asked for, as it always is here
+    last = usage_chunk(1) | {"system_fingerprint": "vllm-1"}
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), last))
+    episode = await rig.claim()
+    options = {"stream_options": {"include_usage": True}} if with_usage else {}
+    *chunks, _ = await read(episode, **options)
+    assert chunks[-1]["system_fingerprint"] == "vllm-1" and bool(chunks[-1].get("usage")) == with_usage
+    [end] = [chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"]]
+    assert end["system_fingerprint"] == "vllm-1"
+
+
 async def test_asked_for_fields_are_delivered(rig: Rig) -> None:
     rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
     events = await read(await rig.claim(), logprobs=True, return_token_ids=True, stream_options={"include_usage": True})
