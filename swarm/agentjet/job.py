@@ -262,8 +262,7 @@ class AgentJetJob:
         """
         tree = self.config_as_dict
         for key, why in convert(tree).ignored.items():
-            bound = key == f"ajet.{KEYWORDS[_BOUND]}" and self._get(_BOUND) is None
-            if not bound and key not in self._warned:
+            if key not in self._warned:
                 self._warned.add(key)
                 logger.warning("the job's %s has no effect: %s", key, why)
         return self._job(tree)

@@ -16,8 +16,8 @@ import pytest
 
 from swarm.status import MAX_RESTARTS
 from tests.gateway.conftest import write_hooks
+from tests.gateway.launch.test_up import ROOT, Run, interrupt, quick_polls
 from tests.gateway.resilience.rig import JOB, REWARD
-from tests.gateway.test_up import ROOT, Run, interrupt, quick_polls
 from tests.kill.invariants import lines
 from tests.standins.engine import FOLDER_VARIABLE
 

@@ -32,6 +32,8 @@ def test_agentjets_defaults_are_sent() -> None:
         max_parallel_episodes=128,
         max_prompt_length=3000,
         max_response_length=15000,
+        max_turn_length=4096,
+        dialect="agentjet",
         gpu_memory_utilization=0.85,
         # what decides what is learned is AgentJet's, too
         temperature=0.9,
@@ -94,6 +96,9 @@ def test_the_keywords_of_scripts_are_carried() -> None:
         max_parallel_episodes=9,
         max_prompt_length=100,
         max_response_length=200,
+        max_turn_length=200,
+        save_freq=-1,
+        dialect="agentjet",
         mini_batch_num=2,
         tensor_parallel_size=2,
         gpu_memory_utilization=0.5,

@@ -114,7 +114,7 @@ def test_a_reward_that_agentjet_leaves_to_a_judge_is_refused(load: Load, api: Ep
         """,
         "Late",
     )
-    with pytest.raises(ConfigError, match="reward: Field required"):
+    with pytest.raises(ConfigError, match="reward: one number is needed"):
         solve(TASK, api)
 
 
