@@ -11,7 +11,6 @@ must agree: whole texts hardly ever do.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Literal
 
@@ -24,7 +23,8 @@ from swarm.types import Task
 EXTRACTORS = {
     "number": r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)",
     "boxed": r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}",
-    "answer": r"(?:final answer|answer)\s*(?:is|:|=)\s*\**\s*([^\n]+?)\s*\**\.?\s*(?:\n|$)",
+    # the first repetition gives nothing back: else a line of spaces would be tried in every way
+    "answer": r"(?:final answer|answer)\s*(?:is|:|=)[\s*]*+([^\n]*[^\s*.])",
     "choice": r"\b([A-E])\b",
 }
 
@@ -80,6 +80,6 @@ def _plain_number(text: str) -> str:
     """One spelling for one number: ``1,000.50`` and ``1000.5``."""
     whole, _, fraction = text.replace(",", "").partition(".")
     sign, digits = ("-", whole[1:]) if whole.startswith("-") else ("", whole)
-    fraction = re.sub(r"0+$", "", fraction)
+    fraction = fraction.rstrip("0")
     number = (digits.lstrip("0") or "0") + (f".{fraction}" if fraction else "")
     return number if number == "0" else sign + number

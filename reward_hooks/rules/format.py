@@ -7,37 +7,40 @@ Like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2). Schemas
 Fails when: form is mistaken for content. ``{}`` is JSON, an object of empty strings fits most schemas, and a model
 finds the shortest text with the form: use ``minLength``, ``enum`` and ``required``, or a gate before a reward for the
 content. If no answer of a group has the form, the group teaches nothing. A pattern with nested repetition (``(a+)+b``)
-can take time exponential in the answer's length, and Python's ``re`` blocks the whole process past any deadline: write
-patterns in which each character can match in one way only.
+can take time exponential in the answer's length: an answer on which it takes more than a second does not match.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from reward_hooks.contract import Candidate, Reward, Rule
+from reward_hooks.verifiable.match import MATCH_SECONDS, compiled
 from swarm.errors import ConfigError
 from swarm.types import Task
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class Matches(Rule):
-    """1 if the whole answer, without surrounding white space, matches ``pattern``."""
+    """1 if the whole answer, without surrounding white space, matches ``pattern``, with ``flags`` of the ``regex``
+    package."""
 
-    def __init__(self, pattern: str, flags: int = re.DOTALL) -> None:
-        try:
-            self._pattern = re.compile(pattern, flags)
-        except re.error as exc:
-            raise ConfigError(f"Matches: {pattern!r} is no regular expression: {exc}") from exc
+    def __init__(self, pattern: str, flags: int = regex.DOTALL) -> None:
+        self._pattern = compiled(pattern, "Matches", flags)
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        good = self._pattern.fullmatch(candidate.text.strip()) is not None
+        try:
+            good = self._pattern.fullmatch(candidate.text.strip(), timeout=MATCH_SECONDS, concurrent=True) is not None
+        except TimeoutError:
+            return Reward(value=0.0, reason=f"takes more than {MATCH_SECONDS:g} s to match {self._pattern.pattern!r}")
         return Reward(value=float(good), reason="" if good else f"does not match {self._pattern.pattern!r}")
 
 
@@ -115,6 +118,7 @@ class SchemaChecker:
             kind.check_schema(schema)
         except SchemaError as exc:
             raise ConfigError(f"this is no JSON schema: {exc.message} (at {exc.json_path})") from exc
+        kind = validators.extend(kind, {"pattern": _pattern})
         # an empty registry: without one, references are fetched over the network
         self._validator: Any = kind(schema, registry=Registry())
 
@@ -124,7 +128,20 @@ class SchemaChecker:
             errors = list(islice(self._validator.iter_errors(value), _MOST_FAULTS))
         except RecursionError:
             return ["nested too deep to be checked"]
+        except ArithmeticError as exc:
+            # multipleOf divides: 1e400 is infinite
+            return [f"has a number that cannot be checked: {exc}"]
+        except TimeoutError:
+            return [f"takes more than {MATCH_SECONDS:g} s to match a pattern"]
         return [f"{error.json_path}: {error.message[:200]}" for error in errors]
+
+
+def _pattern(validator: Any, pattern: str, instance: object, schema: object) -> Iterator[Exception]:
+    """The keyword ``pattern`` with a deadline."""
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, str) and not regex.search(pattern, instance, timeout=MATCH_SECONDS, concurrent=True):
+        yield ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
 
 
 class JsonSchema(Rule):

@@ -4,39 +4,51 @@ The reward is ``passed / tests`` (unit tests as in HumanEval, Chen et al. 2021, 
 in APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer, or all
 of it where there is none. ``task.metadata["tests"]`` is a list of
 
-* ``{"call": "add(1, 2)", "returns": 3}``: an expression and its JSON value;
+* ``{"call": "add(1, 2)", "returns": 3}``: an expression and its JSON value. Integers, strings and so on must be equal;
+  where a float is expected, 1e-9 of it (or 1e-9, if that is more) is allowed;
 * ``{"stdin": "1 2", "stdout": "3"}``: the program's input and output, ignoring white space at the ends of lines;
 * a string: statements that must run to their end, such as ``assert add(1, 2) == 3``.
 
-The first two are compared outside the sandbox, so the code never sees the expected value. Each test runs in its own
-process, within the limits of :mod:`reward_hooks.verifiable.sandbox`.
+Expected values are compared outside the sandbox (:mod:`reward_hooks.verifiable.checks`), so the code never sees them;
+of a string, this holds for comparisons with a literal. Each test runs in a sandbox of its own
+(:mod:`reward_hooks.verifiable.sandbox`).
 
-Fails when: the tests are weak; the model learns to pass them, not to be right. Statements share a process with the
-code, which can search for the expected values or replace what they call: prefer the other two forms for training. The
-result of a test near the time limit depends on the machine's load.
+An answer whose tests take more than its share of the hook's time fails those that are left; the others keep theirs.
+
+Fails when: the tests are weak; the model learns to pass them, not to be right. What else statements say than
+comparisons with a literal shares a process with the code, which can look for it there or change what it means: prefer
+the other two forms for training. The result of a test near the time limit depends on the machine's load.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, cast
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.launcher import NO_SANDBOX
-from reward_hooks.verifiable.sandbox import Finished, Limits, Sandbox
+from reward_hooks.verifiable.checks import Check, check_of
+from reward_hooks.verifiable.sandbox import Limits, Sandbox
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
-_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+# each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
+_BLOCK = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+#: The share of the hook's time in which all answers are to be judged.
+_MOST_OF_THE_TIME = 0.9
 
-#: A source text, its standard input, and whether a run passed.
-_Check = tuple[str, str, Callable[[Finished], bool]]
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Why tests fail, one reason each, and whether the answer used up its time before all of them had run."""
+
+    failures: list[str]
+    used_up: bool
 
 
 class Code:
@@ -46,9 +58,9 @@ class Code:
         key: of ``task.metadata``.
         limits: fields of :class:`reward_hooks.verifiable.sandbox.Limits`.
         all_or_nothing: 1 for code that passes every test, else 0.
-        parallel: concurrent tests, over all groups; default: one per processor.
+        parallel: answers that are judged at the same time, over all groups; default: one per processor.
         python: see :class:`reward_hooks.verifiable.sandbox.Sandbox`.
-        allow_network: see there; without it, code never runs on a system that grants no isolation.
+        unsafe: see there; without it, code never runs on a system that grants no sandbox.
 
     Raises:
         ConfigError: the system grants no sandbox, or a limit is wrong.
@@ -62,7 +74,7 @@ class Code:
         all_or_nothing: bool = False,
         parallel: int | None = None,
         python: str | None = None,
-        allow_network: bool = False,
+        unsafe: bool = False,
     ) -> None:
         try:
             self._limits = Limits.model_validate(dict(limits or {}))
@@ -71,70 +83,80 @@ class Code:
         if parallel is not None and parallel < 1:
             raise ConfigError("Code needs parallel of at least 1")
         self._key = key
-        self._sandbox = Sandbox(self._limits, python=python, allow_network=allow_network)
+        self._sandbox = Sandbox(self._limits, python=python, unsafe=unsafe)
         self._all_or_nothing = all_or_nothing
-        self._pool = ThreadPoolExecutor(parallel or os.cpu_count() or 1, thread_name_prefix="code-reward")
+        self._parallel = parallel or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="code-reward")
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
         """The rewards of a group.
 
         Raises:
-            HookError: the task has no tests (``no_reference``), they could not all run within the deadline
-                (``hook_timeout``), or no sandbox could be made (``no_sandbox``).
+            HookError: the task has no tests (``no_reference``), no answer got through them in its share of the time, or
+                other groups left too little of it (``hook_timeout``), or no sandbox could be made (``no_sandbox``).
         """
         deadline = time.monotonic() + context.deadline_seconds
-        tests = self._tests(task)
-        runs = {
-            (index, number): self._pool.submit(self._passes, code_of(candidate.text), test, deadline)
-            for index, candidate in enumerate(candidates)
-            for number, test in enumerate(tests)
-        }
+        checks = [check_of(test) for test in self._tests(task)]
+        share = _MOST_OF_THE_TIME * context.deadline_seconds / math.ceil(len(candidates) / self._parallel)
+        runs = [
+            self._pool.submit(self._judge, code_of(candidate.text), checks, share, deadline) for candidate in candidates
+        ]
         try:
-            passed = {place: run.result() for place, run in runs.items()}
+            outcomes = [run.result() for run in runs]
         finally:
-            for run in runs.values():
+            for run in runs:
                 run.cancel()
-        rewards: list[Reward] = []
-        for index in range(len(candidates)):
-            failures = [why for number in range(len(tests)) if (why := passed[index, number])]
-            share = 1 - len(failures) / len(tests)
-            rewards.append(
-                Reward(
-                    value=float(not failures) if self._all_or_nothing else share,
-                    components={"passed": share},
-                    reason=f"{len(failures)} of {len(tests)} tests fail: {failures[0]}" if failures else "",
-                )
+        if all(outcome.used_up for outcome in outcomes):
+            raise HookError(
+                f"no answer got through the tests in {share:.1f} s, its share of the hook's time: have fewer or faster "
+                "tests, a smaller limit of seconds, or a longer timeout of the hook",
+                code="hook_timeout",
             )
-        return rewards
+        return [self._reward(outcome.failures, len(checks)) for outcome in outcomes]
+
+    def _reward(self, failures: list[str], tests: int) -> Reward:
+        share = 1 - len(failures) / tests
+        return Reward(
+            value=float(not failures) if self._all_or_nothing else share,
+            components={"passed": share},
+            reason=f"{len(failures)} of {tests} tests fail: {failures[0]}" if failures else "",
+        )
 
     def _tests(self, task: Task) -> list[Any]:
         tests: Any = task.metadata.get(self._key)
         if not isinstance(tests, list) or not tests:
             raise HookError(f"task {task.task_id} has no metadata[{self._key!r}] with tests", code="no_reference")
-        for test in cast("list[Any]", tests):
-            _check("", test)
         return cast("list[Any]", tests)
 
-    def _passes(self, code: str, test: Any, deadline: float) -> str:
-        """Why the test fails; empty where it passes."""
+    def _judge(self, code: str, checks: list[Check], share: float, deadline: float) -> _Outcome:
+        """Run the tests of one answer, one after the other."""
         if not code.strip():
-            return "no code"
-        left = deadline - time.monotonic()
-        # a test with less time than the others is unfair
-        if left < self._limits.seconds and left < 1.0:
-            raise HookError("the tests could not all be run within the hook's deadline", code="hook_timeout")
-        program, given, passed = _check(code, test)
+            return _Outcome(["no code"] * len(checks), used_up=False)
+        began = time.monotonic()
+        failures: list[str] = []
+        for number, check in enumerate(checks):
+            now = time.monotonic()
+            left = began + share - now
+            if deadline - now < min(left, self._limits.seconds):
+                # other groups took it; a test with less time than those of other answers is unfair
+                raise HookError("no time was left to run the tests", code="hook_timeout")
+            if failure := self._failure(code, check, left):
+                failures.append(failure)
+            if time.monotonic() - began >= share:
+                rest = len(checks) - number - 1
+                reason = f"the answer's tests took more than {share:.1f} s in all"
+                return _Outcome(failures + [reason] * rest, used_up=bool(rest or failure))
+        return _Outcome(failures, used_up=False)
+
+    def _failure(self, code: str, check: Check, left: float) -> str:
+        """Why the test fails; empty where it passes."""
         try:
-            finished = self._sandbox.run(program, given, seconds=left)
+            finished = self._sandbox.run(code, check.given, epilogue=check.epilogue, seconds=left)
         except OSError as exc:
             raise HookError(f"no sandbox could be made: {exc}", code="no_sandbox") from exc
-        if finished.status == NO_SANDBOX and finished.errors.startswith("no sandbox: "):
-            raise HookError(finished.errors.strip(), code="no_sandbox")
         if finished.status is None:
-            if left < self._limits.seconds:
-                raise HookError("the tests could not all be run within the hook's deadline", code="hook_timeout")
-            return f"took longer than {self._limits.seconds:g} s"
-        if passed(finished):
+            return f"took longer than {min(left, self._limits.seconds):.3g} s"
+        if check.passed(finished):
             return ""
         if finished.status == 0:
             return "wrong result"
@@ -148,41 +170,3 @@ def code_of(text: str) -> str:
     """The last fenced Python block of an answer, or the whole answer."""
     blocks = _BLOCK.findall(text)
     return blocks[-1] if blocks else text
-
-
-def _check(code: str, test: Any) -> _Check:
-    # the code cannot print the mark, which it does not know, except when statements share its process
-    mark = secrets.token_hex(16)
-    match test:
-        case str():
-            return f"{code}\n{test}\nprint({mark!r})\n", "", lambda run: run.output.rstrip().endswith(mark)
-        case {"call": str() as call, "returns": expected}:
-            epilogue = f"import json as _json\nprint('\\n' + {mark!r} + _json.dumps({call}))\n"
-            return f"{code}\n{epilogue}", "", lambda run: _returned(run.output, mark, expected)
-        case {"stdin": str() as given, "stdout": str() as wanted}:
-            return code, given, lambda run: run.status == 0 and _lines(run.output) == _lines(wanted)
-        case _:
-            raise HookError(f"this is no test: {str(test)[:200]}", code="bad_reference")
-
-
-def _returned(output: str, mark: str, expected: Any) -> bool:
-    _, found, value = output.rpartition(f"\n{mark}")
-    try:
-        return bool(found) and _same(json.loads(value), expected)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _same(value: Any, expected: Any) -> bool:
-    # 1 and True are equal in Python, not in JSON
-    return json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True) or (
-        isinstance(value, int | float)
-        and isinstance(expected, int | float)
-        and not isinstance(value, bool)
-        and not isinstance(expected, bool)
-        and abs(value - expected) <= 1e-9 * max(1.0, abs(expected))
-    )
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -16,12 +16,16 @@ import re
 from collections import Counter, deque
 from typing import Any, Literal, cast
 
+import regex
+
 from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_WORD = re.compile(r"[^\w\s]|_")
+#: Seconds that a pattern may take on one answer.
+MATCH_SECONDS = 1.0
 #: Characters of a text that the edit distance compares; the time grows with their square.
 _MOST_EDITED = 5_000
 
@@ -114,17 +118,25 @@ def levenshtein(one: str, other: str) -> int:
     return distance
 
 
-def compiled(pattern: str, owner: str) -> re.Pattern[str]:
-    """The regular expression; raises :class:`ConfigError` if it is none."""
+def compiled(pattern: str, owner: str, flags: int = regex.DOTALL) -> regex.Pattern[str]:
+    """The regular expression; raises :class:`ConfigError` if it is none.
+
+    Of the ``regex`` package, which can be given a deadline and lets other threads run: in ``re``, an answer that makes
+    a pattern try exponentially many ways stops the whole process.
+    """
     try:
-        return re.compile(pattern, re.DOTALL)
-    except re.error as exc:
+        return regex.compile(pattern, flags)
+    except regex.error as exc:
         raise ConfigError(f"{owner}: {pattern!r} is no regular expression: {exc}") from exc
 
 
-def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """The first group, or all, of the last match in ``text``."""
-    found = next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+def last_match(pattern: regex.Pattern[str], text: str) -> str | None:
+    """The first group, or all, of the last match in ``text``; ``None`` also if matching takes too long."""
+    try:
+        matches = pattern.finditer(text, timeout=MATCH_SECONDS, concurrent=True)
+        found = next(iter(deque(matches, maxlen=1)), None)
+    except TimeoutError:
+        return None
     if found is None:
         return None
     return found[1] if pattern.groups else found[0]

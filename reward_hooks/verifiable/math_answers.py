@@ -61,6 +61,8 @@ class Math:
             "answers": [candidate.text for candidate in candidates],
         }
         answer = self._worker.ask(question, context.deadline_seconds)
+        if "late" in answer:
+            raise HookError(f"no answer could be compared within {answer['late']:g} s", code="math_worker")
         if "unreadable" in answer:
             raise HookError(
                 f"task {task.task_id}: metadata[{self._key!r}] is no mathematics: {answer['unreadable']!r}",
@@ -90,7 +92,9 @@ class _Worker:
             raise HookError("the math worker is busy with other groups", code="math_worker")
         try:
             process = self._running()
-            line = _exchange(process, json.dumps(question).encode() + b"\n", deadline - time.monotonic())
+            line = _exchange(
+                process, json.dumps({**question, "until": deadline}).encode() + b"\n", deadline - time.monotonic()
+            )
             if not line.endswith(b"\n"):
                 self._end(process)
                 raise HookError(f"the math worker gave no answer within {seconds:g} s or died", code="math_worker")

@@ -1,9 +1,10 @@
 """The process in which math-verify compares answers: one JSON line in, one out.
 
-A process of its own, because math-verify keeps its deadlines with SIGALRM, which only a main thread gets, and because
-only a process can be limited in the time and memory that an expression of a model ("9^9^9^9") takes.
+A process of its own, because math-verify keeps its deadlines with SIGALRM, which only a main thread gets. Each answer
+is judged in a child of it, because only a process can be limited in the time and memory that an expression of a model
+("9^9^9^9") takes.
 
-Invariant: text marked as LaTeX keeps its marks; other text is marked as LaTeX only if it cannot be prose.
+Invariant: whatever an answer says, the others get their verdict, and the next one finds the worker as it was.
 """
 
 from __future__ import annotations
@@ -11,191 +12,225 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
+import os
 import resource
+import select
+import signal
 import sys
-import unicodedata
+import time
+from collections.abc import Sequence
 from typing import Any
 
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ", "0123456789+-=()n")
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
-_SIGNS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-",
-        "\N{HYPHEN}": "-",
-        "\N{NON-BREAKING HYPHEN}": "-",
-        "\N{FULLWIDTH HYPHEN-MINUS}": "-",
-        "\N{SMALL HYPHEN-MINUS}": "-",
-        "\N{MULTIPLICATION SIGN}": "*",
-        "\N{DIVISION SIGN}": "/",
-        "\N{FRACTION SLASH}": "/",
-        "\N{DIVISION SLASH}": "/",
-        "\N{GREEK SMALL LETTER PI}": r"\pi ",
-        "\N{INFINITY}": r"\infty ",
-        "\N{LESS-THAN OR EQUAL TO}": r"\le ",
-        "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
-        "\N{NOT EQUAL TO}": r"\ne ",
-        "\N{PLUS-MINUS SIGN}": r"\pm ",
-        "\N{UNION}": r"\cup ",
-        "\N{INTERSECTION}": r"\cap ",
-    }
-)
-#: names that also occur without a backslash
-_NAMES = {"pi": r"\pi ", "inf": r"\infty ", "infinity": r"\infty ", "oo": r"\infty "} | {
-    name: f"\\{name} " for name in ("sin", "cos", "tan", "cot", "arcsin", "arccos", "arctan", "log", "ln", "exp")
-}
-_NAME = re.compile(rf"(?<![A-Za-z\\])(?:{'|'.join(_NAMES)})(?![A-Za-z])")
-_INSIDE = r"((?:[^()]|\([^()]*\))*)"
-_MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
-_TOKEN = re.compile(
-    rf"(?P<word>\\[A-Za-z]+|\\[{{}}|,;:!%])|(?P<operand>\d+(?:[.,]\d+)*|\.\d+"
-    rf"|(?:sqrt|{'|'.join(_NAMES)})(?![A-Za-z])|[abcxyz]{{1,3}}(?![A-Za-z])|[A-Za-z](?![A-Za-z]))"
-    r"|(?P<operator>[-+*/^=<>|,()\[\]{}_%])|(?P<prose>[A-Za-z]+|\S)"
-)
-_GROUP = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
-#: a number, perhaps with a unit
-_MEASURED = re.compile(r"-?[\d.,]+[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
-
-
-def reference_forms(text: str) -> list[str]:
-    """Ways to read a known answer; the first that is mathematics counts."""
-    text = plain_signs(text)
-    if _MARKED.search(text):
-        return [text]
-    piece = _last_piece(text)
-    whole = piece == text.strip() and _needs_marks(piece)
-    return [_marked(piece), text] if whole else [f"${text}$" if "\\" in text else text]
-
-
-def answer_forms(text: str) -> tuple[list[str], bool]:
-    """Ways to read an answer, and whether all of them count, or only the first that is mathematics."""
-    text = plain_signs(text)
-    if _MARKED.search(text):
-        return [text], False
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        return [text], False
-    last = ([line for line in lines if "answer" in line.lower()] or lines)[-1]
-    piece = _last_piece(last)
-    if piece:
-        return ([_marked(piece), text], bool(_MEASURED.fullmatch(piece))) if _needs_marks(piece) else ([text], False)
-    # a pair or an interval in a sentence, which may be about a later number
-    groups = [group for group in _GROUP.findall(last) if _last_piece(group) == group]
-    return ([_marked(groups[-1]), text], True) if groups else ([text], False)
-
-
-def plain_signs(text: str) -> str:
-    """``text`` with ASCII or LaTeX in place of other digits, signs, fractions, powers and roots."""
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀-₎]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
-    text = re.sub(r"(\d*)\s?([¼-¾⅐-⅞↉])", _fraction, text)
-    text = unicodedata.normalize("NFKC", text)
-    text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text.translate(_SIGNS))
-    text = re.sub(rf"√\s*(?:\({_INSIDE}\)|(\d+(?:\.\d+)?|\w))", lambda found: rf"\sqrt{{{found[1] or found[2]}}}", text)
-    # as a sign, not as a dash between words or in a range
-    text = re.sub("(?<![\\w)\\]}])[\N{EN DASH}\N{EM DASH}](?=[\\d.(\\\\])", "-", text)
-    text = re.sub(r"(?<=[\w)}]) ?[·⋅∙] ?(?=[\w(\\])", "*", text)
-    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1*10^(\2)", text).replace("^(+", "^(")
-
-
-def _fraction(found: re.Match[str]) -> str:
-    value = unicodedata.normalize("NFKC", found[2]).replace("\N{FRACTION SLASH}", "/")
-    return f"({found[1]}+{value})" if found[1] else value
-
-
-def _last_piece(line: str) -> str:
-    """The mathematics at the end of ``line``; empty if the line ends in prose, or the brackets do not match."""
-    line = re.sub(r"(?<!\S)\*\*(.+?)\*\*(?!\w)", r"\1", line.replace("`", " ")).strip()
-    line = re.sub(r"^[-*•]\s+", "", line).rstrip(".,;:!? ")
-    start = after = len(line)
-    kind = "operator"
-    for token in reversed(list(_TOKEN.finditer(line))):
-        if token["prose"]:
-            break
-        apart = token.end() < after
-        if apart and kind == token.lastgroup == "operand":
-            # two words, or a number and a unit
-            return ""
-        start = after = token.start()
-        kind = token.lastgroup or ""
-    piece = line[start:].lstrip("=,<>: ")
-    if not re.search(r"[\d\\]|\w\s*[-+*/^=]", piece) and piece != line:
-        return ""
-    return piece if _balanced(piece) else ""
-
-
-def _balanced(piece: str) -> bool:
-    return sum(map(piece.count, "([")) == sum(map(piece.count, ")]")) and piece.count("{") == piece.count("}")
-
-
-def _needs_marks(piece: str) -> bool:
-    """Whether it is more than arithmetic; math-verify reads arithmetic without marks."""
-    return bool(re.search(r"[A-Za-z\\\[{|=<>]", piece) or _GROUP.search(piece))
-
-
-def _marked(piece: str) -> str:
-    """As LaTeX in its marks."""
-    piece = piece.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ")
-    piece = re.sub(rf"(?<![A-Za-z\\])sqrt\({_INSIDE}\)", r"\\sqrt{\1}", piece)
-    piece = _NAME.sub(lambda found: _NAMES[found[0]], piece)
-    if piece.startswith("{") and piece.endswith("}"):
-        piece = rf"\{{{piece[1:-1]}\}}"
-    return f"${piece}$"
-
+from reward_hooks.verifiable.math_text import Denial, Statement, answer, reference
 
 #: Seconds for reading one expression, and for comparing two.
 STEP_SECONDS = 2
+#: How far a decimal may be from an irrational number, as a share of it: six digits, rounded.
+ROUNDED = 5e-7
+#: Two irrational numbers that agree to this share are equal.
+_EQUAL = 1e-30
+_DIGITS = 40
 _MEMORY_BYTES = 4 << 30
+#: Seconds for one answer, at most.
+LONGEST_SECONDS = 5.0
+_MOST_OF_THE_TIME = 0.9
 
 
-def judge(accepted: list[str], answers: list[str]) -> dict[str, Any]:
-    """``{"verdicts": [[value, reason], ...]}``, or ``{"unreadable": reference}``."""
-    golds: list[Any] = []
+def judge(accepted: list[str], answers: list[str], until: float) -> dict[str, Any]:
+    """``{"verdicts": [[value, reason], ...]}``, ``{"unreadable": reference}``, or ``{"late": seconds}`` where no answer
+    was judged in time.
+
+    Args:
+        accepted: known answers.
+        answers: of a group.
+        until: when all must be judged, by the monotonic clock. Each answer has an equal share of what is left.
+    """
+    golds: list[list[Any]] = []
     for text in accepted:
-        gold = _first_read(reference_forms(text))
+        gold = _read(reference(text))
         if not gold:
             return {"unreadable": text}
         golds.append(gold)
-    return {"verdicts": [_verdict(golds, answer) for answer in answers]}
+    verdicts: list[tuple[float, str] | None] = []
+    for index, text in enumerate(answers):
+        share = _MOST_OF_THE_TIME * (until - time.monotonic()) / (len(answers) - index)
+        verdicts.append(_apart(golds, text, min(share, LONGEST_SECONDS)))
+    if not any(verdicts):
+        return {"late": LONGEST_SECONDS}
+    return {"verdicts": [verdict or (0.0, "takes too long or too much memory to compare") for verdict in verdicts]}
 
 
-def _warm_up() -> None:
-    """Load what math-verify imports on first use, which may take longer than :data:`STEP_SECONDS`."""
-    from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
-
-    verify(parse("$x^2$", parsing_timeout=0), parse("2", parsing_timeout=0), timeout_seconds=0)
-
-
-def _verdict(golds: list[Any], answer: str) -> tuple[float, str]:
-    from math_verify import verify  # pyright: ignore[reportMissingImports]
-
+def _apart(golds: list[list[Any]], text: str, seconds: float) -> tuple[float, str] | None:
+    """The verdict of a child of this process; ``None`` if it takes too long or dies."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, json.dumps(_verdict(golds, text)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
     try:
-        forms, each = answer_forms(answer)
-        readings = [said for form in forms if (said := _read(form))] if each else [_first_read(forms)]
-        if not any(readings):
+        # a verdict is short: it comes in one piece
+        ready = select.select([reading], [], [], max(0.0, seconds))[0]
+        value, reason = json.loads(os.read(reading, select.PIPE_BUF) if ready else b"")
+        return value, reason
+    except ValueError:
+        return None
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _verdict(golds: list[list[Any]], text: str) -> tuple[float, str]:
+    try:
+        statement = answer(text)
+        if statement.each:
+            said = [reading for form in statement.parts[0] if (reading := _parsed(form)[:1])]
+        else:
+            said = [reading] if (reading := _read(statement)) else []
+        if not said:
             return 0.0, "no mathematical expression found"
-        if any(verify(gold, said, timeout_seconds=STEP_SECONDS) for said in readings for gold in golds):
+        if any(_equal(gold, parts) for parts in said for gold in golds):
             return 1.0, ""
+    except Denial as exc:
+        return 0.0, f"says what the answer is not: {exc}"
     except Exception as exc:  # sympy raises many kinds of errors on models' texts
         return 0.0, f"cannot be compared: {type(exc).__name__}"
-    return 0.0, f"says {str(readings[0][-1])[:80]}"
+    return 0.0, f"says {', '.join(str(part) for part in said[0])[:80]}"
 
 
-def _read(text: str) -> list[Any]:
-    """The expression and its text; only the text if it is marked but no mathematics; or nothing."""
+def _read(statement: Statement) -> list[Any]:
+    """The expression of each part, or a text that is marked but no mathematics; nothing if a part is neither.
+
+    Inequalities are one set: where all of them hold, or where one does.
+    """
+    from sympy import Eq, Intersection, Ne, Union
+    from sympy.core.relational import Relational
+
+    readings = [_first_read(forms) for forms in statement.parts]
+    if not all(readings):
+        return []
+    parts = [reading[0] for reading in readings]
+    if len(parts) > 1 and all(isinstance(part, Relational) and not isinstance(part, Eq | Ne) for part in parts):
+        sets = [part.as_set() for part in parts]
+        return [Union(*sets) if statement.either else Intersection(*sets)]
+    return parts
+
+
+def _first_read(forms: Sequence[str]) -> list[Any]:
+    """The first of ``forms`` that is an expression, else the last."""
+    said: list[Any] = []
+    for form in forms:
+        said = _parsed(form)
+        if said and not isinstance(said[0], str):
+            break
+    return said
+
+
+def _parsed(text: str) -> list[Any]:
     from math_verify import parse  # pyright: ignore[reportMissingImports]
 
     return parse(text, parsing_timeout=STEP_SECONDS)
 
 
-def _first_read(forms: list[str]) -> list[Any]:
-    """The first of ``forms`` that is an expression, else the last."""
-    said: list[Any] = []
-    for form in forms:
-        said = _read(form)
-        if said and not isinstance(said[0], str):
-            break
-    return said
+def _equal(gold: list[Any], said: list[Any]) -> bool:
+    """Whether a list of expressions, which a set of them is too, equals another in any order."""
+    gold, said = _elements(gold), _elements(said)
+    if len(gold) == len(said) == 1:
+        return _same(gold[0], said[0])
+    said = _distinct(said)
+    left = _distinct(gold)
+    if len(left) != len(said):
+        return False
+    for one in said:
+        match = next((index for index, other in enumerate(left) if _same(other, one)), None)
+        if match is None:
+            return False
+        left.pop(match)
+    return True
+
+
+def _elements(parts: list[Any]) -> list[Any]:
+    from sympy import FiniteSet
+
+    return [element for part in parts for element in (part.args if isinstance(part, FiniteSet) else [part])]
+
+
+def _distinct(parts: list[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for part in parts:
+        if not any(_same(other, part) for other in kept):
+            kept.append(part)
+    return kept
+
+
+def _same(gold: Any, said: Any) -> bool:
+    """Whether two expressions are equal. A decimal is the number that its digits say: 0.333333 is not 1/3.
+
+    Where the other number is irrational, it may be rounded (:data:`ROUNDED`).
+    """
+    from math_verify import verify  # pyright: ignore[reportMissingImports]
+    from sympy import Basic, Eq, Tuple
+
+    if isinstance(gold, str) or isinstance(said, str):
+        return bool(verify(gold, said, timeout_seconds=STEP_SECONDS))
+    if isinstance(gold, Tuple) and isinstance(said, Tuple):
+        return len(gold) == len(said) and all(map(_same, gold.args, said.args))
+    if isinstance(said, Eq) and said.lhs.is_Symbol and getattr(gold, "is_number", False):
+        said = said.rhs
+    elif isinstance(gold, Eq) and gold.lhs.is_Symbol and getattr(said, "is_number", False):
+        gold = gold.rhs
+    left, right = _exact(gold), _exact(said)
+    if isinstance(left, Basic) and isinstance(right, Basic) and left.is_number and right.is_number:
+        equal = _same_number(left, right, rounded=left != gold or right != said)
+        if equal is not None:
+            return equal
+    return bool(verify(left, right, timeout_seconds=STEP_SECONDS, allow_set_relation_comp=True))
+
+
+def _exact(expression: Any) -> Any:
+    """With the fractions that its decimals say."""
+    from sympy import Float, Rational
+
+    decimals = expression.atoms(Float)
+    return expression.xreplace({number: Rational(str(number)) for number in decimals}) if decimals else expression
+
+
+def _same_number(left: Any, right: Any, *, rounded: bool) -> bool | None:
+    """Whether two constants are equal; ``None`` where they have no finite value.
+
+    As in math-verify, a percentage is a share of one, and also the number before its sign.
+    """
+    shares = [_percent(number) for number in (left, right)]
+    if None not in shares:
+        return _same_number(*shares, rounded=rounded)
+    for share, other in ((shares[0], right), (shares[1], left)):
+        if share is not None and _same_number(share, other, rounded=rounded):
+            return True
+    left, right = left.doit(), right.doit()
+    if left.is_Rational and right.is_Rational:
+        return left == right
+    values = [abs(number.evalf(_DIGITS)) for number in (left, right, left - right)]
+    if not all(value.is_Float or value.is_Rational for value in values) or not all(value.is_finite for value in values):
+        return None
+    share = ROUNDED if rounded and (left.is_Rational or right.is_Rational) else _EQUAL
+    return bool(values[2] <= share * max(values[:2]))
+
+
+def _percent(number: Any) -> Any:
+    """The number before the sign of a percentage."""
+    from sympy import Mul, Rational, UnevaluatedExpr
+
+    hundredth = UnevaluatedExpr(Rational(1, 100))
+    return number.args[0] if isinstance(number, Mul) and number.args[1:] == (hundredth,) else None
+
+
+def warm_up() -> None:
+    """Load what math-verify imports and builds on first use, which each child would do anew."""
+    for gold, said in (("5", "$x = 5$"), (r"$\frac{1}{2}$", "0.5"), ("$[0, 1)$", r"$0 \le x < 1$"), ("$x^2$", "$x*x$")):
+        _verdict([[_parsed(gold)[0]]], said)
 
 
 def main() -> None:
@@ -204,10 +239,10 @@ def main() -> None:
     logging.disable()
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # keeps other output out of the protocol
-        _warm_up()
+        warm_up()
         for line in sys.stdin:
             request = json.loads(line)
-            out.write(json.dumps(judge(request["accepted"], request["answers"])) + "\n")
+            out.write(json.dumps(judge(request["accepted"], request["answers"], request["until"])) + "\n")
             out.flush()
 
 

@@ -37,6 +37,25 @@ def test_answers_are_extracted(extract: str, texts: list[str]) -> None:
     assert values(Consensus(extract), texts) == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("extract", "bad"),
+    [
+        ("answer", "answer: " + " " * 50_000 + "x" + " " * 50_000 + "y"),
+        ("answer", "answer: " + "* " * 50_000),
+        ("answer", "answer" * 50_000),
+        ("boxed", "\\boxed{" * 50_000),
+        ("number", "0." + "0" * 200_000 + "1"),
+        (r"answer: (a+)+b", "answer: " + "a" * 60),
+    ],
+    ids=["spaces", "stars", "words", "boxes", "zeros", "pattern"],
+)
+def test_an_answer_that_is_hard_to_read_costs_the_others_nothing(extract: str, bad: str) -> None:
+    good = "The answer: 1aab \\boxed{1} answer: aab"
+    rewards = values(Consensus(extract), [good, bad, good])
+    assert rewards[0] == rewards[2] >= 0.666
+    assert rewards[1] < 0.5
+
+
 def test_no_answers_no_consensus() -> None:
     with pytest.raises(HookError) as caught:
         values(Consensus(), ["none", ""])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from reward_hooks import Reward, Task
 from reward_hooks.rules import Concise, Json, JsonSchema, Language, Length, Matches, Repetition, Rule, ToolCalls, Words
+from reward_hooks.verifiable.match import Exact
 from swarm.errors import ConfigError, HookError
-from tests.reward_hooks.making import CONTEXT, candidate, values
+from tests.reward_hooks.making import CONTEXT, answered, candidate, values
 
 QUESTION = "Why are Python strings immutable?"
 GOOD = "Python strings are immutable for speed and as dict keys."
@@ -96,6 +97,26 @@ def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
     reward = rule.judge(TASK, candidate(text))
     assert reward.value == pytest.approx(value)
     assert bool(reward.reason) == (value < 1.0) or not text.strip()
+
+
+@pytest.mark.parametrize(
+    ("rule", "bad", "good"),
+    [
+        # nested repetition, and what repeats beside another repetition of the same characters
+        (Matches(r"(a+)+b"), "a" * 60 + "c", "ab"),
+        (Exact(extract=r"((?:a+)+b)"), "a" * 60 + "c", "aab"),
+        (JsonSchema({"pattern": "^(a+)+b$"}), '"' + "a" * 60 + '"', '"ab"'),
+        (Json(fenced=True), "```" + "\n" * 200_000 + "x", "```json\n1\n```"),
+        # numbers that no float can hold, or whose quotient cannot
+        (JsonSchema({"multipleOf": 0.01}), "1e400", "1.25"),
+        (JsonSchema({"multipleOf": 0.01}), "1" + "0" * 400, "1.25"),
+        (JsonSchema({"type": "array"}), "[" * 100_000, "[]"),
+        (Json(), "9" * 100_000, "9"),
+    ],
+    ids=["matches", "exact", "pattern", "fence", "infinite", "huge", "nested", "digits"],
+)
+def test_one_bad_answer_does_not_cost_the_others_their_reward(rule: Rule, bad: str, good: str) -> None:
+    assert values(rule, [good, bad, good], answered("aab")) == [1.0, 0.0, 1.0]
 
 
 def test_length_has_a_plateau_and_two_slopes() -> None:

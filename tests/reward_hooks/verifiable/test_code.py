@@ -10,17 +10,18 @@ from reward_hooks import HookContext, Task
 from reward_hooks.verifiable.code import Code, code_of
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import answered, candidate, values
+from tests.reward_hooks.verifiable.having import needs_sandbox
 
 ADD = "def add(a, b):\n    return a + b\n"
 CALL: dict[str, Any] = {"call": "add(1, 2)", "returns": 3}
 
 
-@pytest.fixture(scope="module", autouse=True)
+pytestmark = needs_sandbox
+
+
+@pytest.fixture(scope="module")
 def code() -> Code:
-    try:
-        return Code(limits={"memory_bytes": 1 << 28, "seconds": 5.0})
-    except ConfigError as exc:
-        pytest.skip(f"this system grants no sandbox: {exc.message}")
+    return Code(limits={"memory_bytes": 1 << 28, "seconds": 5.0})
 
 
 def with_tests(*tests: Any) -> Task:
@@ -43,6 +44,55 @@ def test_the_share_of_passed_tests_or_all_of_them(code: Code) -> None:
     assert values(Code(all_or_nothing=True), [ADD], task) == [0.0]
     [reward] = code.on_compute_relative_reward(task, [candidate(ADD)], HookContext(num_repeat=1))
     assert reward.reason == "1 of 4 tests fail: AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("statements", "passes"),
+    [
+        ("x = add(1, 2)\nassert x == 3\nassert 4 == add(2, 2)", True),
+        ("x = add(1, 2)\nassert x == 3\nassert 5 == add(2, 2)", False),
+        ("assert add((1,), (2,)) == (1, 2)", True),
+        ("assert add((1,), (2,)) == [1, 2]", False),
+        ("assert {add('a', 'b'): [add(b'a', b'b'), {1}, 1j]} == {'ab': [b'ab', {1}, 1j]}", True),
+        ("assert (add(1, 1) == 2) is True", True),
+        ("assert (add(1, 1) - 1) is True", False),
+        ("for n in range(3):\n    assert add(n, 1) == 2", False),
+        ("for n in range(3):\n    assert add(n, 1) == n + 1", True),
+        ("assert add(1, 1) != 3 and add(1, 1) < 3", True),
+        ("try:\n    add(1, None)\n    assert 1 == 2\nexcept TypeError:\n    pass", True),
+        ("try:\n    assert add(1, 1) == 3\nexcept AssertionError:\n    pass", True),
+        ("def check(candidate):\n    assert candidate(1, 1) == 2\n    assert candidate(2, 2) == 5\ncheck(add)", False),
+        ("class C: pass\nassert add(1, 1) == 2, C()", True),
+        ("import fractions\nassert add(fractions.Fraction(1, 2), 0) == 0.5", True),
+        ("assert object() == 1", False),
+        ("this is no Python", False),
+    ],
+)
+def test_statements_mean_what_they_say(code: Code, statements: str, passes: bool) -> None:
+    assert values(code, [ADD], with_tests(statements)) == [float(passes)]
+
+
+def test_an_answer_may_give_built_in_names_another_meaning(code: Code) -> None:
+    shadows = "list = dict = set = map = type = isinstance = open = print = exec = compile = json = os = None\n"
+    assert values(code, [shadows + ADD], with_tests(CALL, "assert add(1, 2) == 3")) == [1.0]
+
+
+def test_expected_values_do_not_enter_the_sandbox(code: Code) -> None:
+    # what the epilogue says, an answer can find in its open files
+    looks = """
+import os, sys
+def add(a, b):
+    for number in range(3, 64):
+        try:
+            text = os.pread(number, 1 << 20, 0).decode()
+            if "987654" in text:
+                return 987654
+        except OSError:
+            pass
+    return "987" in open(__file__).read().replace("987654", "").replace('"987"', "")
+"""
+    tests = with_tests({"call": "add(1, 2)", "returns": 987654}, "assert add(1, 2) == 987654")
+    assert values(code, [looks], tests) == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +120,10 @@ def test_an_answer_that_exceeds_a_limit_fails() -> None:
 
 
 def test_a_deadline_too_short_for_the_tests_is_an_error(code: Code) -> None:
-    context = HookContext(num_repeat=2, deadline_seconds=0.5)
+    # no answer is at fault, so none of them is wrong
+    context = HookContext(num_repeat=2, deadline_seconds=0.001)
     with pytest.raises(HookError) as caught:
-        values(code, [ADD], with_tests(CALL), context)
+        values(code, [ADD, ADD], with_tests(CALL), context)
     assert caught.value.code == "hook_timeout"
 
 
@@ -89,6 +140,7 @@ def test_without_tests_there_is_no_reward(code: Code, tests: Any) -> None:
         ("x = 1", "x = 1"),
         ("Use\n```python\nx = 1\n```\n", "x = 1\n"),
         ("```\nx = 1\n```\nbetter:\n``` py\nx = 2\n```", "x = 2\n"),
+        ("```Python3 \t\nx = 1\n```", "x = 1\n"),
     ],
 )
 def test_the_last_block_is_the_code(text: str, found: str) -> None:

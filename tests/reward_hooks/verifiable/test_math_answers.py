@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from reward_hooks import HookContext
 from reward_hooks.verifiable.math_answers import Math, _Worker
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import answered, values
@@ -96,6 +97,208 @@ def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
 def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, right: list[str], wrong: list[str]) -> None:
     given = dict(zip(right + wrong, values(hook, right + wrong, answered(reference)), strict=True))
     assert given == dict.fromkeys(right, 1) | dict.fromkeys(wrong, 0)
+
+
+@needs_math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        # one claim: neither a list nor a range nor a denial is 5
+        (
+            "5",
+            [
+                "5, not 6",
+                "not 6 but 5",
+                "isn't 6, it is 5",
+                "5 or 5",
+                "$5$ or $5.0$",
+                "Whether 2 or 3, the result is 5",
+                "We use 3 and 4 to get 5",
+                "5 and that is odd.",
+                "5, which is odd.",
+                "=> 5",
+                "-> 5",
+                "x = 5",
+                "5%",
+                "٥",
+                "5 percent",
+                "Answer: 6\nAnswer: 5",
+            ],
+            [
+                "5 or 6",
+                "6 or 5",
+                "either 6 or 5",
+                "6 or maybe 5",
+                "5 or it could be 6",
+                "The answer is 6. Or 5.",
+                "The answer is 6, maybe 5",
+                "6 (or 5)",
+                "6 (alternatively 5)",
+                "6, 5",
+                "6; 5",
+                "6 and 5",
+                "The answers are 6 and 5.",
+                "$6$ or $5$",
+                "It could be $6$ or maybe $5$",
+                "x = 6 or x = 5",
+                "x = 6, x = 5",
+                "6 cm or 5 cm",
+                "6 or 5 apples",
+                "Answer: \\(6\\) or \\(5\\)",
+                "{5, 6}",
+                "$\\{5, 6\\}$",
+                "$x \\in \\{5, 6\\}$",
+                "[4, 6]",
+                "$4 \\le x \\le 6$",
+                "$5 \\pm 1$",
+                "$\\pm 5$",
+                "not 5",
+                "It is not 5.",
+                "It isn't 5",
+                "It isn’t 5",
+                "It is not equal to 5",
+                "It is not 5 cm",
+                "The answer is not 5",
+                "5 is not the answer.",
+                "5 is wrong",
+                "6, not 5",
+                "$\\neg 5$",
+                "> 5",
+                "≥ 5",
+                "x > 5",
+                "$5 \\ne 6$",
+                "5.0000001",
+                "4.9999999",
+                "Answer: 5\nAnswer: 6",
+                "5\n6",
+            ],
+        ),
+        # the last box counts, and what is joined to it
+        (
+            "7",
+            [
+                "\\boxed{6} wait, \\boxed{7}",
+                "I first got \\boxed{6}. Correcting: \\boxed{7}.",
+                "\\boxed{6}\n\nActually:\n\\boxed{7}",
+                "$\\boxed{6}$ and then $\\boxed{7}$",
+                "\\boxed{7}, since 7 is not 6",
+                "\\boxed{\\boxed{7}}",
+                "\\boxed{\\frac{14}{2}}",
+                "\\boxed{7 \\text{ cm}}",
+                "\\boxed{x = 7}",
+            ],
+            [
+                "\\boxed{7} wait, \\boxed{6}",
+                "\\boxed{6} or \\boxed{7}",
+                "$\\boxed{6}$ or $\\boxed{7}$",
+                "$\\boxed{6}$, $\\boxed{7}$",
+                "\\boxed{6} \\boxed{7}",
+                "\\boxed{7}\\boxed{8}\\boxed{7}",
+                "\\boxed{8 or 7}",
+                "\\boxed{8, 7}",
+                "\\boxed{8 \\text{ or } 7}",
+                "\\boxed{7} or 8",
+                "\\boxed{\\text{not } 7}",
+                "not \\boxed{7}",
+                "\\boxed{> 7}",
+                "\\boxed{7",
+            ],
+        ),
+        # a decimal is the number that its digits say, except for an irrational number
+        (
+            "22/7",
+            ["22/7", "44/14", "3 1/7", "$3\\frac{1}{7}$", "$3 1/7$", "3\\frac17"],
+            ["3.142857", "3.14285714285714285714", "31/7", "\\pi", "3.1428571 or 22/7 or 3"],
+        ),
+        ("3 1/7", ["22/7", "3 1/7", "3\\frac{1}{7}"], ["31/7", "3", "3.142857", "3/7"]),
+        ("-3 1/2", ["-3.5", "-7/2", "−3 1/2"], ["-2.5", "3.5"]),
+        ("1/3", ["1/3", "2/6", "$\\frac13$"], ["0.333333", "0.3333333333333333", "33.3333%", "0.33"]),
+        ("0.333333", ["0.333333", "0.3333330", "333333/1000000"], ["1/3", "0.3333333", "0.33"]),
+        ("\\sqrt{2}", ["1.414214", "1.41421356", "2^(1/2)"], ["1.4142", "1.41421", "99/70"]),
+        ("(\\sqrt{2}, 1)", ["(1.41421356, 1)", "(sqrt(2), 1)"], ["(1, sqrt(2))", "sqrt(2), 2"]),
+        ("1e-20", ["1e-20", "10^-20", "$\\frac{1}{10^{20}}$"], ["1e-21", "0"]),
+        ("$10^{-20}$", ["10^(-20)"], ["$10^{-21}$", "$2 \\cdot 10^{-20}$"]),
+        ("50%", ["50%", "0.5", "1/2"], ["5000%", "0.5%"]),
+        # lists and sets
+        (
+            "$\\{2, -3\\}$",
+            [
+                "x = 2 or x = -3",
+                "x = -3 or x = 2",
+                "$x = 2$ or $x = -3$",
+                "x = 2, x = -3",
+                "x = 2 or -3",
+                "2, -3",
+                "-3 and 2",
+                "so the roots are 2 and -3",
+                "{-3, 2}",
+                "\\boxed{2, -3}",
+                "\\boxed{2} and \\boxed{-3}",
+                "\\boxed{x=2 \\text{ or } x=-3}",
+            ],
+            ["x = 2", "-3", "x = 2 or x = 3", "x = 2 or x = -3 or x = 5", "2 or 2", "(2, -3) or 5"],
+        ),
+        ("2, -3", ["x = 2 or x = -3", "{2, -3}", "-3, 2"], ["2", "2, 3", "2, -3, 4"]),
+        ("x = 2 or x = -3", ["x = -3 or x = 2", "{2, -3}", "-3, 2"], ["x = 2", "x = 2 or x = 3"]),
+        # inequalities and intervals
+        (
+            "[0,1)",
+            ["0 \\le x < 1", "$0 \\le x < 1$", "0 <= x < 1", "1 > x ≥ 0", "x ≥ 0 and x < 1", "$x \\in [0,1)$"],
+            ["0 < x < 1", "0 \\le x \\le 1", "0.5", "x ≥ 0 or x < 1", "0 \\le x"],
+        ),
+        ("$(-\\infty, 1) \\cup (3, \\infty)$", ["x < 1 or x > 3", "$x<1$ or $x>3$"], ["x < 1 and x > 3", "x < 1"]),
+        ("(2, 3)", ["so (2,3) lies on it"], ["the point (2, 3) has distance 5 of it", "(2, 3) or (3, 2)"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_answer_makes_one_claim(hook: Math, reference: str, right: list[str], wrong: list[str]) -> None:
+    context = HookContext(num_repeat=2, deadline_seconds=120)
+    given = dict(zip(right + wrong, values(hook, right + wrong, answered(reference), context), strict=True))
+    assert given == dict.fromkeys(right, 1) | dict.fromkeys(wrong, 0)
+
+
+@needs_math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9^9^9^9",
+        "$9^{9^{9^9}}$",
+        "\\boxed{9^{9^{9^{9}}}}",
+        "$100000000!$",
+        "$2^{10^{12}}$",
+        "1e999999999",
+        "$\\sum_{n=1}^{10^{10}} n^n$",
+        "1+" * 20_000 + "1",
+        "$" + "(" * 5_000 + ")" * 5_000 + "$",
+        "$" + "x^" * 3_000 + "2$",
+        "\\boxed{" * 20_000,
+        "$\\frac{" * 3_000,
+        "√(" * 5_000,
+        "7 or " * 5_000 + "7",
+        "9" * 100_000,
+        "7 is " * 20_000,
+        "not " * 20_000,
+        " " * 200_000,
+        "1/0",
+        "∞",
+    ],
+    ids=lambda bomb: f"{bomb[:20]}-{len(bomb)}",
+)
+def test_a_bomb_costs_the_others_nothing(hook: Math, bomb: str) -> None:
+    context = HookContext(num_repeat=3, deadline_seconds=60)
+    rewards = values(hook, ["5", bomb, bomb, "5"], answered("5"), context)
+    assert rewards == [1, 0, 0, 1]
+    assert values(hook, ["5"], answered("5")) == [1]
+
+
+@needs_math_verify
+@pytest.mark.slow
+def test_if_no_answer_can_be_compared_the_group_has_no_rewards(hook: Math) -> None:
+    with pytest.raises(HookError, match="no answer could be compared") as caught:
+        values(hook, ["9^9^9^9", "$100000000!$"], answered("5"), HookContext(num_repeat=2, deadline_seconds=5))
+    assert caught.value.code == "math_worker"
 
 
 @needs_math_verify
