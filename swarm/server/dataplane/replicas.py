@@ -25,6 +25,7 @@ from typing import Any
 
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Signal
+from swarm.errors import UnavailableError
 from swarm.server.dataplane.suspects import Arrival, Door, Identity, Suspects
 from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
 from swarm.status import ReplicaStatus
@@ -36,6 +37,8 @@ _MOST_OF_MEAN = 1.25
 #: The part of a raw prompt that counts, in characters or tokens.
 _RAW_BEGINNING = 512
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+#: Wait of a call for a replica while none answers: an engine notices that sooner, unless its trainer computes.
+_ALL_GONE_SECONDS = 15.0
 
 
 @dataclass(eq=False)
@@ -125,9 +128,11 @@ class Replicas:
 
         Raises:
             FatalRequestError: the request is refused.
+            UnavailableError: no replica has answered for :data:`_ALL_GONE_SECONDS`.
         """
         loop = asyncio.get_running_loop()
         waiting: tuple[Replica, Arrival] | None = None
+        given_up: float | None = None
         try:
             while True:
                 self.suspects.check(identity)
@@ -135,8 +140,12 @@ class Replicas:
                 if waiting is not None and waiting[0] is not chosen:
                     self.leave(*waiting)
                     waiting = None
-                opens = None
-                if chosen is not None:
+                if chosen is None:
+                    opens = given_up = given_up or loop.time() + _ALL_GONE_SECONDS
+                    if loop.time() >= given_up:
+                        raise UnavailableError("vLLM does not answer any more", code="engine_offline", retry_after=5.0)
+                else:
+                    given_up = None
                     waiting = waiting or (chosen, chosen.door.arrive(identity))
                     if chosen.door.admits(waiting[1], loop.time()):
                         for owner in owners:

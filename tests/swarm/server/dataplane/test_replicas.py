@@ -11,6 +11,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
+from swarm.errors import UnavailableError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.suspects import Identity
 from swarm.server.dataplane.upstream import TransientError, UnreachableError
@@ -136,6 +137,20 @@ async def test_a_replica_that_cannot_be_reached_is_set_aside_until_it_answers(
     await until(lambda: all(row.healthy for row in replicas.rows()))
     assert home in {await used(route(replicas, Owner(), bytes([at]))) for at in range(64)}
     assert [(row.calls > 0, row.failures) for row in replicas.rows() if row.address == home] == [(True, 1)]
+
+
+async def test_while_none_can_be_reached_nobody_waits_for_long(
+    replicas: Replicas, health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.server.dataplane.replicas._ALL_GONE_SECONDS", 0.05)
+    way = route(replicas, Owner(), addresses=["a:1"])
+    await used(way, error=UnreachableError("refused"))
+    with pytest.raises(UnavailableError) as gone:
+        await used(way)
+    assert (gone.value.code, gone.value.should_retry) == ("engine_offline", True)
+    health.good = True
+    await until(lambda: all(row.healthy for row in replicas.rows()))
+    assert await used(way) == "a:1"
 
 
 async def test_the_engines_addresses_may_change(replicas: Replicas) -> None:
