@@ -47,7 +47,7 @@ app.add_typer(research_app, name="research")
 @app.command()
 def new(
     name: Annotated[str, typer.Argument(help="name of the agent, e.g. polite_agent")],
-    into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path("tutorial"),
+    into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path(),
 ) -> None:
     """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""
     from gateway.scaffold import scaffold

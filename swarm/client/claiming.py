@@ -213,6 +213,8 @@ class Claimer:
         self._calls = calls
         self._in_background = in_background
         self._waiting: set[asyncio.Future[ClaimAnswer]] = set()
+        #: why claims waited at the last answer; empty: they did not
+        self._waits_for = ""
 
     def give_up(self) -> None:
         """End the claims that wait, with :class:`StateError`: the client is being closed."""
@@ -233,7 +235,6 @@ class Claimer:
         throttle = as_policy(wanted.throttle)
         offline_since: float | None = None
         early = 0
-        logged = ""
         while True:
             policy = throttle
             if isinstance(policy, ThrottleSchedule):
@@ -242,11 +243,13 @@ class Claimer:
             poll = min(LONG_POLL, max(0.0, deadline - began))
             answer = await self._poll(_call(calls.client_uuid, wanted, poll, policy, key), wanted, deadline, key)
             if answer.success:
+                self._waits_for = ""
                 return wire.episodes_of(answer, calls.server_url)
             code = await self._code_of(answer.fail_cause, deadline)
-            if code != logged:
+            if code != self._waits_for:
+                # of many claims that wait for one thing, one line
                 logger.info("waiting for episodes of %s: %s", calls.server_url, answer.fail_cause or code)
-                logged = code
+                self._waits_for = code
             now = monotonic()
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0

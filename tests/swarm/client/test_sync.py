@@ -88,6 +88,16 @@ def test_begin_waits_through_refusals_and_failures(server: ScriptedServer, clien
     assert len(server.bodies("/claim_episode")) == 6
 
 
+def test_what_many_claims_wait_for_is_logged_once(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="swarm.client")
+    server.script("/claim_episode", not_yet(NO_EPISODES))
+    with SwarmClient(server.url, begin_timeout=0.01, policy=QUICK) as client:
+        for _ in range(3):
+            with pytest.raises(UnavailableError):
+                client.begin_episode()
+    assert caplog.text.count("waiting for episodes") == 1
+
+
 def test_begin_ends_at_its_bound(server: ScriptedServer) -> None:
     server.script("/claim_episode", not_yet(NO_EPISODES))
     with (
