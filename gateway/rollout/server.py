@@ -25,7 +25,7 @@ from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, Thrott
 from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
-from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import SwarmThrottlePolicy
@@ -58,7 +58,7 @@ _LAST_SECONDS = 15.0
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
-_DOWN_CODES = frozenset({"server_unreachable", "engine_offline"})
+_DOWN_CODES = frozenset({"server_unreachable", "swarm_refused", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
 #: The same where an upstream can answer instead: an engine takes minutes to boot.
 _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {EngineState.BOOTING}
@@ -165,6 +165,8 @@ class Swarm:
         self._held = AsyncExitStack()
         self.known = Serving()
         self._read_at = self._heard_at = float("-inf")
+        #: why the server refuses this gateway; empty: it does not
+        self._refusal = ""
         self.down_since: datetime | None = None
         #: since when no engine serves, on the loop's clock
         self._gone_since: float | None = None
@@ -187,7 +189,7 @@ class Swarm:
         serving, down_since = self.known, self.down_since
         return SwarmStatus(
             url=self.url,
-            engine=serving.engine or "unreachable",
+            engine=serving.engine or ("refuses the token" if self._refusal else "unreachable"),
             down_since=down_since and down_since.isoformat(timespec="seconds"),
             model=serving.model,
             num_repeat=serving.num_repeat,
@@ -219,7 +221,7 @@ class Swarm:
         if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
             return None
         if self.known.engine is None:
-            return UnavailableError("the swarm server has been down for a while", code="server_unreachable")
+            return self._no_server("the swarm server has been down for a while")
         if self.known.engine is EngineState.BOOTING:
             return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
@@ -231,9 +233,21 @@ class Swarm:
             UnavailableError: it has none within the bounds of the configuration.
         """
         while (serving := await self.serving()).num_repeat is None:
-            code = "server_unreachable" if serving.engine is None else "engine_offline"
-            await waited.after(UnavailableError("the swarm server is down or has no training job", code=code))
+            if serving.engine is None:
+                await waited.after(self._no_server("the swarm server is down"))
+            else:
+                await waited.after(UnavailableError("the swarm server has no training job", code="engine_offline"))
         return serving
+
+    def _no_server(self, silent: str) -> UnavailableError:
+        """The error for a server that gives no status: ``silent`` unless it refuses."""
+        if not self._refusal:
+            return UnavailableError(silent, code="server_unreachable")
+        return UnavailableError(
+            f"the swarm server refuses this gateway: {self._refusal}; set the gateway's swarm_token",
+            code="swarm_refused",
+            retry_after=30,
+        )
 
     async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
         """Claim a group of ``count`` episodes.
@@ -309,6 +323,7 @@ class Swarm:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 status = await self.client.status()
         except (SwarmGatewayError, TimeoutError) as exc:
+            self._refusal = exc.message if isinstance(exc, AuthenticationError | ForbiddenError) else ""
             logger.warning("the swarm server at %s does not answer for its status: %s", self.url, exc or "timeout")
             known = self.known
             now = Serving(

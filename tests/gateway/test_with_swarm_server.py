@@ -64,6 +64,16 @@ async def test_a_group_is_sampled_from_the_policy_recorded_and_finished(rig: ser
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
 
 
+async def test_a_wrong_token_is_not_told_as_a_server_that_is_down(rig: server.Rig, tmp_path: Path) -> None:
+    settings = {"swarm_token": "wrong", "offline_wait_seconds": 0.0}
+    async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+        answer = await http.post(CHAT, json=BODY)
+        [told_of] = (await http.get("/status")).json()["swarms"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_refused")
+    assert "set the gateway's swarm_token" in answer.json()["error"]["message"]
+    assert told_of["engine"] == "refuses the token"
+
+
 async def test_what_a_trained_answer_does_not_heed_is_told_of_it_alone(rig: server.Rig, gateway: Http) -> None:
     body = BODY | {"temperature": 0.2, "seed": 3, "max_tokens": 101}
     named = {
