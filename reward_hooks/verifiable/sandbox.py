@@ -134,7 +134,8 @@ class Sandbox:
                 self._choose(pythons)
             except OSError as why:
                 raise ConfigError(f"cannot run code, unsafe or not: {why}", code="no_sandbox") from why
-            logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", self._user or os.geteuid(), exc)
+            user = os.geteuid() if self._user is None else self._user
+            logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, exc)
 
     def run(self, program: str, given: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
         """Run Python source text with ``given`` as standard input.
