@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +153,7 @@ class Code:
         """Why the test fails; empty where it passes."""
         try:
             finished = self._sandbox.run(code, check.given, epilogue=check.epilogue, seconds=left)
-        except OSError as exc:
+        except (OSError, subprocess.TimeoutExpired) as exc:
             raise HookError(f"no sandbox could be made: {exc}", code="no_sandbox") from exc
         if finished.status is None:
             return f"took longer than {min(left, self._limits.seconds):.3g} s"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import platform
@@ -39,6 +40,8 @@ from pydantic import Field
 from reward_hooks.verifiable.syscalls import syscall_filter
 from swarm.errors import ConfigError
 from swarm.types import Model
+
+logger = logging.getLogger(__name__)
 
 _NOBODY = 65534
 #: For a gateway that runs as root, whose own interpreter user 65534 may not be able to reach.
@@ -117,10 +120,10 @@ class Sandbox:
         self._filter = syscall_filter()
         pythons = [python] if python else [sys.executable, *(_SYSTEM_PYTHONS if self._user is not None else ())]
         try:
-            self._prlimit = _program("prlimit")
-            self._bwrap: str | None = _program("bwrap")
             if not self._filter:
                 raise OSError(f"the system calls of {platform.machine()} are not known")
+            self._prlimit = _program("prlimit")
+            self._bwrap: str | None = _program("bwrap")
             self._choose(pythons)
         except OSError as exc:
             if not unsafe:
@@ -131,6 +134,8 @@ class Sandbox:
                 self._choose(pythons)
             except OSError as why:
                 raise ConfigError(f"cannot run code, unsafe or not: {why}", code="no_sandbox") from why
+            user = os.geteuid() if self._user is None else self._user
+            logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, exc)
 
     def run(self, program: str, given: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
         """Run Python source text with ``given`` as standard input.
@@ -205,7 +210,7 @@ class Sandbox:
             try:
                 self._prefixes = _prefixes(self._python, self._user)
                 finished = self.run("import sys; sys.stdout.write('ready')")
-            except OSError as exc:
+            except (OSError, subprocess.TimeoutExpired) as exc:
                 reasons.append(str(exc))
                 continue
             if finished.output == "ready":
@@ -291,7 +296,8 @@ def _prefixes(python: str, user: int | None) -> list[str]:
         raise OSError(f"{python} does not run: {asked.stderr.decode('utf-8', 'replace').strip()[-300:]}")
     folders = {Path(path) for path in json.loads(asked.stdout)}
     folders |= {folder.resolve() for folder in folders}
-    home = Path.home().resolve()
+    # not Path.home(), which fails for a user without a name
+    home = Path(os.path.expanduser("~")).resolve()
     for folder in folders:
         if home.is_relative_to(folder) and folder != Path("/usr"):
             raise OSError(f"the folder of {python}, {folder}, holds the user's home: use an interpreter of its own")

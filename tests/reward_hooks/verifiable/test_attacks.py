@@ -80,7 +80,8 @@ def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            # without HOME, as a user has it who has no name
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         ) as process:
             yield Gateway(process)
             assert process.stdin is not None

@@ -288,8 +288,7 @@ def test_an_answer_makes_one_claim(hook: Math, reference: str, right: list[str],
 )
 def test_a_bomb_costs_the_others_nothing(hook: Math, bomb: str) -> None:
     context = HookContext(num_repeat=3, deadline_seconds=60)
-    rewards = values(hook, ["5", bomb, bomb, "5"], answered("5"), context)
-    assert rewards == [1, 0, 0, 1]
+    assert values(hook, ["5", bomb, "5"], answered("5"), context) == [1, 0, 1]
     assert values(hook, ["5"], answered("5")) == [1]
 
 
