@@ -80,7 +80,8 @@ _SHIPPED: list[dict[str, Any]] = [
     {
         "name": "claude-title",
         "headers": {"user-agent": "^claude-cli/"},
-        "system": "(?m)^Generate a concise, sentence-case title",
+        # of 2.1.330, and of 2.1.197
+        "system": "(?m)^(You are naming a coding session|Generate a concise, sentence-case title)",
         "tools": False,
     },
     {

@@ -220,7 +220,9 @@ def claude_code(name: str, hash_: str) -> dict[str, Any]:
     return recorded
 
 
-@pytest.mark.parametrize("name", ["claude_code_first_turn", "claude_code_sub_agent", "claude_code_title"])
+@pytest.mark.parametrize(
+    "name", ["claude_code_first_turn", "claude_code_2_1_330_first_turn", "claude_code_sub_agent", "claude_code_title"]
+)
 @pytest.mark.parametrize("train", ["true", "false"])
 async def test_what_differs_with_each_conversation_is_left_out_of_the_prompts_head(
     rig: server.Rig, tmp_path: Path, name: str, train: str
