@@ -177,6 +177,8 @@ class Gateway:
                 self._deaths = 0
             return
         self._deaths, self._serves = self._deaths + 1, False
+        # what it started goes with it
+        self.child.stop(0.0)
         if self._deaths > MAX_RESTARTS:
             raise ended(self.child)
         reason = f"the gateway ended with exit code {code}"

@@ -88,6 +88,7 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
         UpFailedError: a server ended by itself, or the engine never became ready or died for good; everything is
             stopped.
     """
+    _check_ports(plan)
     with ExitStack() as folders:
         if plan.earlier_run == "fresh":
             _set_aside(plan, on_event)
@@ -98,7 +99,6 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
 
 def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
     """:func:`run_up` in run folders that are held."""
-    _check_ports(plan)
     up = _Up(plan, on_event, work)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
