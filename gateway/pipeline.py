@@ -26,7 +26,7 @@ from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.client.claiming import NEEDS_NONE
-from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import FatalRequestError, NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself.
 NOT_CHOSEN = "not_chosen"
@@ -186,6 +186,8 @@ class Pipeline:
             raise error
         try:
             outcome = await from_engine(reason)
+        except FatalRequestError:
+            raise
         except (UnavailableError, UpstreamError):
             raise error from None
         route.stats.fallbacks[reason] += 1

@@ -37,6 +37,19 @@ class Checkpoints:
         self._model = model
         self._rewards: list[float] = []
 
+    def set_aside(self) -> None:
+        """Keep what an earlier run wrote beside this run's checkpoints: with it, this run could be resumed with other
+        weights, and its oldest steps could be taken for the latest."""
+        if not self._steps() and not (self._folder / LATEST).exists():
+            return
+        number = 1
+        while (earlier := self._folder / f"earlier-{number}").exists():
+            number += 1
+        earlier.mkdir()
+        for path in (*self._folder.glob(f"{_STEP}*"), self._folder / LATEST):
+            if path.exists():
+                path.rename(earlier / path.name)
+
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
         self._rewards.append(mean)

@@ -57,6 +57,8 @@ class SwarmTrainer(PPOTrainerSync):
         config.actor_rollout_ref.rollout.n = 1
         trainer, model = config.trainer, config.actor_rollout_ref.model.path
         self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
+        if trainer.resume_mode == "disable":
+            self._checkpoints.set_aside()
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes

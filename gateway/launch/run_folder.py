@@ -16,6 +16,9 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 _LOCK = "up.lock"
+#: Held by the swarm server that writes the journal.
+_JOURNAL_LOCK = "journal.db.lock"
+_OF_THE_SERVER = ("tokens.json", "code", "refused")
 #: Where verl writes the step of its last whole checkpoint, in the folder of checkpoints.
 _LATEST = "latest_checkpointed_iteration.txt"
 #: Logs of earlier starts that are kept.
@@ -54,20 +57,43 @@ def held(folder: Path) -> Generator[None]:
 
 def set_aside(folder: Path) -> Path | None:
     """Rename ``folder`` to the first free ``NAME-1``, ``NAME-2``, ...; its new path, or ``None`` if there is no folder.
+    Tokens, synced code and records of refused requests are the server's and not the run's: they stay.
 
     Raises:
-        ConfigError: another ``up`` holds the folder, or it cannot be renamed.
+        ConfigError: another ``up`` or a swarm server uses the folder, or it cannot be renamed.
     """
     if not folder.exists():
         return None
     with held(folder):
+        _check_no_server(folder)
         number = 1
         while (kept := folder.with_name(f"{folder.name}-{number}")).exists():
             number += 1
         try:
-            return folder.rename(kept)
+            folder.rename(kept)
+            folder.mkdir()
+            for name in _OF_THE_SERVER:
+                if (kept / name).exists():
+                    (kept / name).rename(folder / name)
         except OSError as exc:
             raise ConfigError(f"the run folder {folder} cannot be renamed to {kept.name} ({exc.strerror})") from exc
+        return kept
+
+
+def _check_no_server(folder: Path) -> None:
+    """Refuse a folder whose journal a swarm server writes, which may run without ``up``."""
+    lock = folder / _JOURNAL_LOCK
+    if not lock.exists():
+        return
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"the run folder {folder} is in use by a swarm server (pid {file.read().strip()}): stop it, or set "
+                "swarm.run_dir",
+                code="run_folder_in_use",
+            ) from None
 
 
 def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:

@@ -127,10 +127,12 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
     resume = f"--resume goes on from its checkpoint of step {saved}" if saved else "none of them is saved"
     fresh = "--fresh begins anew and keeps that run beside"
     if status.job is None:
-        changed = ["run folder"]
-        run = f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints of another run folder"
-    else:
-        changed = [name for name in differences(job, status.job) if name != "resume"]
+        raise ConfigError(
+            f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints, and the run folder {plan.run_dir} does "
+            "not say of which job and model: name another job.checkpoint_dir, or move them away",
+            code="other_job",
+        )
+    changed = [name for name in differences(job, status.job) if name != "resume"]
     if changed and not changes_allowed:
         raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
     if "model" in changed and saved:

@@ -59,8 +59,11 @@ _ANSWER = "/answer.py"
 #: may give names such as ``open`` another meaning.
 _MAIN = f"""\
 def __run__(exec=exec, compile=compile, open=open, names=globals()):
+    # read and closed before the answer runs, so that no descriptor leads to it
+    with open(EPILOGUE, encoding="utf-8") as file:
+        epilogue = compile(file.read(), "<test>", "exec")
     exec(compile(open({_ANSWER!r}, encoding="utf-8").read(), {_ANSWER!r}, "exec"), names)
-    exec(compile(open(EPILOGUE, encoding="utf-8").read(), "<test>", "exec"), names)
+    exec(epilogue, names)
 __file__ = {_ANSWER!r}
 __import__("sys").argv[:] = [__file__]
 __run__()

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: How long others wait for a suspect of one death, in seconds.
 ALONE_SECONDS = 30.0
+#: Seconds for which the others wait for all suspects of one death together, however many these are.
+_MOST_WAITED = 120.0
 #: Suspects that are remembered.
 _MOST_SUSPECTS = 10_000
 #: Fields in which one request differs when it is sent again: the form of its answer, and what the gateway adds.
@@ -187,6 +189,8 @@ class Door:
     _arrivals: dict[Arrival, None] = field(default_factory=dict[Arrival, None])
     #: by digest of a suspect: when (on the caller's clock) the others need not wait for it any more
     _until: dict[str, float] = field(default_factory=dict[str, float])
+    #: when the first of these suspects had its turn
+    _since: float = 0.0
 
     def arrive(self, identity: Identity) -> Arrival:
         """One more call, which waits."""
@@ -222,10 +226,15 @@ class Door:
         return mine == alone and all(one.identity.digest == mine for one in self._arrivals if one.inside)
 
     def _alone(self, now: float) -> str | None:
-        """The suspect that the others wait for: the first that has arrived and has not had its time."""
+        """The suspect that the others wait for: the first that has arrived and has not had its time; none once all of
+        them together have waited :data:`_MOST_WAITED` seconds."""
+        if self._until and now > self._since + _MOST_WAITED:
+            return None
         for arrival in self._arrivals:
             if deaths := self.suspects.deaths_of(arrival.identity):
                 digest = arrival.identity.digest
+                if not self._until:
+                    self._since = now
                 if now < self._until.setdefault(digest, now + ALONE_SECONDS * 2 ** min(deaths - 1, 20)):
                     return digest
         return None

@@ -316,7 +316,8 @@ class Controller(EpisodeRequests):
             wrong_config=wrong_config,
             cause=cause,
             explained=min(count, explained + (before.explained if before is not None else 0)),
-            repeated=bool(cause) and again and not explained,
+            # one that dies of requests, and not of every request, is not given up
+            repeated=bool(cause) and again and not explained and not (before is not None and before.explained),
         )
 
     def death_explained(self, deaths: int) -> None:

@@ -89,3 +89,17 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     assert checkpoints.lacking() != ""
     free = 6_000
     assert checkpoints.lacking() == ""
+
+
+def test_a_run_that_begins_anew_neither_sees_nor_loses_those_of_an_earlier_one(tmp_path: Path) -> None:
+    earlier = Checkpoints(tmp_path, 2, tmp_path)
+    for step in (20, 30):
+        write(earlier, step, 0.9)
+    another = Checkpoints(tmp_path, 2, tmp_path)
+    another.set_aside()
+    assert names(tmp_path) == ["earlier-1"], "nothing to resume from"
+    write(another, 10, 0.1)
+    assert names(tmp_path) == ["earlier-1", "global_step_10", LATEST]
+    assert names(tmp_path / "earlier-1") == ["global_step_20", "global_step_30", LATEST]
+    Checkpoints(tmp_path / "new", 2, tmp_path).set_aside()
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,54 @@
+"""Run folders: what a fresh start keeps, and folders that somebody uses."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from gateway.launch.run_folder import held, saved_step, set_aside
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+
+def test_a_fresh_start_keeps_the_run_beside_and_what_is_the_servers_in_place(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert set_aside(folder) is None
+    for name in ("code/a", "checkpoints/global_step_1", "refused"):
+        (folder / name).mkdir(parents=True)
+    (folder / "tokens.json").write_text("{}")
+    (folder / "journal.db").write_text("")
+    assert set_aside(folder) == tmp_path / "run-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["code", "refused", "tokens.json"]
+    assert {"journal.db", "checkpoints"} <= {path.name for path in (tmp_path / "run-1").iterdir()}
+    assert set_aside(folder) == tmp_path / "run-2"
+
+
+def test_a_folder_in_use_is_neither_held_twice_nor_renamed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with held(folder):
+        for use in (lambda: held(folder).__enter__(), lambda: set_aside(folder)):
+            with pytest.raises(ConfigError, match="in use by another `up`"):
+                use()
+    with held(folder), pytest.raises(ConfigError):
+        set_aside(folder)
+    lock = folder / "journal.db.lock"
+    with lock.open("w") as server:
+        fcntl.flock(server, fcntl.LOCK_EX)
+        server.write("123")
+        server.flush()
+        with pytest.raises(ConfigError, match=r"in use by a swarm server \(pid 123\)"):
+            set_aside(folder)
+    assert set_aside(folder) == tmp_path / "run-1"
+
+
+def test_only_a_whole_checkpoint_is_saved(tmp_path: Path) -> None:
+    job, folder = TrainJob(model="m"), tmp_path / "checkpoints"
+    assert saved_step(job, tmp_path) == 0
+    folder.mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text("10")
+    assert saved_step(job, tmp_path) == 0
+    (folder / "global_step_10").mkdir()
+    assert saved_step(job, tmp_path) == 10
+    assert saved_step(job.model_copy(update={"checkpoint_dir": str(tmp_path / "other")}), tmp_path) == 0
