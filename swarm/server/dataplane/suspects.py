@@ -7,7 +7,7 @@ a replica dies by itself just while that request is alone there.
 Those in flight at a death are suspects. A suspect is sampled alone: it waits until its replica is empty, and all others
 wait until it has ended. An answer clears it. The others wait for at most :data:`ALONE_SECONDS`, twice as long after
 each further death of the same suspect, so that a long answer does not keep them waiting, and a request that takes long
-to kill is found all the same.
+to kill is found all the same; and for all suspects that come back together for at most :data:`MOST_WAITED` seconds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: How long others wait for a suspect of one death, in seconds.
 ALONE_SECONDS = 30.0
-#: Seconds for which the others wait for all suspects of one death together, however many these are.
-_MOST_WAITED = 120.0
+#: Seconds for which the others wait for suspects that come back together, however many these are.
+MOST_WAITED = 120.0
 #: Suspects that are remembered.
 _MOST_SUSPECTS = 10_000
 #: Fields in which one request differs when it is sent again: the form of its answer, and what the gateway adds.
@@ -227,8 +227,8 @@ class Door:
 
     def _alone(self, now: float) -> str | None:
         """The suspect that the others wait for: the first that has arrived and has not had its time; none once all of
-        them together have waited :data:`_MOST_WAITED` seconds."""
-        if self._until and now > self._since + _MOST_WAITED:
+        them together have waited :data:`MOST_WAITED` seconds."""
+        if self._until and now > self._since + MOST_WAITED:
             return None
         for arrival in self._arrivals:
             if deaths := self.suspects.deaths_of(arrival.identity):

@@ -286,6 +286,18 @@ import os
 sys.stdout.flush()
 os._exit(0)
 """,
+    "writes the end mark that it finds in a descriptor": """
+import json, os, re
+for number in range(3, 64):
+    try:
+        text = os.pread(number, 1 << 16, 0).decode(errors="replace")
+    except OSError:
+        continue
+    mark, result = re.search("[0-9a-f]{32}", text), re.search("__result__ = ([0-9]+)", text)
+    if mark and result:
+        os.write(int(result[1]), json.dumps([mark[0]]).encode())
+        os._exit(0)
+""",
     "prints the mark at its end": """
 import atexit, re, sys
 def last():
