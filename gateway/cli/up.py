@@ -30,12 +30,16 @@ _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
     "config": "engine: its resolved configuration: {path}",
+    "waiting": "waiting for the end of {processes} processes of an earlier start in {run_dir}",
     "set_aside": "the earlier run is kept in {kept}",
     "going_on": "goes on with the run in {run_dir}: {done}",
     "unsaved": "WARNING: {lost}",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",
+    "disk_full": "WARNING: the disk of {path} is full ({holds}): free some space there, and all goes on by itself; "
+    "meanwhile users are answered, and nothing is trained whose record would be lost",
+    "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",

@@ -76,6 +76,7 @@ class EngineWatch:
         self._last_step = 0
         self._steps_without_signal = 0
         self._warnings: set[str] = set()
+        self._journal_error = ""
         self._batch: tuple[int, int] | None = None
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
@@ -125,6 +126,7 @@ class EngineWatch:
             if text not in self._warnings:
                 self._warnings.add(text)
                 self._on_event("warning", {"message": text})
+        self._see_journal(status)
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
             self._see_trainer(status)
@@ -143,6 +145,17 @@ class EngineWatch:
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         raise UpFailedError(message, status.last_lines, self._log)
+
+    def _see_journal(self, status: ServerStatus) -> None:
+        """Warn when the disk begins to refuse the journal, and tell when it no longer does."""
+        error = status.journal.error if status.journal is not None else ""
+        if bool(error) != bool(self._journal_error):
+            told = (
+                f"the journal {self._run_dir / 'journal.db'} cannot be written ({error}): users are answered, nothing "
+                "is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
+            )
+            self._on_event("warning", {"message": told if error else "the journal is written again"})
+        self._journal_error = error
 
     def _see_batch(self, status: ServerStatus) -> None:
         """Report how much of the batch there is, each time it changes."""

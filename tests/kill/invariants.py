@@ -33,7 +33,8 @@ class Witnesses:
     pool: Line
 
     @classmethod
-    def read(cls, folder: Path, clients: Iterable[str], pool: Line) -> Witnesses:
+    def read(cls, folder: Path, clients: Iterable[str], pool: Line, *, engine: bool = True) -> Witnesses:
+        """Those in ``folder``; a real ``engine`` leaves none."""
         with closing(sqlite3.connect(folder / "run" / "journal.db")) as journal:
             journal.row_factory = sqlite3.Row
             episodes = [dict(row) for row in journal.execute("SELECT * FROM episodes")]
@@ -41,7 +42,7 @@ class Witnesses:
             runs = [dict(row) for row in journal.execute("SELECT * FROM runs ORDER BY rowid")]
         return cls(
             clients={name: lines(folder / f"{name}.jsonl") for name in clients},
-            engine=lines(folder / "engine.jsonl"),
+            engine=lines(folder / "engine.jsonl") if engine else [],
             episodes={row["uuid"]: row for row in episodes},
             rows=len(episodes),
             steps=steps,
