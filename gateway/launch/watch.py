@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gateway.launch.run_folder import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.metrics import TRAIN
@@ -217,9 +219,10 @@ class EngineWatch:
     def _warn_of_loss(self, status: ServerStatus) -> None:
         """Without a checkpoint the next start of the engine trains the base model again."""
         done = max((step.step for step in status.steps), default=0)
-        every = self._job.checkpoint_every
-        if done and not 0 < every <= done:
-            why = f"the first one is due at step {every}" if every else "job.save_freq is not set"
+        if done and not saved_step(self._job, self._run_dir):
+            every = self._job.checkpoint_every
+            due = f"the first one is due at step {every}" if done < every else "none could be written"
+            why = due if every else "job.save_freq says so"
             lost = f"training starts from the job's model again, {done} steps are lost"
             self._on_event("warning", {"message": f"there is no checkpoint ({why}): {lost}"})
 
@@ -227,8 +230,9 @@ class EngineWatch:
         if status.resolved_config and not self._config_written:
             self._config_written = True
             path = self._run_dir / "engine-config.json"
-            path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
-            self._on_event("config", {"path": str(path)})
+            with suppress(OSError):  # of a full disk people hear elsewhere
+                path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
+                self._on_event("config", {"path": str(path)})
 
     def _see_state(self, status: ServerStatus) -> None:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -295,10 +296,12 @@ class Saving(Engine):
         """Write a checkpoint if one is due."""
         if not self.job.checkpoint_every or self.version % self.job.checkpoint_every:
             return
-        (self._latest.parent / f"global_step_{self.version}").mkdir(parents=True, exist_ok=True)
         beside = self._latest.with_suffix(".new")
-        beside.write_text(str(self.version))
-        beside.replace(self._latest)
+        # a full disk costs the real one its checkpoint, and no more
+        with contextlib.suppress(OSError):
+            (self._latest.parent / f"global_step_{self.version}").mkdir(parents=True, exist_ok=True)
+            beside.write_text(str(self.version))
+            beside.replace(self._latest)
 
 
 class Recording(Saving):
