@@ -62,6 +62,10 @@ class Up:
                 self._events.put(event)
         self._events.put(None)
 
+    def next(self) -> dict[str, Any] | None:
+        """The next event of an ``up`` that has ended; ``None`` after the last."""
+        return self._events.get()
+
     def expect(self, kind: str, seconds: float) -> dict[str, Any]:
         """The next event of ``kind``."""
         deadline = time.monotonic() + seconds

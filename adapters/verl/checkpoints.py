@@ -12,13 +12,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 #: Where verl writes the step of its last checkpoint.
 LATEST = "latest_checkpointed_iteration.txt"
 _STEP = "global_step_"
 _ASIDE = ".incomplete"
-#: In each checkpoint: what decides which one is the best.
-_SCORE = "score.json"
+#: In each checkpoint: its step, the mean reward that decides which one is the best, and its step's batch.
+_NOTE = "score.json"
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
 #: Free bytes below which a write that failed found the disk full.
@@ -71,15 +72,19 @@ class Checkpoints:
         """Whether a checkpoint is due at ``step`` because an earlier one could not be written."""
         return self._failing and step != self._tried
 
-    def save(self, step: int, write: Callable[[Path], None]) -> str:
-        """Have ``write`` write the checkpoint of ``step`` and its note aside, in the folder that it gets; then both
-        take their places, and the oldest ones go. What an error leaves is removed.
+    def batch_of(self, step: int) -> str:
+        """The batch of ``step``, which has a checkpoint; empty if it is not noted."""
+        return str(self._note(step).get("batch_id") or "")
+
+    def save(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
+        """Have ``write`` write the checkpoint of ``step``, which trained on ``batch_id``, and verl's note aside, in the
+        folder that it gets; then both take their places, and the oldest ones go. What an error leaves is removed.
 
         Returns:
             What is to be told: why it is not written, if the disk lacks room and that is new; that it is written again.
         """
         self._tried, failed = step, self._failing
-        why = self.lacking() or self._written(step, write)
+        why = self.lacking() or self._written(step, batch_id, write)
         self._failing = bool(why)
         if why and not failed:
             return (
@@ -88,13 +93,13 @@ class Checkpoints:
             )
         return f"the disk has room again: the checkpoint of step {step} is written" if failed and not why else ""
 
-    def _written(self, step: int, write: Callable[[Path], None]) -> str:
+    def _written(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
         """Write it; why the disk did not take it, or an empty string."""
         aside = self._folder / _ASIDE
         shutil.rmtree(aside, ignore_errors=True)
         try:
             write(aside)
-            self._put_in_place(aside, step)
+            self._put_in_place(aside, step, batch_id)
         except Exception as exc:
             # before what was written is removed
             if not self._is_full(exc):
@@ -106,10 +111,11 @@ class Checkpoints:
         self._prune()
         return ""
 
-    def _put_in_place(self, aside: Path, step: int) -> None:
+    def _put_in_place(self, aside: Path, step: int, batch_id: str) -> None:
         written = aside / f"{_STEP}{step}"
         reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
-        (written / _SCORE).write_text(json.dumps({"step": step, "reward_mean": reward}))
+        note = {"step": step, "reward_mean": reward, "batch_id": batch_id}
+        (written / _NOTE).write_text(json.dumps(note))
         for path in (*written.rglob("*"), aside / LATEST):
             if path.is_file():
                 _sync(path)
@@ -135,11 +141,14 @@ class Checkpoints:
                 shutil.rmtree(self._folder / f"{_STEP}{step}", ignore_errors=True)
 
     def _reward_of(self, step: int) -> float:
-        try:
-            reward = json.loads((self._folder / f"{_STEP}{step}" / _SCORE).read_text())["reward_mean"]
-        except (OSError, ValueError, LookupError, TypeError):
-            reward = None
+        reward = self._note(step).get("reward_mean")
         return float("-inf") if reward is None else float(reward)
+
+    def _note(self, step: int) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self._folder / f"{_STEP}{step}" / _NOTE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def _needed(self) -> int:
         if steps := self._steps():

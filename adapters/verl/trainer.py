@@ -106,6 +106,8 @@ class SwarmTrainer(PPOTrainerSync):
         self._feed.sample_tokens()
 
     def fit(self, agent_loop_manager: Any) -> None:
+        # killed between its checkpoint and its report, the last step would be trained twice
+        self._feed.begin_after(self._checkpoints.batch_of(self.global_steps))
         with self._computing:
             super().fit(agent_loop_manager)
         if self._serves_on:
@@ -206,7 +208,7 @@ class SwarmTrainer(PPOTrainerSync):
             finally:
                 trainer.default_local_dir = folder
 
-        if told := self._checkpoints.save(self.global_steps, write):
+        if told := self._checkpoints.save(self.global_steps, self._feed.batch_id, write):
             self._link.send(Warned(text=told))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:

@@ -134,18 +134,18 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
             "not say of which job and model: name another job.checkpoint_dir, or move them away",
             code="other_job",
         )
+    if saved >= job.total_training_steps and not job.serve_after_training:
+        raise ConfigError(
+            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
+            f"raise it and add --resume to train on; {fresh}",
+            code="run_finished",
+        )
     changed = [name for name in differences(job, status.job) if name != "resume"]
     if changed and not changes_allowed:
         raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
     if "model" in changed and saved:
         raise ConfigError(
             f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
-        )
-    if saved >= job.total_training_steps and not job.serve_after_training:
-        raise ConfigError(
-            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
-            f"raise it and add --resume to train on; {fresh}",
-            code="run_finished",
         )
 
 

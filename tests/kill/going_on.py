@@ -345,7 +345,8 @@ class GoingOn:
                     answer = http.post(url, json=body)
                     self.answers[str(answer.status_code)] += 1
                     if answer.status_code not in (200, 503):
-                        self._wrong.append(f"a user was answered {answer.status_code}: {answer.text[:500]}")
+                        log = (self.folder / "run" / "logs" / "gateway.log").read_text(errors="replace")[-3000:]
+                        self._wrong.append(f"a user was answered {answer.status_code}: {answer.text[:500]}\n{log}")
                 except httpx.HTTPError:
                     self.answers["refused"] += 1
                     self._over.wait(0.2)

@@ -163,13 +163,21 @@ def doubled_claims(seen: Witnesses) -> list[str]:
 
 
 def doubled_training(seen: Witnesses) -> list[str]:
-    """Every episode is in one batch; a batch is the same in every attempt; of each one step is recorded."""
+    """Every episode is in one batch; a batch is the same in every attempt; of each one step is recorded; weights that
+    have learned from a batch never learn from it again."""
     wrong: list[str] = []
     content: dict[str, dict[str, float]] = {}
     batch_of: dict[str, str] = {}
+    of_step: dict[int, str] = {}
+    begun_with = ""
     for line in seen.engine:
+        if "started" in line:
+            begun_with = of_step.get(line["version"], "")
         if "trained" in line:
             batch_id, members = line["trained"], line["episodes"]
+            of_step[line["step"]] = batch_id
+            if batch_id == begun_with:
+                wrong.append(f"batch {batch_id} was trained again by weights that had learned from it")
             if content.setdefault(batch_id, members) != members:
                 wrong.append(f"batch {batch_id} was sent twice with different episodes or rewards")
             for uuid in members:

@@ -288,6 +288,8 @@ class Saving(Engine):
         self._latest = folder / "latest_checkpointed_iteration.txt"
         # as verl: without `resume` it begins with the model
         self.version = int(self._latest.read_text()) if self.job.resume and self._latest.exists() else 0
+        batch = self._latest.parent / f"global_step_{self.version}" / "batch"
+        self.requests.trained = batch.read_text() if batch.exists() else ""
         self.log = Log(Path(os.environ[FOLDER_VARIABLE]) / "engine.jsonl")
         self.log.write(started=os.getpid(), version=self.version, address=self.address)
         super().boot()
@@ -299,7 +301,9 @@ class Saving(Engine):
         beside = self._latest.with_suffix(".new")
         # a full disk costs the real one its checkpoint, and no more
         with contextlib.suppress(OSError):
-            (self._latest.parent / f"global_step_{self.version}").mkdir(parents=True, exist_ok=True)
+            folder = self._latest.parent / f"global_step_{self.version}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "batch").write_text(self.requests.batch_id)
             beside.write_text(str(self.version))
             beside.replace(self._latest)
 

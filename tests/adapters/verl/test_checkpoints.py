@@ -29,7 +29,7 @@ def writer(step: int, size: int = 10) -> Callable[[Path], None]:
 def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> str:
     if reward is not None:
         checkpoints.reward(reward)
-    return checkpoints.save(step, writer(step, size))
+    return checkpoints.save(step, f"b{step}", writer(step, size))
 
 
 def names(folder: Path) -> list[str]:
@@ -68,8 +68,14 @@ def test_a_checkpoint_that_fails_leaves_nothing_and_the_one_before_stays(tmp_pat
         raise RuntimeError("no such tensor")
 
     with pytest.raises(RuntimeError, match="no such tensor"):
-        checkpoints.save(2, fail)
+        checkpoints.save(2, "b2", fail)
     assert names(tmp_path) == ["global_step_1", LATEST] and (tmp_path / LATEST).read_text() == "1"
+
+
+def test_a_checkpoint_knows_the_batch_that_it_learned_from(tmp_path: Path) -> None:
+    write(Checkpoints(tmp_path, 1, tmp_path), 4, 0.1)
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    assert (again.batch_of(4), again.batch_of(5)) == ("b4", "")
 
 
 def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -122,7 +128,7 @@ def test_a_full_disk_costs_checkpoints_and_no_training_and_each_step_tries_again
             writer(22, 6 << 20)(aside)
 
         assert write(checkpoints, 22, 0.6, size=1).startswith("the disk has room again"), "it recovered"
-        assert "the disk of" in checkpoints.save(23, fills)
+        assert "the disk of" in checkpoints.save(23, "b23", fills)
         assert names(folder) == ["ballast", "global_step_10", "global_step_22", LATEST], "no part is left"
         (folder / "ballast").unlink()
         assert write(checkpoints, 24, 0.7, size=1) == "the disk has room again: the checkpoint of step 24 is written"

@@ -15,7 +15,7 @@ class Watched:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
         if saves:
-            (run_dir / "checkpoints" / "global_step_1").mkdir(parents=True)
+            (run_dir / "checkpoints" / "global_step_1").mkdir(parents=True, exist_ok=True)
             (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq)
         self.watch = EngineWatch(
