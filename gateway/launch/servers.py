@@ -156,7 +156,7 @@ class Gateway:
         address: host and port, once it listens.
     """
 
-    address = ("", 0)
+    address: tuple[str, int] = ("", 0)
 
     def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
         self.child = start()
