@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from adapters.dialects import Answer
+from adapters.dialects import Answer, ChatDialect
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
@@ -135,7 +135,7 @@ class Shaped:
     @property
     def answer_id(self) -> str:
         """The ``id`` of the resulting ``chat.completion``."""
-        return f"chatcmpl-{self.group_id}"
+        return f"{ChatDialect.id_prefix}{self.group_id}"
 
 
 class LiveSample:

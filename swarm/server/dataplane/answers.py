@@ -12,6 +12,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from msgspec import Struct
 from msgspec.json import Decoder
 
+from adapters.dialects import ChatDialect, CompletionsDialect
 from adapters.dialects.jsons import decode
 from swarm.server.dataplane.requests import ChatCall
 
@@ -143,7 +144,7 @@ def as_chat(answer: Body, part: str) -> Body:
     prompt_ids = next((ids for choice in choices if (ids := choice.get("prompt_token_ids")) is not None), None)
     role = {"role": "assistant"} if part == "message" else {}
     return {
-        "id": "chatcmpl-" + str(answer.get("id") or "").removeprefix("cmpl-"),
+        "id": ChatDialect.id_prefix + str(answer.get("id") or "").removeprefix(CompletionsDialect.id_prefix),
         "object": "chat.completion" if part == "message" else "chat.completion.chunk",
         **kept,
         **({} if prompt_ids is None else {"prompt_token_ids": prompt_ids}),

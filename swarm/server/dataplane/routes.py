@@ -17,14 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import (
-    ChatDialect,
-    CompletionsDialect,
-    Dialect,
-    MessagesDialect,
-    ResponsesDialect,
-    left_out_header,
-)
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -90,10 +83,7 @@ class DataPlane:
         """All routes; a dialect has the same path below every address."""
         episode, group, chat = "/episodes/{episode_uuid}", "/groups/{group_uuid}", ChatDialect()
         return [
-            *(
-                Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"])
-                for dialect in (chat, CompletionsDialect(), MessagesDialect(), ResponsesDialect())
-            ),
+            *(Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS),
             Route(f"{episode}/v1/models", self.models, methods=["GET"]),
             Route(group + chat.path, self.group_chat_completions, methods=["POST"]),
             Route(f"{group}/v1/models", self.models, methods=["GET"]),
@@ -357,9 +347,9 @@ class NotFound:
         if scope["type"] != "http":
             return
         error = self._error(scope["method"], scope["path"])
-        # SDKs that ask for messages read Anthropic's errors
-        dialect = MessagesDialect() if "/messages" in scope["path"] else ChatDialect()
-        await _refusal(dialect, error)(scope, receive, send)
+        # the address that was meant may be written without /v1, or with it twice
+        meant = "/v1/" + scope["path"].split("/", 3)[-1].rpartition("v1/")[2]
+        await _refusal(dialect_of(meant, scope["headers"]), error)(scope, receive, send)
 
     def _error(self, method: str, path: str) -> RequestError:
         parts = path.split("/", 3)
