@@ -30,7 +30,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import Caller, ClientNames
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
@@ -173,11 +173,10 @@ class DataPlane:
             body, left_out = parsed.body, parsed.left_out
         controller, options = self.controller, request.headers
         serving = controller.serving
-        pieces = options.get(PIECES) == "1"
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
-        call = prepare(body, kind, controller.job, serving.engine_model, group_size, pieces=pieces, record=record)
+        call = prepare(body, kind, controller.job, serving.engine_model, group_size, record=record)
         headers = left_out_header([*left_out, *dialect.notes_of(call.left_out)])
         goes_on = None
         if call.record and not call.raw:
