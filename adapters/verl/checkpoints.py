@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import ConfigError
+
 #: Where verl writes the step of its last checkpoint.
 LATEST = "latest_checkpointed_iteration.txt"
 _STEP = "global_step_"
@@ -40,18 +42,10 @@ class Checkpoints:
         self._model = model
         self._rewards: list[float] = []
 
-    def set_aside(self) -> None:
-        """Keep what an earlier run wrote beside this run's checkpoints: with it, this run could be resumed with other
-        weights, and its oldest steps could be taken for the latest."""
-        if not kept_steps(self._folder) and not (self._folder / LATEST).exists():
-            return
-        number = 1
-        while (earlier := self._folder / f"earlier-{number}").exists():
-            number += 1
-        earlier.mkdir()
-        for path in (*self._folder.glob(f"{_STEP}*"), self._folder / LATEST):
-            if path.exists():
-                path.rename(earlier / path.name)
+    def set_aside(self, *, resumes: bool) -> None:
+        """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
+        those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
+        set_aside(self._folder, after=_latest(self._folder) if resumes else 0)
 
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
@@ -101,10 +95,58 @@ class Checkpoints:
         )
 
 
+def _latest(folder: Path) -> int:
+    """The step that a resumed run goes on from; 0: there is none."""
+    try:
+        return int((folder / LATEST).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 def kept_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in ``folder``, in their order."""
     found = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
     return sorted(int(name) for name in found if name.isdigit())
+
+
+def check_kept(folder: Path, step: int) -> None:
+    """Raise :class:`ConfigError`, which names the steps that are kept, unless ``step`` is one of them."""
+    kept = kept_steps(folder)
+    if step not in kept:
+        there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
+        raise ConfigError(f"step {step} is not kept in {folder}; {there}", param="step")
+
+
+def roll_back(folder: Path, step: int) -> Path | None:
+    """Have a resumed run go on from ``step``; where the later checkpoints are kept now, ``None`` if there are none.
+
+    One that is killed in the midst of it has gone back, and :meth:`Checkpoints.set_aside` does the rest.
+
+    Raises:
+        ConfigError: ``step`` is not kept; names those that are.
+    """
+    check_kept(folder, step)
+    note = folder / f"{LATEST}.new"
+    note.write_text(str(step))
+    note.replace(folder / LATEST)
+    return set_aside(folder, after=step)
+
+
+def set_aside(folder: Path, after: int = 0) -> Path | None:
+    """Move the checkpoints ``after`` a step into the first free folder ``earlier-N``; its path, if there were any."""
+    later = [step for step in kept_steps(folder) if step > after]
+    if not later:
+        return None
+    number = 1
+    while (earlier := folder / f"earlier-{number}").exists():
+        number += 1
+    earlier.mkdir()
+    for step in later:
+        checkpoint(folder, step).rename(earlier / f"{_STEP}{step}")
+    if not after:
+        (folder / LATEST).unlink(missing_ok=True)
+    (earlier / LATEST).write_text(str(later[-1]))
+    return earlier
 
 
 def best_step(folder: Path) -> int:

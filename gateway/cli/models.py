@@ -108,8 +108,8 @@ def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: b
             "steps",
             code="no_checkpoint",
         )
-    if step is not None and step not in kept:
-        raise ConfigError(f"step {step} is not kept in {folder}; kept are {', '.join(map(str, kept))}", param="step")
+    if step is not None:
+        load_attribute("adapters.verl.checkpoints:check_kept")(folder, step)
     return step or (load_attribute("adapters.verl.checkpoints:best_step")(folder) if best else kept[-1])
 
 
