@@ -136,6 +136,9 @@ def _write(actor: Path, shards: list[Path], folder: Path, base_model: str, *, me
         whole.save_pretrained(folder)
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    for path in folder.glob("*.safetensors"):
+        # safetensors lets nobody but the owner read it
+        shutil.copymode(next(folder.glob("*config.json")), path)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     return Exported(folder, dtype, adapter=lora and not merged, lora=lora)
 
