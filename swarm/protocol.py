@@ -71,8 +71,8 @@ class SyncTrainConfigRequest(ResolveConfigRequest):
     from_step: int | None = Field(
         default=None,
         ge=1,
-        description="go back to this step of the run: what waits for a batch is dropped, and the run goes on as another "
-        "one that has done no later step. The checkpoints are the caller's to set back",
+        description="go back to this step of the run: what waits for a batch is dropped, and the run goes on as "
+        "another one that has done no later step. The checkpoints are the caller's to set back",
     )
 
 

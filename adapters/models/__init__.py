@@ -5,4 +5,14 @@ from adapters.models.card import model_card
 from adapters.models.pull import CATALOG, CatalogEntry, pull
 from adapters.models.resolve import decoder, resolve_model
 
-__all__ = ["CATALOG", "CachedModel", "CatalogEntry", "decoder", "list_cached", "model_card", "models_home", "pull", "resolve_model"]
+__all__ = [
+    "CATALOG",
+    "CachedModel",
+    "CatalogEntry",
+    "decoder",
+    "list_cached",
+    "model_card",
+    "models_home",
+    "pull",
+    "resolve_model",
+]

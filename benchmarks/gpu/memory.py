@@ -1,7 +1,7 @@
-"""GPU memory that a job takes, part by part, computed and never measured: ``python -m benchmarks.gpu.memory FILE...``
+"""GPU memory that a job takes, part by part, computed and never measured: ``python -m benchmarks.gpu.memory FILE``
 
-FILE is a configuration of ``up`` whose job names one of :data:`MODELS`; its first line says the size of a GPU. Bytes per
-GPU, for P weights of the model, A of a LoRA adapter, n GPUs, T tokens in a micro-batch (every row of at most that many):
+FILE is a configuration of ``up`` whose job names one of :data:`MODELS`; its first line says the size of a GPU. Bytes
+per GPU, for P weights of the model, A of a LoRA adapter, n GPUs, and T tokens in a micro-batch:
 
 =================  =====================================================================================================
 weights            4 P / n: verl trains in fp32; with LoRA 4 (P + A) / n
@@ -18,8 +18,8 @@ vLLM               gpu_memory_utilization of the GPU: weights 2 P / t with t GPU
 KV cache           4 L k / t per token: keys and values in bf16
 =================  =====================================================================================================
 
-verl's defaults hold: gradients are freed after a step, layers are checkpointed, nothing is offloaded. While vLLM serves,
-weights and Adam stay; while the trainer computes, vLLM sleeps and has given its memory back. 1 GB is left to CUDA.
+verl's defaults hold: gradients are freed after a step, layers are checkpointed, nothing is offloaded. While vLLM
+serves, weights and Adam stay; while the trainer computes, vLLM sleeps and has given its memory back. 1 GB is CUDA's.
 Sources: verl 0.9.1 (``workers/engine/fsdp``, ``trainer/config/engine/fsdp.yaml``), and for activations Korthikanti et
 al., "Reducing Activation Recomputation in Large Transformer Models" (2022), with a gated MLP counted by hand.
 """

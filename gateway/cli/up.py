@@ -86,9 +86,7 @@ def up(
 
     if fresh and step is not None:
         raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
-    plan = replace(
-        read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step
-    )
+    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
     if step is not None and len(plan.servers) > 1:
         raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
     if check:

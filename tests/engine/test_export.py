@@ -45,7 +45,8 @@ def test_vllm_serves_what_was_exported(tmp_path: Path) -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
             deadline = time.monotonic() + SECONDS
             while not _healthy(client):
-                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "vllm.log").read_text()[-2000:]
+                said = (tmp_path / "vllm.log").read_text()[-2000:]
+                assert process.poll() is None and time.monotonic() < deadline, said
                 time.sleep(0.5)
             body = {"model": str(tmp_path / "out"), "prompt": IDS, "max_tokens": 1, "prompt_logprobs": 0}
             told = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["prompt_logprobs"]

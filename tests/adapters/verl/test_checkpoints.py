@@ -114,7 +114,7 @@ def test_going_back_keeps_later_steps_beside_and_never_takes_them_for_later_ones
     for step, reward in ((3, 0.3), (6, 0.9), (9, 0.1)):
         write(checkpoints, step, reward)
     assert (kept_steps(tmp_path), best_step(tmp_path)) == ([3, 6, 9], 6)
-    with pytest.raises(ConfigError, match="step 4 is not kept in .*; kept are 3, 6, 9"):
+    with pytest.raises(ConfigError, match=r"step 4 is not kept in .*; kept are 3, 6, 9"):
         roll_back(tmp_path, 4)
     assert roll_back(tmp_path, 9) is None, "it is the last one"
     assert roll_back(tmp_path, 3) == tmp_path / "earlier-1"

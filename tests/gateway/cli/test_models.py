@@ -23,9 +23,7 @@ Usage = namedtuple("Usage", "total used free")
 
 def steps(run_id: str, *numbers: int) -> list[Row]:
     metrics = {"swarm/reward_mean": 0.5, "swarm/episodes": 8.0, "swarm/tasks": 2.0, "swarm/tasks_with_signal": 1.0}
-    return [
-        StepRow(run_id, StepResult(step=n, batch_id=f"{run_id}{n}", metrics=metrics, seconds=1.0)) for n in numbers
-    ]
+    return [StepRow(run_id, StepResult(step=n, batch_id=f"{run_id}{n}", metrics=metrics, seconds=1.0)) for n in numbers]
 
 
 def journal(run_dir: Path, job: TrainJob, *rows: Row) -> None:
