@@ -119,7 +119,11 @@ def check_kept(folder: Path, step: int) -> None:
     kept = kept_steps(folder)
     if step not in kept:
         there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
-        raise ConfigError(f"step {step} is not kept in {folder}; {there}", param="step")
+        # a run that went back, or began anew, has set it aside
+        beside = [
+            f"; one of that number is in {path.parent}" for path in sorted(folder.glob(f"earlier-*/{_STEP}{step}"))
+        ]
+        raise ConfigError(f"step {step} is not kept in {folder}; {there}{''.join(beside)}", param="step")
 
 
 def roll_back(folder: Path, step: int) -> Path | None:

@@ -119,6 +119,10 @@ def test_going_back_keeps_later_steps_beside_and_never_takes_them_for_later_ones
     assert roll_back(tmp_path, 9) is None, "it is the last one"
     assert roll_back(tmp_path, 3) == tmp_path / "earlier-1"
     assert names(tmp_path / "earlier-1") == ["global_step_6", "global_step_9", LATEST]
+    with pytest.raises(
+        ConfigError, match=r"step 9 is not kept in .*; kept are 3; one of that number is in .*earlier-1"
+    ):
+        roll_back(tmp_path, 9)
     again = Checkpoints(tmp_path, 1, tmp_path)
     again.set_aside(resumes=True)
     write(again, 6, 0.1)
