@@ -85,7 +85,7 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
         for reward in (0.0, 1.0):
             await finish(rig, "one", reward)
             await finish(rig, "two", 0.5)
-        await screen.shows("2/2 tasks (100%)", "2 complete, 0 begun")
+        await screen.shows("2 of 2 tasks, 0 requests to go (100%)", "2 complete, 0 begun")
         async with asyncio.TaskGroup() as group:
             taking = group.create_task(rig.controller.next_batch())
             await screen.shows("◕ ROLLING_POST", "straggler")
@@ -310,7 +310,7 @@ async def test_the_answers_of_a_group_stand_side_by_side(rig: server.Rig) -> Non
     await finish(rig, "task-two", 0.5)
     async with watching([url(rig)]) as screen:
         await screen.press("a")
-        await screen.shows("task-one", "1 0.25", "task-two", "waiting", "what became of it")
+        await screen.shows("task-one", "1.000 0.250", "task-two", "waiting", "what became of it")
         # the newest one is open; the next is the one before it
         await screen.press("n")
         await screen.until(lambda text: ": task-one" in text, "the other group")
