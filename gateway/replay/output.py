@@ -50,7 +50,7 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
             bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
             if visible and bars.disable and progress.step > printed:
                 for number in sorted(step for step in progress.steps if step > printed):
-                    console.print(step_line(progress.steps[number]), markup=False)
+                    console.print(step_line(progress.steps[number]), markup=False, soft_wrap=True)
                 printed = progress.step
 
         yield show
@@ -104,7 +104,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
             table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
         console.print(table)
     for line in summary(report):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:

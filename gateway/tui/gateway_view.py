@@ -75,7 +75,7 @@ def view(status: GatewayStatus, per_second: float) -> View:
         version=_version(status.policy_version),
         batch=f"{number(status.groups.trained)} groups trained",
         now=f"{status.in_flight} in flight, {per_second:.1f}/s",
-        reward=f"{_reward(status)}, {_differ(status)} differ" if status.recent.groups else UNKNOWN,
+        reward=f"{_reward(status).partition(' ')[0]}, {_differ(status)} differ" if status.recent.groups else UNKNOWN,
         head=_head(status, per_second),
         tables={
             "g": table_of(

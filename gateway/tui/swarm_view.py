@@ -155,7 +155,8 @@ def view(
     batch, now = UNKNOWN, UNKNOWN
     if pool is not None:
         done, total, words = _progress(status, pool)
-        batch = f"{bar(done, total, _OVERVIEW_BAR)} {words}" if total else words
+        # the rest is on the server's own page
+        batch = f"{bar(done, total, _OVERVIEW_BAR)} {words.partition(',')[0]}" if total else words
         now = f"{pool.running_episodes} run, {status.waiting_claims} claims wait"
     losses = {
         "dropped: finished, or given up, and never trained": status.dropped,
@@ -248,8 +249,8 @@ def _reward_cell(steps: Sequence[StepResult]) -> str:
     """Of the last step, for the overview."""
     if not steps or REWARD not in steps[-1].metrics:
         return UNKNOWN
-    told = f"{_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)}"
-    return ("! " if _is_silent(steps) else "") + f"{told}, {_differ(steps[-1])} differ"
+    sign = "! " if _is_silent(steps) else ""
+    return f"{sign}{_reward(steps[-1], REWARD)}, {_differ(steps[-1])} differ"
 
 
 def _is_silent(steps: Sequence[StepResult]) -> bool:

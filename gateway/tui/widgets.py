@@ -198,7 +198,8 @@ States of an engine
  batch              what the next step still needs
  idle               an episode's time without an LLM call; `!` from half of its
                     timeout (`of`) on, at whose end the server takes it back
- reward, ±          mean of the answers' rewards and their standard deviation
+ reward, ±          mean of the answers' rewards, and their standard deviation: over
+                    the whole step at a server, within a group at a gateway
  groups differ      those whose answers got different rewards: only those teach
  not delivered      tokens of answers that nobody got: of N answers a user gets
                     the best, the others are the price of choosing and learning

@@ -26,7 +26,7 @@ def test_the_head_says_whether_the_latest_groups_teach_anything() -> None:
     def learns(with_signal: int) -> str:
         recent = {"groups": 40, "with_signal": with_signal, "reward": 0.25, "spread": 4.0}
         told = view(GatewayStatus.model_validate({**STATUS, "recent": recent}), 0.0)
-        assert told.reward == f"0.006 ±0.100, {with_signal} of 40 differ"
+        assert told.reward == f"0.006, {with_signal} of 40 differ"
         [line] = [line.text for line in told.head if line.label == "learns"]
         return line
 

@@ -158,7 +158,7 @@ def test_the_last_steps_say_whether_there_is_anything_to_learn() -> None:
         return told.reward, line
 
     assert learns(0, 0, 4, 3, 2, 1, 4) == (
-        "0.006 ±0.010, 4 of 4 differ",
+        "0.006, 4 of 4 differ",
         "reward 0.006 ±0.010 in step 7; 14 of 20 groups differ in the last 5 steps",
     )
     cell, line = learns(4, 0, 0)
