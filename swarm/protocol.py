@@ -30,8 +30,6 @@ POLICY_VERSION = "x-swarm-policy-version"
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
 #: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
 PLACES = "x-swarm-places"
-#: header of a plain call (``1``): each choice shall have the text lengths of its tokens as ``pieces``, where known
-PIECES = "x-swarm-pieces"
 #: header of a chat call without an episode: so many answers, sampled as those of a group of train episodes and recorded
 #: nowhere; a plain answer has :data:`COMPLETION_TOKENS`
 SAMPLES = "x-swarm-samples"
@@ -68,6 +66,12 @@ class SyncTrainConfigRequest(ResolveConfigRequest):
     """``POST /sync_train_config``: OFFLINE only, unless ``force_restart`` stops the engine and starts it again."""
 
     force_restart: bool = False
+    from_step: int | None = Field(
+        default=None,
+        ge=1,
+        description="go back to this step of the run: what waits for a batch is dropped, and the run goes on as "
+        "another one that has done no later step. The checkpoints are the caller's to set back",
+    )
 
 
 class SuccessResponse(Model):

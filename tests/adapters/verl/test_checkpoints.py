@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from adapters.verl.checkpoints import LATEST, Checkpoints
+from adapters.verl.checkpoints import LATEST, Checkpoints, best_step, checkpoint, kept_steps, roll_back, score_of
+from swarm.errors import ConfigError
+from tests.disks import fill, small_disk
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> None:
-    """As verl does."""
-    if reward is not None:
-        checkpoints.reward(reward)
-    with checkpoints.written_aside(step) as folder:
+def writer(step: int, size: int = 10) -> Callable[[Path], None]:
+    """As verl writes."""
+
+    def write(folder: Path) -> None:
         (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
         (folder / f"global_step_{step}" / "actor" / "weights").write_bytes(b"x" * size)
         (folder / LATEST).write_text(str(step))
+
+    return write
+
+
+def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> str:
+    if reward is not None:
+        checkpoints.reward(reward)
+    return checkpoints.save(step, f"b{step}", writer(step, size))
 
 
 def names(folder: Path) -> list[str]:
@@ -53,10 +63,20 @@ def test_a_checkpoint_counts_the_steps_since_the_one_before(tmp_path: Path) -> N
 def test_a_checkpoint_that_fails_leaves_nothing_and_the_one_before_stays(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1, tmp_path)
     write(checkpoints, 1, 0.1)
-    with pytest.raises(OSError, match="no space"), checkpoints.written_aside(2) as folder:
+
+    def fail(folder: Path) -> None:
         (folder / "global_step_2").mkdir(parents=True)
-        raise OSError("no space")
+        raise RuntimeError("no such tensor")
+
+    with pytest.raises(RuntimeError, match="no such tensor"):
+        checkpoints.save(2, "b2", fail)
     assert names(tmp_path) == ["global_step_1", LATEST] and (tmp_path / LATEST).read_text() == "1"
+
+
+def test_a_checkpoint_knows_the_batch_that_it_learned_from(tmp_path: Path) -> None:
+    write(Checkpoints(tmp_path, 1, tmp_path), 4, 0.1)
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    assert (again.batch_of(4), again.batch_of(5)) == ("b4", "")
 
 
 def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -91,15 +111,80 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     assert checkpoints.lacking() == ""
 
 
+def test_a_full_disk_costs_checkpoints_and_no_training_and_each_step_tries_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24) as folder:
+        checkpoints = Checkpoints(folder, 2, tmp_path)
+        assert write(checkpoints, 10, 0.5, size=6 << 20) == ""
+        ballast = fill(folder)
+        told = write(checkpoints, 20, 0.6, size=6 << 20)
+        assert f"the checkpoint of step 20 is not written: 0.0 GB are free in {folder}" in told
+        assert "free some space there" in told
+        assert not checkpoints.overdue(20) and checkpoints.overdue(21), "nobody tries twice in one step"
+        assert write(checkpoints, 21, 0.6, size=6 << 20) == "", "it is told once"
+        # there was room when it began: somebody else fills the disk meanwhile
+        ballast.unlink()
+
+        def fills(aside: Path) -> None:
+            fill(folder)
+            writer(22, 6 << 20)(aside)
+
+        assert write(checkpoints, 22, 0.6, size=1).startswith("the disk has room again"), "it recovered"
+        assert "the disk of" in checkpoints.save(23, "b23", fills)
+        assert names(folder) == ["ballast", "global_step_10", "global_step_22", LATEST], "no part is left"
+        (folder / "ballast").unlink()
+        assert write(checkpoints, 24, 0.7, size=1) == "the disk has room again: the checkpoint of step 24 is written"
+        assert not checkpoints.overdue(25)
+
+
 def test_a_run_that_begins_anew_neither_sees_nor_loses_those_of_an_earlier_one(tmp_path: Path) -> None:
     earlier = Checkpoints(tmp_path, 2, tmp_path)
     for step in (20, 30):
         write(earlier, step, 0.9)
     another = Checkpoints(tmp_path, 2, tmp_path)
-    another.set_aside()
+    another.set_aside(resumes=False)
     assert names(tmp_path) == ["earlier-1"], "nothing to resume from"
     write(another, 10, 0.1)
     assert names(tmp_path) == ["earlier-1", "global_step_10", LATEST]
     assert names(tmp_path / "earlier-1") == ["global_step_20", "global_step_30", LATEST]
-    Checkpoints(tmp_path / "new", 2, tmp_path).set_aside()
+    # what goes on keeps what it goes on from
+    Checkpoints(tmp_path, 2, tmp_path).set_aside(resumes=True)
+    assert names(tmp_path) == ["earlier-1", "global_step_10", LATEST]
+    Checkpoints(tmp_path / "new", 2, tmp_path).set_aside(resumes=False)
     assert not (tmp_path / "new").exists()
+
+
+def test_going_back_keeps_later_steps_beside_and_never_takes_them_for_later_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path)
+    for step, reward in ((3, 0.3), (6, 0.9), (9, 0.1)):
+        write(checkpoints, step, reward)
+    assert (kept_steps(tmp_path), best_step(tmp_path)) == ([3, 6, 9], 6)
+    with pytest.raises(ConfigError, match=r"step 4 is not kept in .*; kept are 3, 6, 9"):
+        roll_back(tmp_path, 4)
+    assert roll_back(tmp_path, 9) is None, "it is the last one"
+    assert roll_back(tmp_path, 3) == tmp_path / "earlier-1"
+    assert names(tmp_path / "earlier-1") == ["global_step_6", "global_step_9", LATEST]
+    with pytest.raises(
+        ConfigError, match=r"step 9 is not kept in .*; kept are 3; one of that number is in .*earlier-1"
+    ):
+        roll_back(tmp_path, 9)
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    again.set_aside(resumes=True)
+    write(again, 6, 0.1)
+    assert names(tmp_path) == ["earlier-1", "global_step_3", "global_step_6", LATEST], "6 is the latest, 3 the best"
+    assert (tmp_path / LATEST).read_text() == "6"
+
+
+def test_one_that_was_killed_while_it_went_back_has_gone_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path)
+    for step in (3, 6):
+        write(checkpoints, step, 0.5)
+    (tmp_path / LATEST).write_text("3")
+    Checkpoints(tmp_path, 4, tmp_path).set_aside(resumes=True)
+    assert names(tmp_path) == ["earlier-1", "global_step_3", LATEST]
+
+
+def test_a_checkpoint_notes_the_versions_that_wrote_it(tmp_path: Path) -> None:
+    write(Checkpoints(tmp_path, 1, tmp_path), 1, 0.25)
+    score = score_of(checkpoint(tmp_path, 1))
+    assert score["reward_mean"] == 0.25 and set(score["versions"]) <= {"verl", "vllm", "torch", "transformers"}
+    assert score_of(tmp_path) == {}

@@ -1,5 +1,7 @@
 """Real child processes, each a line of Python."""
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.launch.children import Child
+from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 
 pytestmark = pytest.mark.slow
 
@@ -88,4 +90,22 @@ def test_new_lines_are_whole_and_come_once(tmp_path: Path) -> None:
     with one.log.open("a") as log:
         log.write(" a line\nthree\n")
     assert one.new_lines() == ["half a line", "three"]
+    one.log.unlink()
+    assert one.new_lines() == []
     one.stop(grace=0)
+
+
+def test_what_an_earlier_start_left_is_waited_for_and_then_killed(tmp_path: Path) -> None:
+    script = "import time; print('up', flush=True); time.sleep(60)"
+    env = {**os.environ, FOLDER_VARIABLE: str(tmp_path)}
+    # in a session of its own, as what Ray starts
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [one.pid for one in left_behind(tmp_path)] == [process.pid]
+        assert left_behind(tmp_path / "other") == []
+        end_left_behind(tmp_path, 0.1, threading.Event())
+        process.wait(10)
+    assert left_behind(tmp_path) == []
