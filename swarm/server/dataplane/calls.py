@@ -100,8 +100,9 @@ class CallOwner:
             self.quarantine(choice, problem)
 
     async def synced(self) -> None:
-        """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time."""
-        await self._controller.synced()
+        """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time, or the disk
+        refuses it: the caller can be answered without a record."""
+        await self._controller.caught_up()
         recorded, self._recorded = self._recorded, []
         for episode, call in recorded:
             self._controller.pool.keep(episode, call)

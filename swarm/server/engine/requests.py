@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.02
 #: between two looks whether the disk refuses what is pending
 _LOOK_SECONDS = 0.1
+#: looks after which a disk that refuses does not do so by chance
+_MOST_REFUSED = 10
 #: Kept of an engine's warnings.
 _MAX_WARNINGS = 20
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
@@ -212,6 +214,20 @@ class EpisodeRequests(EngineBoard):
         """
         await self._journal.synced()
 
+    async def caught_up(self) -> None:
+        """The same for who need not wait for room on the disk: where it refuses what is pending, a second must do."""
+        synced = asyncio.ensure_future(self.synced())
+        refused = 0
+        try:
+            while not synced.done():
+                refused = refused + 1 if self._journal.error else 0
+                if refused > _MOST_REFUSED:
+                    self._check_disk()
+                await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
+            await synced
+        finally:
+            synced.cancel()
+
     # ------------------------------------------------------------------ episodes
 
     async def claim(
@@ -236,7 +252,7 @@ class EpisodeRequests(EngineBoard):
         self._check_disk()
         if self._journal.behind:
             # a claim is answered before it is on disk: without this, claims would outrun the disk
-            await self._caught_up()
+            await self.caught_up()
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
         if isinstance(outcome, WaitingClaim):
@@ -328,17 +344,6 @@ class EpisodeRequests(EngineBoard):
             raise UnavailableError(
                 f"the journal cannot write: {error}; claims are refused meanwhile", code="journal_unavailable"
             )
-
-    async def _caught_up(self) -> None:
-        """Wait until what is pending is on disk, or the disk refuses it: no claim waits for room."""
-        synced = asyncio.ensure_future(self._journal.synced())
-        try:
-            while not synced.done():
-                self._check_disk()
-                await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
-            await synced
-        finally:
-            synced.cancel()
 
     @property
     def _journal(self) -> JournalPort:

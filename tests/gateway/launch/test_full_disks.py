@@ -5,6 +5,7 @@ on by itself once there is room. Real servers, the stand-in engine; needs the ri
 from __future__ import annotations
 
 import io
+import subprocess
 import threading
 import time
 import zipfile
@@ -101,24 +102,47 @@ def write(folder: Path) -> Path:
 
 
 @contextmanager
+def running(folder: Path, prefix: tuple[str, ...] = (), **env: str) -> Generator[tuple[Up, Users]]:
+    """``up`` with users."""
+    command = (*prefix, *COMMAND[:-1], "tests.kill.up")
+    up = Up(write(folder), command, {FOLDER_VARIABLE: str(folder), ENGINE_VARIABLE: "paced", **env})
+    try:
+        up.expect("ready", _READY)
+        with Users(up.url("gateway"), _USER) as users:
+            up.expect("step", _SOON)
+            yield up, users
+        assert up.interrupt() == 0
+        assert not up.processes()
+    finally:
+        up.end()
+
+
+@contextmanager
 def going(folder: Path, place: str, **env: str) -> Generator[tuple[Up, Users, Path]]:
-    """``up`` with users, and a small disk at ``place``."""
-    path = write(folder)
-    with small_disk(folder / place, 24) as disk:
-        up = Up(
-            path,
-            (*COMMAND[:-1], "tests.kill.up"),
-            {FOLDER_VARIABLE: str(folder), ENGINE_VARIABLE: "paced", **env},
-        )
-        try:
-            up.expect("ready", _READY)
-            with Users(up.url("gateway"), _USER) as users:
-                up.expect("step", _SOON)
-                yield up, users, disk
-            assert up.interrupt() == 0
-            assert not up.processes()
-        finally:
-            up.end()
+    """The same with a small disk at ``place``."""
+    with small_disk(folder / place, 24) as disk, running(folder, **env) as (up, users):
+        yield up, users, disk
+
+
+def check(up: Up, users: Users, disk: Path, told_as: Path, holds: str, *, journal: bool = False) -> None:
+    """Fill ``disk``, see it named, have users answered, make room, and see training go on."""
+    ballast = fill(disk)
+    began = time.monotonic()
+    told = up.expect("disk_full", _NAMED)
+    named = time.monotonic() - began
+    assert told["path"] == str(told_as) and holds in told["holds"]
+    users.ask(30)
+    if journal:
+        assert "cannot be written" in up.expect("warning", _NAMED)["message"]
+    ballast.unlink()
+    assert up.expect("disk_free", _NAMED)["path"] == str(told_as)
+    # the batch whose step is reported may be one of before
+    for _ in range(3):
+        up.expect("step", _SOON)
+    users.ask(10)
+    assert not [one for one in users.answers if one[0] != 200], "users were answered all the while"
+    slowest = max(seconds for _, seconds in users.answers)
+    print(f"{told_as}: named after {named:.1f} s; {len(users.answers)} answers, the slowest after {slowest:.1f} s")
 
 
 @pytest.mark.parametrize(
@@ -138,23 +162,17 @@ def going(folder: Path, place: str, **env: str) -> Generator[tuple[Up, Users, Pa
 def test_it_is_named_at_once_users_are_answered_and_training_goes_on(tmp_path: Path, place: str, holds: str) -> None:
     (tmp_path / "tmp").mkdir()
     with going(tmp_path, place, TMPDIR=str(tmp_path / "tmp")) as (up, users, disk):
-        ballast = fill(disk)
-        began = time.monotonic()
-        told = up.expect("disk_full", _NAMED)
-        named = time.monotonic() - began
-        assert told["path"] == str(disk) and holds in told["holds"]
-        users.ask(30)
-        if place == "run":
-            assert "cannot be written" in up.expect("warning", _NAMED)["message"]
-        ballast.unlink()
-        assert up.expect("disk_free", _NAMED)["path"] == str(disk)
-        # the batch whose step is reported may be one of before
-        for _ in range(3):
-            up.expect("step", _SOON)
-        users.ask(10)
-        assert not [one for one in users.answers if one[0] != 200], "users were answered all the while"
-        slowest = max(seconds for _, seconds in users.answers)
-        print(f"{place}: named after {named:.1f} s; {len(users.answers)} answers, the slowest after {slowest:.1f} s")
+        check(up, users, disk, disk, holds, journal=place == "run")
+
+
+def test_full_shared_memory_is_named_too(tmp_path: Path) -> None:
+    # a namespace of its own, or all tests of this machine would lack it
+    prefix = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=24m tmpfs /dev/shm && exec "$@"', "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    with running(tmp_path, prefix) as (up, users):
+        shared = Path("/dev/shm")
+        check(up, users, Path(f"/proc/{up.process.pid}/root/dev/shm"), shared, "shared memory of the engine")
 
 
 def test_synced_code_that_finds_no_room_is_refused_with_the_reason_and_taken_later(tmp_path: Path) -> None:
