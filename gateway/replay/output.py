@@ -25,6 +25,8 @@ from swarm.progress import step_line
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts"
+#: Values of steps that have a column only where one is known.
+_WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
 _MAX_ROWS = 30
 
@@ -81,8 +83,9 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
     console = console or Console(highlight=False)
     if report.steps:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        titles = ("step", "reward", "", "success", "tokens/answer", "s/step", "evaluation")
-        shows = [True] * 3 + [any(p.success_rate is not None for p in report.steps)] + [True] * 2
+        titles = ("step", "reward", "", "groups differ", "success", "tokens/answer", "s/step", "evaluation")
+        shows = [True] * 3 + [any(getattr(p, name) is not None for p in report.steps) for name in _WHERE_KNOWN]
+        shows += [True] * 2
         shows.append(bool(report.evaluations))
         for column in (*compress(titles, shows), *(other.label for other in others)):
             table.add_column(column, justify="left" if column == "" else "right")
@@ -96,6 +99,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
                 str(point.step),
                 f"{point.reward_mean:.3f}",
                 Bar(high - low, 0, point.reward_mean - low, width=24),
+                "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
                 _number(point.success_rate, ".0%"),
                 _number(point.response_tokens, ".0f"),
                 _number(point.seconds, ".1f"),

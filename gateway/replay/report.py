@@ -24,7 +24,8 @@ _EDGE = 3
 
 
 class StepPoint(Model):
-    """One training step or evaluation: means over its episodes, ``seconds`` of the step, and ``logged`` by name."""
+    """One training step or evaluation: means over its episodes, its ``groups`` and those of them whose rewards differ
+    (``with_signal``), ``seconds`` of the step, and ``logged`` by name."""
 
     step: int
     reward_mean: float
@@ -33,6 +34,8 @@ class StepPoint(Model):
     response_tokens: float | None = None
     calls: float | None = None
     episodes: int | None = None
+    groups: int | None = None
+    with_signal: int | None = None
     seconds: float | None = None
     logged: dict[str, float] = {}
 
@@ -198,7 +201,9 @@ def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
 
 
 def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
-    episodes = metrics.get(f"{prefix}episodes")
+    def count(name: str) -> int | None:
+        return int(metrics[prefix + name]) if prefix + name in metrics else None
+
     logged = prefix + LOGGED
     return StepPoint(
         step=step,
@@ -207,7 +212,9 @@ def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
         success_rate=metrics.get(f"{prefix}success_rate"),
         response_tokens=metrics.get(f"{prefix}response_tokens_mean"),
         calls=metrics.get(f"{prefix}calls_mean"),
-        episodes=None if episodes is None else int(episodes),
+        episodes=count("episodes"),
+        groups=count("tasks"),
+        with_signal=count("tasks_with_signal"),
         logged={name.removeprefix(logged): value for name, value in metrics.items() if name.startswith(logged)},
     )
 

@@ -121,6 +121,17 @@ def test_a_mean_of_few_steps_is_not_sold_as_a_result(rewards: tuple[float, ...],
     assert words in console.export_text()
 
 
+def test_the_table_says_how_many_groups_of_a_step_differ() -> None:
+    metrics = {"swarm/reward_mean": 1.0, "swarm/tasks": 4.0, "swarm/tasks_with_signal": 0.0}
+    points = points_of_steps([StepResult(step=1, batch_id="b", metrics=metrics, seconds=2.0)])
+    console = Console(record=True, width=120)
+    print_report(report().model_copy(update={"steps": points}), console=console)
+    text = console.export_text()
+    assert "groups differ" in text and "0 of 4" in text
+    print_report(report(), console=console)
+    assert "groups differ" not in console.export_text()
+
+
 def test_of_a_single_step_its_reward_is_told() -> None:
     console = Console(record=True, width=120)
     print_report(report(rewards=(0.25,)), console=console)
