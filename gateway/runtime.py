@@ -102,11 +102,12 @@ class Gateway:
                 self._left_out.add(kind)
                 logger.warning("a field was left out of a request (logged once for its kind): %s", note)
 
-    async def reload(self) -> list[str]:
-        """Read the configuration again, for all requests from now on.
+    async def reload(self) -> tuple[list[str], list[str]]:
+        """Read the configuration again, for all requests from now on; hooks are loaded anew in any case.
 
         Returns:
-            Changed settings that need a restart to take effect.
+            The settings that changed, those of a route as ``routes.NAME.setting``; and which of them need a restart to
+            take effect.
 
         Raises:
             ConfigError: it is wrong; the old one stays.
@@ -132,11 +133,13 @@ class Gateway:
             except ConfigError as exc:
                 raise _refused(exc.message) from exc
             await self.routes.change(plan)
-        fixed = [name for name in _FIXED if getattr(plan.config, name) != getattr(old, name)]
-        logger.warning("the configuration is reloaded: routes %s", ", ".join(one.name for one in plan.routes))
+        changed = _changed(old, plan.config)
+        fixed = [name for name in changed if name in _FIXED]
+        names = ", ".join(one.name for one in plan.routes)
+        logger.warning("the configuration is reloaded: routes %s; changed: %s", names, ", ".join(changed) or "nothing")
         if fixed:
-            logger.warning("the configuration: %s have changed, which needs a restart", ", ".join(fixed))
-        return fixed
+            logger.warning("the configuration: %s needs a restart to change", ", ".join(fixed))
+        return changed, fixed
 
     async def __aenter__(self) -> Self:
         # last to go, so that it observes the shutdown of the rest
@@ -153,6 +156,20 @@ class Gateway:
 
 def _has_keys(config: GatewayConfig) -> bool:
     return bool(config.api_keys) or config.keys_file is not None
+
+
+def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:
+    """The settings that differ."""
+    changed = [name for name in type(new).model_fields if name != "routes" and getattr(old, name) != getattr(new, name)]
+    before = {route.name: route for route in old.routes}
+    for route in new.routes:
+        earlier = before.pop(route.name, None)
+        if earlier is None:
+            changed.append(f"routes.{route.name}")
+            continue
+        names = type(route).model_fields
+        changed += [f"routes.{route.name}.{name}" for name in names if getattr(earlier, name) != getattr(route, name)]
+    return [*changed, *(f"routes.{name}" for name in before)]
 
 
 def _refused(message: str) -> ConfigError:

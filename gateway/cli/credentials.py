@@ -28,7 +28,7 @@ tokens = typer.Typer(help="Tokens that open a swarm server, kept in its run fold
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 File = Annotated[Path | None, typer.Option("--file", help="the file of keys (the gateway's `keys_file`)")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="the gateway's YAML file, which names the file")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="the gateway's YAML file, or one for `up`, which names the file")]
 RunDir = Annotated[Path, typer.Option("--run-dir", help="the swarm server's run folder (its `run_dir`)")]
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
 
@@ -184,7 +184,7 @@ def _moment(time: datetime) -> str:
 
 
 def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfig | None]:
-    from gateway.config.gateway import load_config
+    from gateway.cli.sections import read_gateway
     from gateway.keys.store import KeyFile
 
     if (file is None) == (config is None):
@@ -192,7 +192,7 @@ def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfi
     if file is not None:
         return KeyFile(file), None
     assert config is not None
-    settings = load_config(config)
+    settings = read_gateway(config)
     if settings.keys_file is None:
         raise ConfigError(f"{config} has no keys_file: add one, such as `keys_file: keys.json`")
     return KeyFile(settings.keys_file), settings

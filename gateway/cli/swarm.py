@@ -39,7 +39,7 @@ def connect(url: str, token: str | None) -> SwarmClient:
 
 @app.command()
 def start(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; flags win over it")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of the server, or one for `up`; flags win over it")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="folder of logs, job and checkpoints")] = None,
@@ -47,13 +47,10 @@ def start(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
-    from gateway.cli.sections import parse_server
-    from swarm.job import read_mapping
+    from gateway.cli.sections import read_server
 
-    settings = read_mapping(config, "swarm config") if config else {}
     flags = {"host": host, "port": port, "run_dir": str(run_dir) if run_dir else None}
-    settings |= {name: value for name, value in flags.items() if value is not None}
-    parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
+    parsed = read_server(config, {name: value for name, value in flags.items() if value is not None})
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr(log_format)

@@ -124,7 +124,7 @@ def parse_set(given: list[str] | None) -> dict[str, Any]:
 
 
 def job_text(path: Path, url: str) -> str:
-    """The YAML of the job at ``path``, for the server at ``url``.
+    """The YAML of the job at ``path``, a file of its own or one for ``up``, for the server at ``url``.
 
     Raises:
         ConfigError: it cannot be read, or is no mapping.
@@ -133,10 +133,12 @@ def job_text(path: Path, url: str) -> str:
 
     import yaml
 
+    from gateway.cli.parts import part_of
     from swarm.http.client import is_loopback
-    from swarm.job import read_mapping
 
-    text, data = read_text(path, "job"), read_mapping(path, "job")
+    part = part_of(path, "job")
+    data = part.settings
+    text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     if isinstance(model, str) and is_loopback(host) and not Path(model).is_absolute():

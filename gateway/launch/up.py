@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from gateway.launch import run_file
 from gateway.launch.children import Child
 from gateway.launch.plan import UpPlan
 from gateway.launch.run_folder import checkpoint_folder, held, saved_step, set_aside
@@ -112,6 +113,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         try:
             up.stop()
         finally:
+            run_file.remove(server.run_dir for server in plan.servers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
     if up.working is not None and up.working.error is not None:
@@ -160,6 +162,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: Gateway | None = None
+        self._gateway_url = ""
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
@@ -184,15 +187,20 @@ class _Up:
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file
             env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+            env[PRIVATE_TOKEN_VARIABLE] = plan.private_token
+            of_servers = [f"--server={name}={url}" for name, url in urls.items()]
+            reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []
             log = plan.servers[0].run_dir / "logs" / "gateway.log"
             section = with_servers(plan.gateway_section, urls, plan.private_token)
             self._gateway = Gateway(
-                lambda: self._spawn("gateway", ["serve"], section, log, env), self._on_event, plan.restart_pause
+                lambda: self._spawn("gateway", ["serve", *reads], section, log, env), self._on_event, plan.restart_pause
             )
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address
             section["port"] = urlsplit(url).port
+            self._gateway_url = url
+        self._tell_where(urls)
         for server in self._servers:
             server.start_engine()
 
@@ -275,6 +283,20 @@ class _Up:
                     f"the {child.name} did not start within {START_DEADLINE:.0f} s", child.last_lines(), child.log
                 )
         return None
+
+    def _tell_where(self, urls: dict[str, str]) -> None:
+        """Let other commands find the servers."""
+        servers = [(server.plan.name, server.plan.run_dir) for server in self._servers]
+        run_file.write(
+            run_file.RunFile(
+                pid=os.getpid(),
+                started=run_file.own_start(),
+                file=self._plan.file,
+                servers=[run_file.RunServer(job=name, url=urls[name], run_dir=run_dir) for name, run_dir in servers],
+                gateway=self._gateway_url,
+                token=self._plan.private_token,
+            )
+        )
 
     def _check(self) -> None:
         for server in self._servers:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
+from swarm.job import in_plain_words
 from swarm.metrics import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 
@@ -188,5 +189,5 @@ def read_report(path: Path) -> Report | TrainingReport:
         raise ConfigError(f"cannot read the report {file}: {exc.strerror or exc}") from exc
     except ValidationError as exc:
         raise ConfigError(
-            f"{file} is not a report of `swarm-gateway replay` or `train`: {exc.errors()[0]['msg']}"
+            f"{file} is not a report of `swarm-gateway replay` or `train`: {in_plain_words(exc.errors()[0])}"
         ) from exc

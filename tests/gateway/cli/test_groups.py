@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def groups(place: Path | str, *arguments: str) -> str:
     """What the command prints of the groups of a run folder, or of the server at an address."""
-    where = ["--run-dir", str(place)] if isinstance(place, Path) else ["--url", place]
+    where = ["--run-dir", str(place)] if isinstance(place, Path) else ["--swarm-url", place]
     command = ["groups", arguments[0], *arguments[1:], *where]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
