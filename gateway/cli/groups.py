@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gateway.cli.output import print_json, read_text, tell
-from gateway.cli.swarm import Token, Url, connect
-from gateway.cli.target import DEFAULT_URL, AsJson
+from gateway.cli.swarm import Token, connect
+from gateway.cli.target import AsJson, SwarmUrl
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
@@ -41,7 +41,7 @@ def list_groups(
     at_least: Annotated[float | None, typer.Option(help="some answer has this reward or more")] = None,
     at_most: Annotated[float | None, typer.Option(help="some answer has this reward or less")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
-    url: Url = DEFAULT_URL,
+    swarm_url: SwarmUrl = None,
     token: Token = None,
     run_dir: RunDir = None,
     tokenizer: Tokenizer = None,
@@ -54,7 +54,7 @@ def list_groups(
     from swarm.groups import as_json as plain
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
-    groups = _found(wanted, limit, url, token, run_dir, tokenizer)
+    groups = _found(wanted, limit, swarm_url, token, run_dir, tokenizer)
     table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
     lines = text_lines(table, limit) if table.rows else [table.note]
     if histogram.rows:
@@ -66,7 +66,7 @@ def list_groups(
 @app.command("show")
 def show_group(
     group: Annotated[str, typer.Argument(help="its id, or the beginning of it")],
-    url: Url = DEFAULT_URL,
+    swarm_url: SwarmUrl = None,
     token: Token = None,
     run_dir: RunDir = None,
     tokenizer: Tokenizer = None,
@@ -78,7 +78,7 @@ def show_group(
     from gateway.tui.groups_view import answers_table, facts
     from swarm.groups import as_json as plain
 
-    found = _read(url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
+    found = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
     if len(found.groups) != 1:
         many = "several groups begin" if found.groups else "none of the latest groups begins"
         raise ConfigError(f"{many} with {group!r}; `swarm-gateway groups list` names them")
@@ -144,13 +144,13 @@ def logged_texts(group: Group, log: Path | None) -> Texts:
 
 
 def _found(
-    wanted: Wanted, limit: int, url: str, token: str | None, run_dir: Path | None, tokenizer: str | None
+    wanted: Wanted, limit: int, swarm_url: str | None, token: str | None, run_dir: Path | None, tokenizer: str | None
 ) -> JudgedGroups:
     query: dict[str, Any] = wanted.model_dump(exclude_none=True) | {"limit": limit}
     if not wanted.words:
-        return _read(url, token, run_dir, query)
+        return _read(swarm_url, token, run_dir, query)
     # words may be in the texts, which only a tokenizer can read
-    everything = _read(url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
+    everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
     decode = _decoder(tokenizer, everything.model)
     fitting: list[Group] = []
     for group in everything.groups:
@@ -164,9 +164,9 @@ def _found(
     return everything.model_copy(update={"groups": without})
 
 
-def _read(url: str, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
     if run_dir is None:
-        with connect(url, token) as client:
+        with connect(swarm_url, token) as client:
             return client.judged_groups(**query)
     from swarm.groups import Wanted
 

@@ -28,7 +28,9 @@ LogFormat = Annotated[
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`; flags win over it")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`; flags win over it")
+    ] = None,
     hooks: Annotated[str | None, typer.Option(help="folder with the hook files, or module:attribute")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,

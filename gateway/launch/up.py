@@ -89,7 +89,7 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
         UpFailedError: a server ended by itself, or the engine never became ready or died for good; everything is
             stopped.
     """
-    _check_ports(plan)
+    check_ports(plan)
     with ExitStack() as folders:
         if plan.earlier_run == "fresh":
             _set_aside(plan, on_event)
@@ -137,8 +137,12 @@ def _set_aside(plan: UpPlan, on_event: OnEvent) -> None:
             on_event("set_aside", {"run_dir": str(server.run_dir), "kept": str(kept)})
 
 
-def _check_ports(plan: UpPlan) -> None:
-    """Raise early, with one line, for what would make a child fail."""
+def check_ports(plan: UpPlan) -> None:
+    """Raise early, with one line, for what would make a child fail.
+
+    Raises:
+        ConfigError: a port is in use, or given twice.
+    """
     with ExitStack() as bound:
         # bound together, so that a port given twice is an error as well
         for host, port in plan.addresses:

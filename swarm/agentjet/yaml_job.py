@@ -359,5 +359,7 @@ def _described(exc: ValidationError) -> Iterator[str]:
             yield f"ajet.{theirs[name]}: {in_plain_words(error)}"
         else:
             yield re.sub(
-                r"\w+_\w+", lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0], in_plain_words(error)
+                r"\w+_\w+",
+                lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0],
+                in_plain_words(error),
             )
