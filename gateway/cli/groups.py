@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
+#: Cells of a line of a table: of a narrow terminal, and where there is none.
+_LEAST_WIDTH, _PIPE_WIDTH = 80, 120
 #: ``decode(ids, special=...)``
 Decode = Callable[..., str]
 
@@ -74,7 +77,7 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
-    from gateway.tui.format import printable, text_lines
+    from gateway.tui.format import printable, short, text_lines
     from gateway.tui.groups_view import answers_table, facts
     from swarm.groups import as_json as plain
 
@@ -92,13 +95,12 @@ def show_group(
             answer["text"] = text
         print_json(fields | {"prompt": texts.prompt})
         return
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns)
     for line in [*facts(one), "", *text_lines(answers_table(one), len(one.answers)), ""]:
-        typer.echo(line)
-    if texts.prompt:
-        typer.echo("asked: " + printable(texts.prompt))
-    for number, text in enumerate(texts.answers, 1):
+        typer.echo(short(line, width))
+    for name, text in [("asked", texts.prompt), *((f"answer {n}", text) for n, text in enumerate(texts.answers, 1))]:
         if text:
-            typer.echo(f"answer {number}: {printable(text)}")
+            typer.echo("\n    ".join([f"{name}:", *map(printable, text.splitlines())]))
     if not any(texts.answers):
         typer.echo(texts.note)
 

@@ -123,12 +123,13 @@ def check_owner(client: SwarmClient) -> None:
     from swarm.errors import UnavailableError
 
     here = Path.cwd()
-    nothing = f"nothing that `swarm-gateway up` started runs in {here}"
+    nothing = f"nothing that `up` started runs in {here}"
     try:
         owner = client.status().run_dir
     except UnavailableError as exc:
         raise ConfigError(
-            f"{nothing}, and {exc.message}; start it, go to its folder, or name a swarm server by --swarm-url"
+            f"{nothing}, and no swarm server answers at {client.server_url}: start one (`swarm-gateway up FILE`), go "
+            "to the folder of one that runs, or name it by --swarm-url"
         ) from exc
     if owner and (here in Path(owner).parents or Path(owner) in (here, *here.parents)):
         return
