@@ -126,7 +126,7 @@ async def _engine(table: RouteTable) -> dict[str, Any]:
         return {}
     serving = known[0]
     return {
-        "engine": serving.engine or "unreachable",
+        "engine": serving.engine or next(iter(swarms)).status().engine,
         "engine_failure": serving.failure and serving.failure.model_dump(),
         "model": serving.model,
         "num_repeat": serving.num_repeat,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from tests.standins.engine import FOLDER_VARIABLE
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+REQUESTS = 50
 COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
 UP = """\
 job: {model: tiny, batch_size: 4, num_repeat: 2}
@@ -149,3 +153,22 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
         run_file.write(alive.model_copy(update=changed))
         assert run_file.living(tmp_path) is None
+
+
+def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
+    def act(gateway: str) -> None:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+        def ask(_: int) -> int:
+            return httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=120, trust_env=False).status_code
+
+        with ThreadPoolExecutor(8) as users:
+            assert set(users.map(ask, range(REQUESTS))) == {200}
+        log = (project / "runs/default/logs/gateway.log").read_text()
+        # a request, an episode and a step differ in numbers and names alone
+        kinds = Counter(
+            re.sub(r"[0-9a-f]{6,}|\d+", "#", line.partition(" INFO ")[2] or line) for line in log.splitlines()
+        )
+        assert max(kinds.values()) < REQUESTS / 10, kinds.most_common(3)
+
+    while_up(project, act)
