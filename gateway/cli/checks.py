@@ -20,8 +20,13 @@ from swarm.importer import load_attribute
 from swarm.job import read_mapping
 
 
-def check_plan(plan: UpPlan) -> list[str]:
+def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
     """Whether this machine can run ``plan``: its packages, devices, lengths, keys of verl, ports and run folders.
+
+    Args:
+        plan: what is to run.
+        only: nothing is started after this. Else ports are checked by ``up`` itself, once what an earlier one has left
+            there is gone.
 
     Returns:
         Warnings: what does not stop it.
@@ -33,7 +38,8 @@ def check_plan(plan: UpPlan) -> list[str]:
         _check_job(server)
     # this file's own run has its ports and its folder
     if plan.file is None or not runs_of(plan.file):
-        check_ports(plan)
+        if only:
+            check_ports(plan)
         for server in plan.servers:
             _check_run_folder(server, plan)
     return [warning for server in plan.servers if (warning := _lacks_space(server))]

@@ -64,9 +64,10 @@ def remove(run_dirs: Iterable[Path]) -> None:
         (run_dir / NAME).unlink(missing_ok=True)
 
 
-def own_start() -> float:
-    """When this process began; Unix seconds."""
-    return psutil.Process().create_time()
+def of_this_process(file: Path | None, servers: list[RunServer], gateway: str, token: str) -> RunFile:
+    """What this process runs; see :class:`RunFile`."""
+    own = psutil.Process()
+    return RunFile(pid=own.pid, started=own.create_time(), file=file, servers=servers, gateway=gateway, token=token)
 
 
 def living(run_dir: Path) -> RunFile | None:

@@ -8,7 +8,6 @@ a flag that every wait checks, so that no half-started child stays.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -21,12 +20,11 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from gateway.launch import run_file
-from gateway.launch.children import Child
+from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
+from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import UpPlan
-from gateway.launch.run_folder import checkpoint_folder, held, saved_step, set_aside
+from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
 from gateway.launch.servers import LISTENING, START_DEADLINE, TOKEN_VARIABLE, Gateway, Server, ended, with_servers
 from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import ConfigError
@@ -39,6 +37,8 @@ _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
 _WORK_GRACE = 30.0
+# an engine whose server was killed notices within 10 s, and ends what it started
+_LEFT_GRACE = 30.0
 
 #: Work beside the servers: it gets the swarm server's address and token, and an event that is set when it is to end.
 Work = Callable[[str, str, threading.Event], None]
@@ -89,7 +89,13 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
         UpFailedError: a server ended by itself, or the engine never became ready or died for good; everything is
             stopped.
     """
+    for server in plan.servers:
+        check_free(server.run_dir)
+    if left := left_behind(plan.folder):
+        on_event("waiting", {"processes": len(left), "run_dir": str(plan.folder)})
+        end_left_behind(plan.folder, _LEFT_GRACE, threading.Event())
     check_ports(plan)
+    DiskWatch(plan, on_event).check()
     with ExitStack() as folders:
         if plan.earlier_run == "fresh":
             _set_aside(plan, on_event)
@@ -167,6 +173,7 @@ class _Up:
         self._servers: list[Server] = []
         self._gateway: Gateway | None = None
         self._gateway_url = ""
+        self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
@@ -201,9 +208,11 @@ class _Up:
             )
             if (url := self._listening(self._gateway.child)) is None:
                 return
-            # one that is started again has the same address
-            section["port"] = urlsplit(url).port
-            self._gateway_url = url
+            # one that is started again has the same address; written now, for a disk that is full by then
+            self._gateway_url, address = url, urlsplit(url)
+            self._gateway.address = (address.hostname or "", address.port or 0)
+            section["port"] = address.port
+            write_section(log.parent.parent / "gateway.yaml", section)
         self._tell_where(urls)
         for server in self._servers:
             server.start_engine()
@@ -224,6 +233,7 @@ class _Up:
                 assert client is not None
                 ask = partial(self._work, client.server_url, self._plan.private_token, self._work_stopping)
                 self.working = _Working("work", ask)
+            self._disks.look()
             for server in servers:
                 server.look(restarts=not over)
             if over:
@@ -260,16 +270,16 @@ class _Up:
                 server.client.close()
         for end in ends:
             end.result()
+        end_left_behind(self._plan.folder, _LEFT_GRACE, self.hurry)
         for server in self._servers:
             server.tell_unsaved()
         self._on_event("stopped", {})
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
         file = log.parent.parent / f"{log.stem}.yaml"
-        # it may hold keys and tokens
-        with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
-            yaml.safe_dump(section, writer)
+        write_section(file, section)
         options = ["--config", str(file), "--log-format", self._plan.log_format, "--stop-on-eof"]
+        env = env | {FOLDER_VARIABLE: str(self._plan.folder)}
         return Child(name, [*self._plan.command, *arguments, *options], log, env)
 
     def _listening(self, child: Child) -> str | None:
@@ -290,17 +300,14 @@ class _Up:
 
     def _tell_where(self, urls: dict[str, str]) -> None:
         """Let other commands find the servers."""
-        servers = [(server.plan.name, server.plan.run_dir) for server in self._servers]
-        run_file.write(
-            run_file.RunFile(
-                pid=os.getpid(),
-                started=run_file.own_start(),
-                file=self._plan.file,
-                servers=[run_file.RunServer(job=name, url=urls[name], run_dir=run_dir) for name, run_dir in servers],
-                gateway=self._gateway_url,
-                token=self._plan.private_token,
-            )
-        )
+        plan = self._plan
+        servers = [run_file.RunServer(job=one.name, url=urls[one.name], run_dir=one.run_dir) for one in plan.servers]
+        run = run_file.of_this_process(plan.file, servers, self._gateway_url, plan.private_token)
+        try:
+            run_file.write(run)
+        except ConfigError as exc:
+            # on a full disk all goes on
+            self._on_event("warning", {"message": f"{exc.message}: other commands need --swarm-url"})
 
     def _check(self) -> None:
         for server in self._servers:

@@ -145,7 +145,7 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
     started = psutil.Process(dead.pid).create_time()
     dead.wait()
     server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path)
-    alive = run_file.RunFile(pid=os.getpid(), started=run_file.own_start(), file=None, servers=[server], token="t")
+    alive = run_file.of_this_process(None, [server], "", "t")
     run_file.write(alive)
     assert run_file.living(tmp_path) == alive
     (tmp_path / run_file.NAME).chmod(0o644)
