@@ -59,7 +59,12 @@ def _check_job(server: ServerPlan) -> None:
 def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
     if plan.earlier_run in ("fresh", "replace"):
         return
-    ran, done = None, saved_step(server.job, server.run_dir)
+    if plan.from_step is not None:
+        load_attribute("adapters.verl.checkpoints:check_kept")(
+            checkpoint_folder(server.job, server.run_dir), plan.from_step
+        )
+    ran, saved = None, plan.from_step or saved_step(server.job, server.run_dir)
+    done = saved
     journal = server.run_dir / "journal.db"
     if journal.exists():
         ran, steps = load_attribute("swarm.server.journal.browse:last_run")(journal)
@@ -67,7 +72,7 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
     if done:
         defaults = server.swarm_section.get("job_defaults")
         given = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
-        check_earlier(server, ran, given, done, changes_allowed=plan.earlier_run == "resume")
+        check_earlier(server, ran, given, done, saved, changes_allowed=plan.earlier_run == "resume")
 
 
 def _lacks_space(server: ServerPlan) -> str:

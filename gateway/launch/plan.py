@@ -49,6 +49,7 @@ class UpPlan:
         file: the user's, which the gateway reads again on a reload.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
         earlier_run: what to do with a run that is in a run folder already.
+        from_step: the saved step of that run to go back to; ``None``: it goes on from its last one.
     """
 
     servers: tuple[ServerPlan, ...]
@@ -60,6 +61,7 @@ class UpPlan:
     restart_pause: float = 2.0
     log_format: Literal["text", "json"] = "text"
     earlier_run: EarlierRun = "go_on"
+    from_step: int | None = None
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
 
     @property
