@@ -290,7 +290,7 @@ def earlier(project: Path) -> None:
         ),
         (
             f"{BATCH}\n  total_training_steps: 3",
-            ("the job differs in total_training_steps", "--resume goes on from its checkpoint of step 6"),
+            ("its last checkpoint is of step 6, and total_training_steps is 3: raise it and add --resume",),
         ),
     ],
 )
