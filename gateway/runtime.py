@@ -62,6 +62,7 @@ class Gateway:
         responses: stored for the Responses API.
         admission, retries: limits of the pipeline.
         door: counts of all requests, those without a route included; each route has its own.
+        reload_failures, reload_error: how many reloads failed, and why the last one did; empty once one succeeds.
         telemetry: metrics, traces and logs of requests.
     """
 
@@ -79,6 +80,7 @@ class Gateway:
         self.telemetry = Telemetry(plan.config)
         self._held = AsyncExitStack()
         self._left_out: set[str] = set()
+        self.reload_failures, self.reload_error = 0, ""
 
     @property
     def config(self) -> GatewayConfig:
@@ -103,7 +105,8 @@ class Gateway:
                 logger.warning("a field was left out of a request (logged once for its kind): %s", note)
 
     async def reload(self) -> tuple[list[str], list[str]]:
-        """Read the configuration again, for all requests from now on; hooks are loaded anew in any case.
+        """Read the configuration again, for all requests from now on; hooks are loaded anew in any case, and a failure
+        is counted.
 
         Returns:
             The settings that changed, those of a route as ``routes.NAME.setting``; and which of them need a restart to
@@ -116,6 +119,16 @@ class Gateway:
         source = self._source
         if source is None:
             raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
+        try:
+            done = await self._reload(source)
+        except ConfigError as exc:
+            self.reload_failures, self.reload_error = self.reload_failures + 1, exc.message
+            logger.error("the configuration is not reloaded, the one before stays: %s", exc)
+            raise
+        self.reload_error = ""
+        return done
+
+    async def _reload(self, source: ConfigSource) -> tuple[list[str], list[str]]:
         async with self._reloading:
             try:
                 # loading hooks runs the operator's code
