@@ -104,11 +104,13 @@ class Gateway:
                 self._left_out.add(kind)
                 logger.warning("a field was left out of a request (logged once for its kind): %s", note)
 
-    async def reload(self) -> list[str]:
-        """Read the configuration again, for all requests from now on; a failure is counted.
+    async def reload(self) -> tuple[list[str], list[str]]:
+        """Read the configuration again, for all requests from now on; hooks are loaded anew in any case, and a failure
+        is counted.
 
         Returns:
-            Changed settings that need a restart to take effect.
+            The settings that changed, those of a route as ``routes.NAME.setting``; and which of them need a restart to
+            take effect.
 
         Raises:
             ConfigError: it is wrong; the old one stays.
@@ -118,15 +120,15 @@ class Gateway:
         if source is None:
             raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
         try:
-            fixed = await self._reload(source)
+            done = await self._reload(source)
         except ConfigError as exc:
             self.reload_failures, self.reload_error = self.reload_failures + 1, exc.message
             logger.error("the configuration is not reloaded, the one before stays: %s", exc)
             raise
         self.reload_error = ""
-        return fixed
+        return done
 
-    async def _reload(self, source: ConfigSource) -> list[str]:
+    async def _reload(self, source: ConfigSource) -> tuple[list[str], list[str]]:
         async with self._reloading:
             try:
                 # loading hooks runs the operator's code
@@ -144,11 +146,13 @@ class Gateway:
             except ConfigError as exc:
                 raise _refused(exc.message) from exc
             await self.routes.change(plan)
-        fixed = [name for name in _FIXED if getattr(plan.config, name) != getattr(old, name)]
-        logger.warning("the configuration is reloaded: routes %s", ", ".join(one.name for one in plan.routes))
+        changed = _changed(old, plan.config)
+        fixed = [name for name in changed if name in _FIXED]
+        names = ", ".join(one.name for one in plan.routes)
+        logger.warning("the configuration is reloaded: routes %s; changed: %s", names, ", ".join(changed) or "nothing")
         if fixed:
-            logger.warning("the configuration: %s have changed, which needs a restart", ", ".join(fixed))
-        return fixed
+            logger.warning("the configuration: %s needs a restart to change", ", ".join(fixed))
+        return changed, fixed
 
     async def __aenter__(self) -> Self:
         # last to go, so that it observes the shutdown of the rest
@@ -165,6 +169,20 @@ class Gateway:
 
 def _has_keys(config: GatewayConfig) -> bool:
     return bool(config.api_keys) or config.keys_file is not None
+
+
+def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:
+    """The settings that differ."""
+    changed = [name for name in type(new).model_fields if name != "routes" and getattr(old, name) != getattr(new, name)]
+    before = {route.name: route for route in old.routes}
+    for route in new.routes:
+        earlier = before.pop(route.name, None)
+        if earlier is None:
+            changed.append(f"routes.{route.name}")
+            continue
+        names = type(route).model_fields
+        changed += [f"routes.{route.name}.{name}" for name in names if getattr(earlier, name) != getattr(route, name)]
+    return [*changed, *(f"routes.{name}" for name in before)]
 
 
 def _refused(message: str) -> ConfigError:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from math import sqrt
 
@@ -27,14 +29,16 @@ OnDone = Callable[[int, int], None]
 
 
 class GroupReport(Model):
-    """The result of one group; ``order`` has the indices of the candidates, best first.
+    """The result of one group; ``answers`` has the texts of the candidates, of one without text its tool calls, and
+    ``order`` their indices, best first.
 
-    If the hook failed, ``error`` says why, and the rest is empty. A number is ``None`` without a known rank, another
-    hook, a second scoring, or an order to compare with.
+    If the hook failed, ``error`` says why, and the results are empty. A number is ``None`` without a known rank,
+    another hook, a second scoring, or an order to compare with.
     """
 
     task_id: str
     prompt: str
+    answers: list[str] = []
     order: list[int] = []
     rewards: list[Reward] = []
     informative: bool = False
@@ -184,20 +188,20 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
     # two lines may have one task_id, and each is a group of its own
     group_id = f"{number}/{group.task.task_id}"
     recorded = range(len(group.candidates))
+    answers = [each.text or (json.dumps(each.tool_calls) if each.tool_calls else "") for each in group.candidates]
+    told = partial(GroupReport, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
     began = time.monotonic()
     try:
         score = await one.score(group, group_id, recorded)
         seconds = time.monotonic() - began
         flips = await one.flips(group, group_id, score.values)
     except HookError as exc:
-        return GroupReport(task_id=group.task.task_id, prompt=group.task.main_query, error=exc.message)
+        return told(error=exc.message)
     tau_against: float | None = None
     if other is not None:
         with contextlib.suppress(HookError):  # it is counted
             tau_against = kendall_tau(score.values, (await other.score(group, group_id, recorded)).values)
-    return GroupReport(
-        task_id=group.task.task_id,
-        prompt=group.task.main_query,
+    return told(
         order=sorted(recorded, key=lambda index: -score.values[index]),
         rewards=score.rewards,
         informative=score.informative,

@@ -147,7 +147,9 @@ class TrainJob(Model):
     serve_after_training: bool = Field(
         default=False, description="serve the last weights on, untrained, until the engine is stopped"
     )
-    save_freq: int = Field(default=10, description="checkpoint every so many steps, and after the last; -1: never")
+    save_freq: int = Field(
+        default=10, ge=-1, description="checkpoint every so many steps, and after the last; -1: never"
+    )
     keep_checkpoints: int = Field(default=2, ge=1, description="how many of the latest; the best one stays beside them")
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
     resume: bool = False
@@ -236,17 +238,76 @@ def validated(model: type[ModelT], data: Mapping[str, Any], where: str) -> Model
 
 def describe_validation(exc: ValidationError, where: str, model: type[BaseModel] | None = None) -> ConfigError:
     """One-line error naming every wrong key of ``where`` and what is wrong with it; ``model`` knows the right ones."""
-    return ConfigError(f"{where}: " + "; ".join(_problem(error, model) for error in exc.errors()))
+    problems: dict[str, list[str]] = {}
+    for error in exc.errors():
+        key, words = _problem(error, model)
+        problems.setdefault(key, []).append(words)
+    told = [f"{key}: {_one_of(words)}" if key else "; ".join(words) for key, words in problems.items()]
+    return ConfigError(f"{where}: {'; '.join(told)}")
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> str:
-    *outer, last = map(str, error["loc"] or ("value",))
+def _one_of(words: list[str]) -> str:
+    """What is wrong with a value that each of several kinds refuses."""
+    wanted, _, given = words[-1].partition(", not ")
+    kinds = [*(one.partition(", not ")[0] for one in words[:-1]), wanted]
+    joined = " or ".join(dict.fromkeys([kinds[0], *(one.removeprefix("must be ") for one in kinds[1:])]))
+    return f"{joined}, not {given}" if given else joined
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, str]:
+    """The dotted key and what is wrong with it."""
+    path = key_path(error)
     if error["type"] != "extra_forbidden":
-        return f"{'.'.join([*outer, last])}: {error['msg']}"
+        return ".".join(map(str, path)), in_plain_words(error)
+    *outer, last = map(str, path)
     known = model.model_fields if model is not None and not outer else ()
     meant = difflib.get_close_matches(last, known, n=1)
     hint = f" (did you mean {meant[0]!r}?)" if meant else ""
-    return "".join(f"{name}: " for name in outer) + f"unknown key {last!r}{hint}"
+    return ".".join(outer), f"unknown key {last!r}{hint}"
+
+
+def key_path(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where the value is, without the names that pydantic gives to the kinds of values that a key may have."""
+    first, *rest = error["loc"] or ("",)
+    kinds = ("str", "int", "float", "bool", "dict", "list")
+    own = [
+        one
+        for one in rest
+        if isinstance(one, int) or not ("[" in one or one.startswith("constrained-") or one in kinds)
+    ]
+    return (first, *own) if error["loc"] else ()
+
+
+#: Kinds of errors whose input is a plain value; others may be about a secret, which is not repeated.
+_TELLS_INPUT = ("int_", "float_", "bool_", "greater_", "less_", "literal_", "finite_")
+_LONGEST_INPUT = 40
+_WORDS = {
+    "a valid ": "a ",
+    "a integer": "a whole number",
+    "a dictionary": "a mapping",
+    "a boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
+
+def in_plain_words(error: ErrorDetails) -> str:
+    """What is wrong with one value, without the words of pydantic."""
+    kind, said = error["type"], error["msg"]
+    if kind == "missing":
+        return "is required"
+    if kind in ("value_error", "assertion_error"):
+        return said.partition(", ")[2]
+    _, found, wanted = said.partition(" should ")
+    if not found:
+        return said
+    # "Input should be a valid integer, unable to parse string as an integer"
+    wanted = wanted.partition(", ")[0]
+    for theirs, ours in _WORDS.items():
+        wanted = wanted.replace(theirs, ours)
+    given = repr(error["input"])
+    tells = kind.startswith(_TELLS_INPUT) and len(given) <= _LONGEST_INPUT
+    return f"must {wanted}" + (f", not {given}" if tells else "")
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:

@@ -229,6 +229,7 @@ class ServerStatus(Model):
         default=None, description="another number after each change of state: `?after_change=` it waits for the next"
     )
     weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
+    run_dir: str = Field(default="", description="of the server, as an absolute path: whose it is")
     engine_pid: int | None = None
     engine_failure: EngineFailure | None = None
     waiting_claims: int = Field(default=0, description="claims that long-poll for free episodes")

@@ -1,14 +1,34 @@
-"""``python -m adapters.verl JOB.yaml``: the engine's driver, or one line that says the engine is not installed.
+"""``python -m adapters.verl JOB.yaml``: the engine's driver, or one line that says what is not installed.
 
 ``--resolve`` tells verl's configuration for the job on stdin instead, without the imports of the driver.
 """
 
+import json
 import os
 import platform
 import sys
+from importlib.util import find_spec
+from typing import NoReturn
 
+#: What training needs beside this package.
+_NEEDED = ("hydra", "torch", "ray", "verl", "vllm")
+_RESOLVES = sys.argv[1:] == ["--resolve"]
+
+
+def _cannot_train(missing: list[str]) -> NoReturn:
+    lacks = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+    how = "on a CPU `make setup` in a clone, with GPUs `pip install 'swarm-gateway[gpu]'`"
+    why = f"this install cannot train, for {lacks}: {how}"
+    if _RESOLVES:
+        print(json.dumps({"error": why}))
+        sys.exit()
+    sys.exit(f"engine: {why}")
+
+
+if absent := [name for name in _NEEDED if find_spec(name) is None]:
+    _cannot_train(absent)
 try:
-    if sys.argv[1:] == ["--resolve"]:
+    if _RESOLVES:
         from adapters.verl.resolve import main
     else:
         from adapters.verl.driver import main
@@ -18,10 +38,7 @@ except ModuleNotFoundError as exc:
             f"engine: the Python module {exc.name!r} is not installed on {platform.node()}; if the synced code needs "
             f"it, install it there for {sys.executable}: code sync sends no dependencies"
         )
-    sys.exit(
-        f"engine: {exc.name} is not installed; training needs verl and vLLM: on a CPU `make setup` in a clone, "
-        "with GPUs `pip install 'swarm-gateway[gpu]'`"
-    )
+    _cannot_train([str(exc.name)])
 
 if __name__ == "__main__":
     main()

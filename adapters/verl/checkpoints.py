@@ -65,8 +65,8 @@ class Checkpoints:
 
     def lacking(self) -> str:
         """Why there is no room for another checkpoint; empty if there is."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        needed, free = self._needed(), shutil.disk_usage(self._folder).free
+        place = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
+        needed, free = self._needed(), shutil.disk_usage(place).free
         if free >= needed:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"

@@ -19,8 +19,8 @@ import psutil
 
 from adapters.verl.config import Device
 from adapters.verl.cpu import OBJECT_STORE_BYTES
+from adapters.verl.machine import cluster_address
 from adapters.verl.weights_socket import RUN_VARIABLE
-from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link.code import ImportedCode, imported, top_level
 from swarm.link.segments import remove_segments
@@ -117,12 +117,7 @@ def init_arguments(
         "configure_logging": True,
     }
     if job.nnodes > 1:
-        address = os.environ.get("RAY_ADDRESS", "")
-        if not address:
-            raise ConfigError(
-                "nnodes > 1 needs a running Ray cluster: start it with `ray start` on each node and set RAY_ADDRESS"
-            )
-        return {**common, "address": address, **chosen}
+        return {**common, "address": cluster_address(), **chosen}
     local: dict[str, Any] = {
         "address": "local",
         "_temp_dir": str(temp_dir),

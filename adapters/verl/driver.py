@@ -133,11 +133,13 @@ class _Run:
         """
         from adapters.models import resolve_model
         from adapters.verl.config import as_plain, as_told, resolve_device, serving_mode, verl_config
+        from adapters.verl.machine import check_machine
 
         self._run_dir.mkdir(parents=True, exist_ok=True)
         forget_deadline(self._run_dir)
         model = resolve_model(job.model)
         device = resolve_device(job)
+        check_machine(job, device)
         config = verl_config(job, model, self._run_dir, device)
         serving = serving_mode(job, config)
         environment = run_environment(self._run_dir, job, model, device, serving)

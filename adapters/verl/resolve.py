@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from adapters.models import resolve_model
 from adapters.verl.config import as_told, implied_values, resolve_device, verl_config
+from adapters.verl.machine import check_machine
 from adapters.verl.parsers import VLLM
 from swarm.errors import ConfigError
 from swarm.job import LAYERS, OURS, VERL, TrainJob
@@ -28,6 +29,8 @@ def main() -> None:
     asked = json.load(sys.stdin)
     try:
         job = TrainJob.model_validate(asked["job"])
+        if asked["runs_here"]:
+            check_machine(job, resolve_device(job))
         answer = resolve(job, asked["fields"], asked["overrides"], Path(asked["run_dir"]))
     except ConfigError as exc:
         answer = {"error": exc.message, "param": exc.param}

@@ -25,9 +25,11 @@ from swarm.http.routes import OpenAIBody
 
 
 class Reloaded(BaseModel):
-    """The configuration was read again."""
+    """The configuration was read again, and the hooks with it; ``changed`` are settings, also those of
+    ``needs_restart``, which are as they were until then."""
 
     routes: list[str]
+    changed: list[str]
     needs_restart: list[str]
 
 
@@ -81,8 +83,9 @@ async def status(request: Request) -> GatewayStatus:
 async def reload(request: Request) -> Reloaded:
     """Read the configuration file again; a wrong one changes nothing."""
     gateway: Gateway = request.state.gateway
-    needs_restart = await gateway.reload()
-    return Reloaded(routes=[route.name for route in gateway.routes.plan.routes], needs_restart=needs_restart)
+    changed, needs_restart = await gateway.reload()
+    routes = [route.name for route in gateway.routes.plan.routes]
+    return Reloaded(routes=routes, changed=changed, needs_restart=needs_restart)
 
 
 async def list_models(request: Request) -> OpenAIBody:
@@ -125,7 +128,7 @@ async def _engine(table: RouteTable) -> dict[str, Any]:
         return {}
     serving = known[0]
     return {
-        "engine": serving.engine or "unreachable",
+        "engine": serving.engine or next(iter(swarms)).status().engine,
         "engine_failure": serving.failure and serving.failure.model_dump(),
         "model": serving.model,
         "num_repeat": serving.num_repeat,

@@ -98,7 +98,7 @@ def overwatch(
     """Watch a swarm server in the terminal: `swarm-gateway monitor`."""
     from gateway.cli.monitor import monitor
 
-    monitor([swarm_url], None, [token] if token else None, None, refresh_interval)
+    monitor(swarm_url=[swarm_url], token=[token] if token else None, interval=refresh_interval)
 
 
 def _settings(conf: Path, scratch: Path) -> dict[str, Any]:

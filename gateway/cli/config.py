@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.output import print_json, tell
+from gateway.cli.here import runs_of
+from gateway.cli.output import print_json, read_text, tell
 from gateway.cli.target import AsJson, ForceRestart, Set, Target, Wait, job_text, parse_set, targeted, wait_for_engine
 from swarm.errors import ConfigError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The engine's configuration: what a job means, what ran, and changes.", no_args_is_help=True)
 
-Job = Annotated[Path, typer.Argument(help="YAML file with the job, ours or AgentJet's")]
+Job = Annotated[Path, typer.Argument(help="YAML file with the job, ours or AgentJet's, or a file for `up`")]
 
 
 @app.command()
@@ -34,9 +35,15 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="verl's own defaults too")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Each value and where it comes from: set, job, server defaults, swarm-gateway, or verl."""
+    """Each value and where it comes from: set, job, server defaults, swarm-gateway, or verl.
+
+    Where no server is named and none runs here, the job's values alone: verl's are known where verl is.
+    """
+    if target.is_open and not runs_of():
+        _show_job(job, set_, as_json)
+        return
     with target.connect() as client:
-        resolved = _resolved(client, job, set_, target.url)
+        resolved = _resolved(client, job, set_)
     if as_json:
         print_json(resolved.model_dump(mode="json"))
         return
@@ -48,6 +55,33 @@ def show(
         for key, source in resolved.sources.items()
         if key in values and (everything or source.partition(":")[0] != "verl")
     ]
+    _echo(rows)
+
+
+def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
+    """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
+    from gateway.cli.parts import part_of, with_lines
+    from swarm.agentjet.yaml_job import read_job
+    from swarm.job import OURS, layered, read_mapping
+
+    part = part_of(path, "job")
+    fields = part.settings if part.section else read_job(read_text(path, "job")).fields
+    defaults = (part.file.get("swarm") or {}).get("job_defaults") if part.section else None
+    server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
+    with with_lines(path, part.section):
+        known = layered(fields, set_=parse_set(set_), server=server, where=part.where)
+    values = known.job.model_dump(mode="json", exclude={"overrides"})
+    if as_json:
+        sources = {name: known.fields.get(name, OURS) for name in values}
+        print_json({"job": known.job.model_dump(mode="json"), "job_sources": sources, "config": None, "sources": {}})
+        return
+    rows = [(name, value, known.fields.get(name, OURS)) for name, value in values.items()]
+    _echo([*rows, *((name, value, known.overrides[name]) for name, value in known.job.overrides.items())])
+    where = "run this where `up` runs, or add --swarm-url"
+    typer.echo(f"verl's own values are known where it is installed: {where}", err=True)
+
+
+def _echo(rows: list[tuple[str, Any, str]]) -> None:
     width = max(len(key) for key, _, _ in rows)
     for key, value, source in rows:
         typer.echo(f"{key:<{width}}  {_text(value)}  [{source}]")
@@ -66,7 +100,7 @@ def dump(
     import yaml
 
     with target.connect() as client:
-        resolved = _resolved(client, job, set_, target.url)
+        resolved = _resolved(client, job, set_)
     if as_json:
         print_json(resolved.config)
         return
@@ -94,7 +128,7 @@ def diff(
             if not runs:
                 raise ConfigError("nothing has run on this server yet: name a second job to compare with")
             new = str(runs[-1].number)
-        sides = [_side(client, one, set_, target.url) for one in (old, new)]
+        sides = [_side(client, one, set_) for one in (old, new)]
     # what only one side knows (a run that died before it was resolved, the code of a file) is not compared
     sections = {key.partition(" ")[0] for key in sides[0]} & {key.partition(" ")[0] for key in sides[1]}
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(" ")[0] in sections]
@@ -123,7 +157,7 @@ def sync(
     from swarm.states import EngineState
 
     with target.connect() as client:
-        text = job_text(job, target.url)
+        text = job_text(job, client.server_url)
         done = client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
         running = client.status().engine.engine_status is not EngineState.OFFLINE
         engine = wait_for_engine(client, wait if running else 0.0)
@@ -148,11 +182,11 @@ def runs(target: Target, as_json: AsJson = False) -> None:
     tell(as_json, known.model_dump(mode="json")["runs"], *lines)
 
 
-def _resolved(client: SwarmClient, job: Path, set_: list[str] | None, url: str) -> ResolvedJob:
-    return client.resolve_config(job_text(job, url), set=parse_set(set_))
+def _resolved(client: SwarmClient, job: Path, set_: list[str] | None) -> ResolvedJob:
+    return client.resolve_config(job_text(job, client.server_url), set=parse_set(set_))
 
 
-def _side(client: SwarmClient, name: str, set_: list[str] | None, url: str) -> dict[str, Any]:
+def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, Any]:
     """What a job's file or a run comes to, by section and key."""
     config: dict[str, Any] | None
     code: dict[str, Any] = {}
@@ -160,7 +194,7 @@ def _side(client: SwarmClient, name: str, set_: list[str] | None, url: str) -> d
         record = client.run_record(int(name))
         job, config, code = record.job, record.config, {"code": record.code}
     else:
-        resolved = _resolved(client, Path(name), set_, url)
+        resolved = _resolved(client, Path(name), set_)
         job, config = resolved.job, resolved.config
     fields = {f"job {key}": value for key, value in _flat(job.model_dump(mode="json")).items()}
     return code | fields | {f"verl {key}": value for key, value in _flat(config or {}).items()}

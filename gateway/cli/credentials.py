@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli.here import run_folder, runs_of
 from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson
 from swarm.errors import ConfigError
@@ -28,8 +29,16 @@ tokens = typer.Typer(help="Tokens that open a swarm server, kept in its run fold
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 File = Annotated[Path | None, typer.Option("--file", help="the file of keys (the gateway's `keys_file`)")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="the gateway's YAML file, which names the file")]
-RunDir = Annotated[Path, typer.Option("--run-dir", help="the swarm server's run folder (its `run_dir`)")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`, which names it")
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        help="the swarm server's run folder (its `run_dir`); default: of the one that runs here, or runs/default",
+    ),
+]
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
 
 #: The choices of ``--scope``; the server's own list decides.
@@ -109,13 +118,13 @@ def create_token(
         ),
     ],
     expires: Expires = None,
-    run_dir: RunDir = Path("runs/default"),
+    run_dir: RunDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it, this once. A running server takes it at once."""
     from swarm.credentials import TokenFile
 
-    file = TokenFile(run_dir)
+    file = TokenFile(run_folder(run_dir))
     scopes = sorted({one.name.lower() for one in scope})
     first = not file.read()
     token = file.create(name, scopes, parse_lifetime(expires))
@@ -133,11 +142,11 @@ def create_token(
 
 
 @tokens.command("list")
-def list_tokens(run_dir: RunDir = Path("runs/default"), as_json: AsJson = False) -> None:
+def list_tokens(run_dir: RunDir = None, as_json: AsJson = False) -> None:
     """The tokens' names, scopes and states; the tokens themselves are not kept."""
     from swarm.credentials import TokenFile
 
-    known = TokenFile(run_dir).read()
+    known = TokenFile(run_folder(run_dir)).read()
     rows = [f"{one.name:<24} {','.join(one.scopes):<16} {one.state(datetime.now(UTC))}" for one in known]
     lines = ["  ".join([row, *_until(token)]) for row, token in zip(rows, known, strict=True)]
     tell(as_json, [_row(token) for token in known], *lines)
@@ -146,13 +155,13 @@ def list_tokens(run_dir: RunDir = Path("runs/default"), as_json: AsJson = False)
 @tokens.command("revoke")
 def revoke_token(
     name: Annotated[str, typer.Argument(help="its name in `list`")],
-    run_dir: RunDir = Path("runs/default"),
+    run_dir: RunDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Refuse a token from now on; a running server does so at once."""
     from swarm.credentials import TokenFile
 
-    token = TokenFile(run_dir).revoke(name)
+    token = TokenFile(run_folder(run_dir)).revoke(name)
     tell(as_json, token.model_dump(mode="json", include={"name", "revoked"}), f"{name} is revoked")
 
 
@@ -184,15 +193,21 @@ def _moment(time: datetime) -> str:
 
 
 def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfig | None]:
-    from gateway.config.gateway import load_config
+    from gateway.cli.sections import read_gateway
     from gateway.keys.store import KeyFile
 
+    if file is None and config is None:
+        files = [run.file for run in runs_of() if run.file is not None and run.gateway]
+        config = files[0] if len(files) == 1 else None
     if (file is None) == (config is None):
-        raise ConfigError("say where the keys are, by --file or by --config (a gateway's YAML file with keys_file)")
+        raise ConfigError(
+            "say where the keys are, by --file or by --config (the gateway's YAML file, or one for `up`, with "
+            "keys_file), or run this where `up` runs"
+        )
     if file is not None:
         return KeyFile(file), None
     assert config is not None
-    settings = load_config(config)
+    settings = read_gateway(config)
     if settings.keys_file is None:
         raise ConfigError(f"{config} has no keys_file: add one, such as `keys_file: keys.json`")
     return KeyFile(settings.keys_file), settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gateway.cli.output import print_json, read_text, tell
-from gateway.cli.swarm import Token, Url, connect
-from gateway.cli.target import DEFAULT_URL, AsJson
+from gateway.cli.swarm import Token, connect
+from gateway.cli.target import AsJson, SwarmUrl
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
+#: Cells of a line of a table: of a narrow terminal, and where there is none.
+_LEAST_WIDTH, _PIPE_WIDTH = 80, 120
 #: ``decode(ids, special=...)``
 Decode = Callable[..., str]
 
@@ -41,7 +44,7 @@ def list_groups(
     at_least: Annotated[float | None, typer.Option(help="some answer has this reward or more")] = None,
     at_most: Annotated[float | None, typer.Option(help="some answer has this reward or less")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
-    url: Url = DEFAULT_URL,
+    swarm_url: SwarmUrl = None,
     token: Token = None,
     run_dir: RunDir = None,
     tokenizer: Tokenizer = None,
@@ -54,7 +57,7 @@ def list_groups(
     from swarm.groups import as_json as plain
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
-    groups = _found(wanted, limit, url, token, run_dir, tokenizer)
+    groups = _found(wanted, limit, swarm_url, token, run_dir, tokenizer)
     table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
     lines = text_lines(table, limit) if table.rows else [table.note]
     if histogram.rows:
@@ -66,7 +69,7 @@ def list_groups(
 @app.command("show")
 def show_group(
     group: Annotated[str, typer.Argument(help="its id, or the beginning of it")],
-    url: Url = DEFAULT_URL,
+    swarm_url: SwarmUrl = None,
     token: Token = None,
     run_dir: RunDir = None,
     tokenizer: Tokenizer = None,
@@ -74,11 +77,11 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
-    from gateway.tui.format import printable, text_lines
+    from gateway.tui.format import printable, short, text_lines
     from gateway.tui.groups_view import answers_table, facts
     from swarm.groups import as_json as plain
 
-    found = _read(url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
+    found = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
     if len(found.groups) != 1:
         many = "several groups begin" if found.groups else "none of the latest groups begins"
         raise ConfigError(f"{many} with {group!r}; `swarm-gateway groups list` names them")
@@ -92,13 +95,12 @@ def show_group(
             answer["text"] = text
         print_json(fields | {"prompt": texts.prompt})
         return
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns)
     for line in [*facts(one), "", *text_lines(answers_table(one), len(one.answers)), ""]:
-        typer.echo(line)
-    if texts.prompt:
-        typer.echo("asked: " + printable(texts.prompt))
-    for number, text in enumerate(texts.answers, 1):
+        typer.echo(short(line, width))
+    for name, text in [("asked", texts.prompt), *((f"answer {n}", text) for n, text in enumerate(texts.answers, 1))]:
         if text:
-            typer.echo(f"answer {number}: {printable(text)}")
+            typer.echo("\n    ".join([f"{name}:", *map(printable, text.splitlines())]))
     if not any(texts.answers):
         typer.echo(texts.note)
 
@@ -144,13 +146,13 @@ def logged_texts(group: Group, log: Path | None) -> Texts:
 
 
 def _found(
-    wanted: Wanted, limit: int, url: str, token: str | None, run_dir: Path | None, tokenizer: str | None
+    wanted: Wanted, limit: int, swarm_url: str | None, token: str | None, run_dir: Path | None, tokenizer: str | None
 ) -> JudgedGroups:
     query: dict[str, Any] = wanted.model_dump(exclude_none=True) | {"limit": limit}
     if not wanted.words:
-        return _read(url, token, run_dir, query)
+        return _read(swarm_url, token, run_dir, query)
     # words may be in the texts, which only a tokenizer can read
-    everything = _read(url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
+    everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
     decode = _decoder(tokenizer, everything.model)
     fitting: list[Group] = []
     for group in everything.groups:
@@ -164,9 +166,9 @@ def _found(
     return everything.model_copy(update={"groups": without})
 
 
-def _read(url: str, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
     if run_dir is None:
-        with connect(url, token) as client:
+        with connect(swarm_url, token) as client:
             return client.judged_groups(**query)
     from swarm.groups import Wanted
 

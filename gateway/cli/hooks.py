@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,13 @@ from gateway.cli.output import print_json, stage_bars
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from reward_hooks.offline import GroupReport, HookReport, OfflineConfig
     from swarm.types import OnProgress
 
-_WIDTH = 60
+#: Cells of a text that stands in one line.
+_WIDTH = 90
+#: Kinds of equal rewards that are named.
+_KINDS = 5
 
 app = typer.Typer(help="Try reward hooks on recorded groups.", no_args_is_help=True)
 
@@ -28,7 +30,7 @@ def hooks() -> None:
 
 @app.command("test")
 def test_hooks(
-    folder: Annotated[str, typer.Argument(help="hook folder, blend file, name, or module:attribute")],
+    folder: Annotated[str, typer.Argument(help="hook folder, blend file, name, module:attribute, or a file for `up`")],
     data: Annotated[Path, typer.Option("--data", "-d", help="jsonl file of groups: prompt, candidates, perhaps rank")],
     against: Annotated[str | None, typer.Option(help="another hook to compare the orders with")] = None,
     shuffles: Annotated[
@@ -37,7 +39,10 @@ def test_hooks(
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="groups at once")] = 8,
     timeout: Annotated[float, typer.Option(min=0.001, help="seconds one call of a hook may take")] = 60.0,
     limit: Annotated[int | None, typer.Option(min=1, help="only the first groups of the file")] = None,
-    show: Annotated[int, typer.Option(min=0, help="groups to print in full")] = 5,
+    show: Annotated[int, typer.Option(min=0, help="groups to print, of those whose rewards differ")] = 5,
+    full: Annotated[
+        bool, typer.Option("--full", help="print whole texts, not the beginning of each in a line")
+    ] = False,
     seed: Annotated[int, typer.Option(help="of the shuffled orders")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON, no progress bar")] = False,
 ) -> None:
@@ -46,13 +51,33 @@ def test_hooks(
 
     config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout, seed=seed)
     with stage_bars(visible=not as_json) as on_progress:
-        report = try_hooks(folder, data, against, config, limit, on_progress)
+        report = try_hooks(_hooks_of(folder), data, against, config, limit, on_progress)
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:
-        print_hook_report(report, show)
+        print_hook_report(report, show, full)
     if not report.scored:
         raise typer.Exit(1)
+
+
+def _hooks_of(spec: str) -> str:
+    """``spec``, or if that is a file for ``up`` the hooks that its gateway names.
+
+    Raises:
+        ConfigError: it has no gateway, or its routes have several hooks.
+    """
+    from gateway.cli.parts import is_sectioned
+    from gateway.cli.sections import read_gateway
+    from swarm.job import read_mapping
+
+    path = Path(spec)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file() or not is_sectioned(read_mapping(path, "config")):
+        return spec
+    config = read_gateway(path)
+    named = dict.fromkeys(one.hooks for one in (config.routes or [config]) if one.hooks)
+    if len(named) != 1:
+        raise ConfigError(f"{path} names {len(named)} hooks; give one of them: {', '.join(named)}")
+    return next(iter(named))
 
 
 def try_hooks(
@@ -80,19 +105,21 @@ def try_hooks(
     )
 
 
-def print_hook_report(report: HookReport, show: int) -> None:
-    """The first ``show`` groups in full, then the numbers over all of them."""
+def print_hook_report(report: HookReport, show: int, full: bool) -> None:
+    """The numbers over all groups, then the first ``show`` groups whose rewards differ, their texts ``full`` or in a
+    line each."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    for group in report.groups[:show]:
-        console.print(_ranking(group))
-    if len(report.groups) > show:
-        console.print(f"... {len(report.groups) - show} more groups; --show says how many to print")
     rows = summary(report)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         console.print(f"{name:<{width}}  {value}", markup=False, soft_wrap=True)
+    telling = [group for group in report.groups if group.informative or group.error]
+    for group in telling[:show]:
+        console.print("\n".join(["", *_ranking(group, full)]), markup=False, soft_wrap=True)
+    if len(telling) > show:
+        console.print(f"... {len(telling) - show} more groups; --show says how many to print")
 
 
 def summary(report: HookReport) -> list[tuple[str, str]]:
@@ -100,7 +127,10 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
     rows = [("hook", report.hooks), ("groups", f"{report.scored} of {len(report.groups)} scored")]
     rows += [("  failed", f"{count} x {code}") for code, count in report.failed.items()]
     if report.uninformative:
-        rows.append(("  uninformative", f"{report.uninformative} with equal rewards: they teach nothing"))
+        equal = Counter(group.rewards[0].value for group in report.groups if group.rewards and not group.informative)
+        which = ", ".join(f"{count} x {value:.3f}" for value, count in equal.most_common(_KINDS))
+        told = f"{report.uninformative} with equal rewards ({which}): they teach nothing"
+        rows.append(("  uninformative", told))
     if report.tau_rank is not None:
         rows.append(("tau with the rank", f"{report.tau_rank:+.3f} over {report.ranked} groups"))
     if report.against is not None:
@@ -120,24 +150,18 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _ranking(group: GroupReport) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _ranking(group: GroupReport, full: bool) -> list[str]:
+    """A group as lines: of each answer its reward and why, and its text below."""
+    from gateway.tui.format import printable, short
 
-    table = Table(title=escape(_short(group.prompt) or group.task_id), title_justify="left", box=None, pad_edge=False)
+    lines = [short(group.prompt, _WIDTH) or group.task_id]
     if group.error:
-        table.add_column("no reward")
-        table.add_row(escape(group.error))
-        return table
-    for name in ("place", "answer", "reward", "components", "reason"):
-        table.add_column(name)
+        return [*lines, f"  no reward: {group.error}"]
     for place, index in enumerate(group.order, 1):
         reward = group.rewards[index]
-        parts = "  ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
-        table.add_row(str(place), str(index), f"{reward.value:.3f}", escape(parts), escape(_short(reward.reason)))
-    return table
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
+        why = [short(reward.reason, _WIDTH), f"({parts})" if parts else ""]
+        lines.append("  ".join([f"  {place}. answer {index}", f"reward {reward.value:.3f}", *filter(None, why)]))
+        text = group.answers[index]
+        lines += [f"     {line}" for line in (map(printable, text.splitlines()) if full else [short(text, _WIDTH)])]
+    return lines

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.output import print_json
 from swarm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from gateway.tui.client import Target
+
 
 def monitor(
+    config: Annotated[
+        Path | None, typer.Argument(help="file that an `up` or `train` runs; default: those that run in this folder")
+    ] = None,
     swarm_url: Annotated[
         list[str] | None, typer.Option("--swarm-url", help="address of a swarm server; give it again for another one")
     ] = None,
@@ -28,7 +35,7 @@ def monitor(
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="seconds between two looks")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one status of all as JSON and leave")] = False,
 ) -> None:
-    """Watch swarm servers and gateways in the terminal; without an address those of `up` on this machine.
+    """Watch swarm servers and gateways in the terminal; without an address those that `up` started in this folder.
 
     It changes nothing on a server. Press ? for the keys, q to leave. With --json the exit code is 2 unless all answer.
     """
@@ -37,7 +44,12 @@ def monitor(
 
     from gateway.tui.client import make_targets, snapshot
 
-    targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
+    if swarm_url or gateway_url:
+        if config is not None:
+            raise ConfigError("give a file or addresses, not both")
+        targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
+    else:
+        targets = _found(config, token or [], api_key or [])
     if as_json:
         found, errors = asyncio.run(snapshot(targets))
         print_json(found)
@@ -52,3 +64,32 @@ def monitor(
     app.run()
     # textual does not raise the error that ended it, and leaves with 0
     raise typer.Exit(app.return_code or 0)
+
+
+def _found(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
+    """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    import asyncio
+
+    from gateway.cli.here import DEFAULT_URL, client_for, runs_of
+    from gateway.tui.client import Kind, make_targets, snapshot
+    from swarm.client import RetryPolicy
+
+    targets: list[Target] = []
+    for run in runs_of(config):
+        urls = [server.url for server in run.servers]
+        targets += make_targets(urls, tokens or [run.token], [run.gateway] if run.gateway else [], api_keys)
+    if targets:
+        return targets
+    if config is not None:
+        raise ConfigError(f"no `up` or `train` of {config} runs; start it, or name the servers by their addresses")
+    # raises unless the server there is of this folder
+    client_for(None, tokens[0] if tokens else None, RetryPolicy(attempts=1, total=5.0)).close()
+    gateways = make_targets([], [], [Kind.GATEWAY.default_url], api_keys)
+    [about] = asyncio.run(snapshot(gateways))[0]["gateways"]
+    routes = (about["status"] or {}).get("routes", {}).values()
+    mine = any((route["swarm_url"] or "").rstrip("/") == DEFAULT_URL for route in routes)
+    return [*make_targets([DEFAULT_URL], tokens, [], []), *(gateways if mine else [])]

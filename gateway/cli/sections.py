@@ -5,28 +5,26 @@ Invariant: a relative path in a file is relative to that file.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
-
-import yaml
+from typing import Any
 
 from gateway.cli.output import import_from
-from gateway.config.gateway import read_config, resolve_files
+from gateway.cli.parts import Part, is_sectioned, jobs_in, mapping_in, part_of, with_lines
+from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.launch.plan import ServerPlan, UpPlan
-from gateway.launch.servers import TOKEN_VARIABLE
+from gateway.launch.servers import TOKEN_VARIABLE, with_servers
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks
-from swarm.errors import ConfigError, EngineError
+from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import TrainJob, parse_job, read_mapping, validated
+from swarm.job import TrainJob, read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
 _FROM_ENVIRONMENT = {
@@ -55,6 +53,19 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     return validated(config_class, {**given, **settings}, where)
 
 
+def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
+    """The ``ServerConfig`` of a file, of one for ``up`` too; ``flags`` win over it.
+
+    Raises:
+        ConfigError: as for :func:`parse_server`, or the file cannot be read.
+    """
+    if path is None:
+        return parse_server(dict(flags), "flags", None)
+    part = part_of(path, "swarm")
+    with with_lines(path, part.section):
+        return parse_server({**part.settings, **flags}, part.where, None if "run_dir" in flags else path.parent)
+
+
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
     """``job`` with its model resolved to a path (or a hub name), keeping the name it is served under.
 
@@ -70,48 +81,108 @@ def read_plan(path: Path) -> UpPlan:
     """What ``up`` runs, from its file, every section validated before anything starts.
 
     Raises:
-        ConfigError: a missing section, a misspelt key (of verl, too), a model or a hooks folder that is not there.
+        ConfigError: a missing section, a misspelt key, a model or a hooks folder that is not there.
     """
     data = read_mapping(path, "config")
-    known = ("jobs",) if "jobs" in data else ("job", "swarm")
-    unknown = [name for name in data if name not in (*known, "gateway")]
-    if unknown or known[0] not in data or "gateway" not in data:
-        wrong = f"unknown section {unknown[0]!r}" if unknown else "a section is missing"
-        raise ConfigError(
-            f"{path}: {wrong}; it has job (model, ...), gateway (hooks, ...) and, if needed, swarm; or jobs (by name, "
-            "each with job and swarm) and gateway"
-        )
-    gateway = _section(path, data, "gateway")
-    if "jobs" in data:
-        plan = _several(path, data)
-        gateway["routes"] = _with_all_routes(gateway.get("routes") or [], [server.name for server in plan.servers])
-    else:
-        plan = _server_plan(path, data)
-    parsed = read_config(gateway, where=f"{path}, gateway", folder=path.parent.resolve())
-    for section, settings in ((gateway, parsed), *zip(gateway.get("routes") or [], parsed.routes, strict=True)):
-        section["hooks"] = settings.hooks
-    # the gateway reads its section from another folder
-    resolve_files(gateway, path.parent.resolve())
+    _check_sections(path, data)
+    import_from(path.parent)
+    plan = _several(path, data) if "jobs" in data else _server_plan(path, jobs_in(path, data)[""])
+    gateway, parsed = _gateway(part_of(path, "gateway"))
     for hooks in {settings.hooks for settings in (parsed, *parsed.routes) if settings.hooks}:
         load_hooks(hooks)
-    return replace(plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)))
+    return replace(
+        plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)), file=path.resolve()
+    )
+
+
+def _check_sections(path: Path, data: dict[str, Any]) -> None:
+    known = ("jobs",) if "jobs" in data else ("job", "swarm")
+    unknown = [name for name in data if name not in (*known, "gateway")]
+    if not unknown and known[0] in data and "gateway" in data:
+        return
+    if "workflow" in data:
+        raise ConfigError(f"{path} is a file for `train`: swarm-gateway train {path}")
+    if data and not is_sectioned(data):
+        wrong = "none of its keys is a section"
+    elif unknown:
+        meant = get_close_matches(unknown[0], (*known, "gateway"), n=1)
+        wrong = f"unknown section {unknown[0]!r}" + (f" (did you mean {meant[0]!r}?)" if meant else "")
+    else:
+        wrong = "a section is missing"
+    raise ConfigError(
+        f"{path}: {wrong}; a file for `up` has job (model, ...), gateway (hooks, ...) and, if needed, swarm; or jobs "
+        "(by name, each with job and swarm) and gateway"
+    )
+
+
+def gateway_section(path: Path, urls: Mapping[str, str], token: str) -> dict[str, Any]:
+    """The settings of the gateway in a file for ``up``, with the servers at ``urls``, by their jobs.
+
+    Raises:
+        ConfigError: as for :func:`read_plan`.
+    """
+    section, _ = _gateway(part_of(path, "gateway"))
+    return with_servers(section, dict(urls), token)
+
+
+def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) -> GatewayConfig:
+    """The gateway of its own file, or of one for ``up``: then its swarm servers are those of the file.
+
+    Args:
+        path: of the file.
+        flags: settings that win over it.
+
+    Raises:
+        ConfigError: the file cannot be read, has no such section, or a key or value is wrong.
+    """
+    part = part_of(path, "gateway")
+    settings = part.settings
+    if part.section:
+        config = load_attribute("swarm.server.config:ServerConfig").model_fields
+        servers = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
+        urls = {
+            name: f"http://{one.get('host', config['host'].default)}:{one.get('port', config['port'].default)}"
+            for name, one in servers.items()
+        }
+        own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
+        settings = with_servers(_routed(part), urls, own)
+    with with_lines(path, part.section):
+        return read_config({**settings, **flags}, where=part.where, folder=path.parent)
+
+
+def _gateway(part: Part) -> tuple[dict[str, Any], GatewayConfig]:
+    """The section ``gateway``, readable from any folder, and what it means."""
+    folder, section = part.path.parent.resolve(), _routed(part)
+    with with_lines(part.path, "gateway"):
+        parsed = read_config(section, where=part.where, folder=folder)
+    for one, settings in ((section, parsed), *zip(section.get("routes") or [], parsed.routes, strict=True)):
+        one["hooks"] = settings.hooks
+    resolve_files(section, folder)
+    return section, parsed
+
+
+def _routed(part: Part) -> dict[str, Any]:
+    """The gateway's settings, of several jobs with a route for each."""
+    settings = part.settings
+    if "jobs" in part.file:
+        jobs = list(mapping_in(part.path, part.file, "jobs"))
+        settings["routes"] = _with_all_routes(settings.get("routes") or [], jobs)
+    return settings
 
 
 def _several(path: Path, data: dict[str, Any]) -> UpPlan:
-    """The swarm servers and the engines of ``jobs``; ports count from the usual one, run folders are ``runs/NAME``.
+    """The swarm servers and the engines of ``jobs``.
 
     Raises:
         ConfigError: a part is not valid, a name is no name of a folder, or two have one run folder.
     """
-    first: int = load_attribute("swarm.server.config:DEFAULT_PORT")
     plans: list[UpPlan] = []
-    for place, (name, part) in enumerate(_section(path, data, "jobs").items()):
-        if not _NAME.fullmatch(name) or not isinstance(part, dict):
+    for name, sections in jobs_in(path, data).items():
+        if not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: jobs has names (letters, digits, - and _), each with job and swarm: {name!r}")
-        sections = cast("dict[str, Any]", part)
         if unknown := [one for one in sections if one not in ("job", "swarm")]:
             raise ConfigError(f"{path}, jobs.{name}: unknown section {unknown[0]!r}; it has job and, if needed, swarm")
-        plans.append(_server_plan(path, sections, name, {"port": first + place, "run_dir": f"runs/{name}"}))
+        plans.append(_server_plan(path, sections, name))
     if not plans:
         raise ConfigError(f"{path}: jobs is empty; it has names, each with job and swarm")
     servers = tuple(plan.servers[0] for plan in plans)
@@ -137,33 +208,25 @@ def read_train(path: Path) -> TrainPlan:
             that cannot be read.
     """
     data = read_mapping(path, "config")
-    file = validated(TrainFile, data, str(path))
-    return train_plan(file, _server_plan(path, data), path.parent.resolve())
+    if "workflow" not in data and ("gateway" in data or "jobs" in data):
+        raise ConfigError(f"{path} is a file for `up`: swarm-gateway up {path}")
+    with with_lines(path):
+        file = validated(TrainFile, data, str(path))
+    plan = replace(_server_plan(path, jobs_in(path, data)[""]), file=path.resolve())
+    return train_plan(file, plan, path.parent.resolve())
 
 
-def _section(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
-    section = data.get(name) or {}
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
-    return dict(cast("dict[str, Any]", section))
-
-
-def _server_plan(
-    path: Path, data: dict[str, Any], name: str = "", defaults: Mapping[str, Any] = MappingProxyType({})
-) -> UpPlan:
-    """The swarm server and the engine of the sections ``job`` and ``swarm``, without a gateway."""
+def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan:
+    """The swarm server and the engine of the ``sections`` job and swarm, without a gateway."""
     folder = path.parent.resolve()
     import_from(folder)
-    where = f"{path}, jobs.{name}." if name else f"{path}, "
-    job = resolve_job(parse_job(yaml.safe_dump(_section(path, data, "job")), where=f"{where}job"), folder)
-    section = {**defaults, **_section(path, data, "swarm")}
-    server = parse_server(section, f"{where}swarm", folder)
+    above, where = (("jobs", name), f"{path}, jobs.{name}.") if name else ((), f"{path}, ")
+    with with_lines(path, *above, "job"):
+        job = resolve_job(validated(TrainJob, sections["job"], f"{where}job"), folder)
+    section = dict(sections["swarm"])
+    with with_lines(path, *above, "swarm"):
+        server = parse_server(section, f"{where}swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
-    if job.overrides or server.job_defaults is not None:
-        check = load_attribute("swarm.server.engine.changes:check_overrides")
-        # a machine too busy to tell lets the server decide, which checks the job again
-        with suppress(EngineError):
-            asyncio.run(check(server.model_copy(update={"run_dir": run_dir}), job))
     # the server reads its section from another folder
     section["run_dir"] = str(run_dir)
     if server.job_defaults is not None:

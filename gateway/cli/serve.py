@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
 
 
+logger = logging.getLogger(__name__)
+
 _OURS = ("gateway", "swarm", "reward_hooks", "adapters")
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option(help="json: one object a line, with the request it is about")
@@ -26,7 +28,9 @@ LogFormat = Annotated[
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; flags win over it")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`; flags win over it")
+    ] = None,
     hooks: Annotated[str | None, typer.Option(help="folder with the hook files, or module:attribute")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,
@@ -42,6 +46,8 @@ def serve(
     check: Annotated[bool, typer.Option("--check", help="only say whether the configuration is right")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --check: print one line of JSON")] = False,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
+    reload_from: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    server: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
     flags = {
@@ -63,17 +69,34 @@ def serve(
         stop_with_parent()
     log_to_stderr(log_format, texts=log_texts)
     source = (lambda: _read(config, given)) if config else None
+    if reload_from is not None:
+        servers = dict(one.split("=", 1) for one in server or [])
+        source = lambda: _read_of_up(reload_from, servers)  # noqa: E731
+        try:
+            # one that is started again has the address that it had
+            parsed = source().model_copy(update={"port": parsed.port})
+        except ConfigError as exc:
+            logger.error("%s; the gateway starts with what it read before", exc.message)
     from gateway.app import serve as serve_app
 
     serve_app(parsed, on_bound=announce("gateway"), source=source)
 
 
 def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
+    from gateway.cli.sections import read_gateway
     from gateway.config.gateway import read_config
-    from swarm.job import read_mapping
 
-    settings = (read_mapping(config, "gateway config") if config else {}) | flags
-    return read_config(settings, where=str(config or "flags"), folder=config.parent if config else None)
+    return read_gateway(config, flags) if config else read_config(flags, where="flags")
+
+
+def _read_of_up(file: Path, servers: dict[str, str]) -> GatewayConfig:
+    """The gateway of ``up``'s ``file``, before the ``servers`` that ``up`` started, by their jobs."""
+    from gateway.cli.sections import gateway_section
+    from gateway.config.gateway import read_config
+    from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
+
+    section = gateway_section(file, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""))
+    return read_config(section, where=f"{file}, gateway")
 
 
 def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gateway.cli.credentials import tokens
+from gateway.cli.here import client_for, run_folder
 from gateway.cli.output import announce, print_json, stage_bars, tell
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
-from gateway.cli.target import DEFAULT_URL, AsJson, job_text
+from gateway.cli.target import AsJson, SwarmUrl, job_text
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
@@ -23,23 +24,28 @@ engine = typer.Typer(help="Start and stop the engine of a running swarm server."
 app.add_typer(engine, name="engine")
 app.add_typer(tokens, name="tokens")
 
-Url = Annotated[str, typer.Option("--url", help="address of the swarm server")]
 Token = Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")]
 
 #: Rows of each kind that ``status`` prints.
 _ROWS = 5
 
 
-def connect(url: str, token: str | None) -> SwarmClient:
-    """A client that gives up on an absent server after seconds: somebody waits at the terminal."""
-    from swarm.client import RetryPolicy, SwarmClient
+def connect(swarm_url: str | None, token: str | None) -> SwarmClient:
+    """A client that gives up on an absent server after seconds: somebody waits at the terminal.
 
-    return SwarmClient(url, token=token, policy=RetryPolicy(attempts=3, total=5.0))
+    Raises:
+        ConfigError: see :func:`gateway.cli.here.client_for`.
+    """
+    from swarm.client import RetryPolicy
+
+    return client_for(swarm_url, token, RetryPolicy(attempts=3, total=5.0))
 
 
 @app.command()
 def start(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; flags win over it")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of the server, or one for `up`; flags win over it")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
     port: Annotated[int | None, typer.Option(help="port to listen on, 0: any free one")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="folder of logs, job and checkpoints")] = None,
@@ -47,13 +53,10 @@ def start(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Run the swarm server; the engine starts when a job is given to it."""
-    from gateway.cli.sections import parse_server
-    from swarm.job import read_mapping
+    from gateway.cli.sections import read_server
 
-    settings = read_mapping(config, "swarm config") if config else {}
     flags = {"host": host, "port": port, "run_dir": str(run_dir) if run_dir else None}
-    settings |= {name: value for name, value in flags.items() if value is not None}
-    parsed = parse_server(settings, str(config or "flags"), config.parent if config and not run_dir else None)
+    parsed = read_server(config, {name: value for name, value in flags.items() if value is not None})
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr(log_format)
@@ -61,9 +64,9 @@ def start(
 
 
 @app.command()
-def status(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+def status(swarm_url: SwarmUrl = None, token: Token = None, as_json: AsJson = False) -> None:
     """State of the engine, progress of the batch, and the latest steps."""
-    with connect(url, token) as client:
+    with connect(swarm_url, token) as client:
         current = client.status()
     if as_json:
         print_json(current.model_dump(mode="json"))
@@ -95,7 +98,7 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
 @engine.command("start")
 def engine_start(
     job: Annotated[Path | None, typer.Argument(help="YAML file with the TrainJob; default: what was synced")] = None,
-    url: Url = DEFAULT_URL,
+    swarm_url: SwarmUrl = None,
     token: Token = None,
     wait: Annotated[float, typer.Option(help="seconds to wait until the engine serves; 0: do not wait")] = 0.0,
     as_json: AsJson = False,
@@ -103,9 +106,9 @@ def engine_start(
     """Give the job, if one is named, to the swarm server and start the engine."""
     from swarm.states import EngineState
 
-    with connect(url, token) as client:
+    with connect(swarm_url, token) as client:
         if job is not None:
-            client.sync_train_config(job_text(job, url))
+            client.sync_train_config(job_text(job, client.server_url))
         client.start_engine(wait=False)
         current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
     line = f"{current.engine.engine_status} {current.engine.engine_status_detail}".rstrip()
@@ -113,9 +116,9 @@ def engine_start(
 
 
 @engine.command("stop")
-def engine_stop(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+def engine_stop(swarm_url: SwarmUrl = None, token: Token = None, as_json: AsJson = False) -> None:
     """Stop the engine; the swarm server stays."""
-    with connect(url, token) as client:
+    with connect(swarm_url, token) as client:
         client.stop_engine()
     tell(as_json, {"success": True}, "the engine is stopped")
 
@@ -123,9 +126,13 @@ def engine_stop(url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = F
 @app.command()
 def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="file to write, .parquet or .jsonl; replaced if it exists")],
-    run_dir: Annotated[Path, typer.Option(help="run folder of the swarm server, which may be running")] = Path(
-        "runs/default"
-    ),
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="run folder of the swarm server, which may be running; default: of the one that runs here, or "
+            "runs/default"
+        ),
+    ] = None,
     state: Annotated[
         Literal["trained", "waiting", "dropped", "all"],
         typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
@@ -142,7 +149,7 @@ def export(
     """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
     if tokenizer and not groups:
         raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
-    journal = run_dir / "journal.db"
+    journal = run_folder(run_dir) / "journal.db"
     decode = None
     if groups:
         model = tokenizer or load_attribute("swarm.server.journal.groups:model_of")(journal, run)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_ty
 
 import typer
 
+from gateway.cli.here import DEFAULT_URL, client_for
 from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-DEFAULT_URL = "http://127.0.0.1:10086"
-
+SwarmUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--swarm-url",
+        help=f"address of the swarm server; default: the one that `up` started in this folder, or {DEFAULT_URL}",
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a field of the job, or verl's dotted key; wins over it")
 ]
@@ -39,9 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 class Target:
     """The swarm server that a command is for, by its options."""
 
-    swarm_url: Annotated[
-        str | None, typer.Option("--swarm-url", help=f"address of the swarm server; default {DEFAULT_URL}")
-    ]
+    swarm_url: SwarmUrl
     gateway_url: Annotated[
         str | None, typer.Option("--gateway-url", help="address of a gateway, to command the swarm server behind it")
     ]
@@ -55,15 +59,16 @@ class Target:
     ]
 
     @property
-    def url(self) -> str:
-        """The address of the server, or of the gateway before it."""
-        return self.gateway_url or self.swarm_url or DEFAULT_URL
+    def is_open(self) -> bool:
+        """Whether no server is named."""
+        return self.swarm_url is None and self.gateway_url is None
 
     def connect(self) -> SwarmClient:
         """A client that gives up on an absent server after seconds: somebody waits at the terminal.
 
         Raises:
-            ConfigError: two servers are named, or a route of none.
+            ConfigError: two servers are named, or a route of none; or none is named, and see
+                :func:`gateway.cli.here.client_for`.
         """
         from urllib.parse import urlencode
 
@@ -74,7 +79,7 @@ class Target:
         if self.gateway_url is None:
             if self.route is not None:
                 raise ConfigError("--route goes with --gateway-url")
-            return SwarmClient(self.url, token=self.token, policy=policy)
+            return client_for(self.swarm_url, self.token, policy)
         if self.swarm_url is not None:
             raise ConfigError("give --swarm-url or --gateway-url, not both")
         base = self.gateway_url.rstrip("/").removesuffix("/v1")
@@ -124,7 +129,7 @@ def parse_set(given: list[str] | None) -> dict[str, Any]:
 
 
 def job_text(path: Path, url: str) -> str:
-    """The YAML of the job at ``path``, for the server at ``url``.
+    """The YAML of the job at ``path``, a file of its own or one for ``up``, for the server at ``url``.
 
     Raises:
         ConfigError: it cannot be read, or is no mapping.
@@ -133,10 +138,12 @@ def job_text(path: Path, url: str) -> str:
 
     import yaml
 
+    from gateway.cli.parts import part_of
     from swarm.http.client import is_loopback
-    from swarm.job import read_mapping
 
-    text, data = read_text(path, "job"), read_mapping(path, "job")
+    part = part_of(path, "job")
+    data = part.settings
+    text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     if isinstance(model, str) and is_loopback(host) and not Path(model).is_absolute():

@@ -73,7 +73,10 @@ def up(
         Path, typer.Argument(help="YAML file with the mappings job, swarm and gateway, or jobs and gateway")
     ],
     log_format: LogFormat = "text",
-    check: Annotated[bool, typer.Option("--check", help="only say whether file, hooks and model are right")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="only say whether it would run: file, hooks, model, machine, ports, run folder"),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
     ] = False,
@@ -86,6 +89,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
+    from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_plan
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
@@ -95,11 +99,15 @@ def up(
     plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
     if step is not None and len(plan.servers) > 1:
         raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
+    warnings = check_plan(plan, only=check)
     if check:
         models = [server.job.model for server in plan.servers]
-        tell(as_json, {"ok": True, "models": models}, f"{config}: right; it trains {', '.join(models)}")
+        told = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
+        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *told)
         return
     with event_printer(as_json) as on_event:
+        for warning in warnings:
+            on_event("warning", {"message": warning})
         try:
             run_up(plan, on_event)
         except UpFailedError as exc:
@@ -138,6 +146,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a workflow on tasks: start server and engine, run, evaluate, report; one Ctrl-C stops everything."""
+    from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_train
     from gateway.launch.train import Trainer, rehearsal
     from gateway.launch.up import run_up
@@ -152,8 +161,11 @@ def train(
     plan = replace(plan, up=replace(plan.up, earlier_run=_earlier_run(resume, fresh)))
     if quick:
         plan = rehearsal(plan)
+    warnings = check_plan(plan.up)
     code = 0
     with event_printer(as_json) as on_event:
+        for warning in warnings:
+            on_event("warning", {"message": warning})
         work = Trainer(plan, on_event, label)
         try:
             run_up(plan.up, on_event, work)

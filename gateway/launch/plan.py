@@ -46,6 +46,7 @@ class UpPlan:
             server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
+        file: the user's, which the gateway reads again on a reload.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
         earlier_run: what to do with a run that is in a run folder already.
         from_step: the saved step of that run to go back to; ``None``: it goes on from its last one.
@@ -55,6 +56,7 @@ class UpPlan:
     gateway_section: dict[str, Any] | None
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
+    file: Path | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     restart_pause: float = 2.0
     log_format: Literal["text", "json"] = "text"

@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
 from swarm.importer import load_attribute
-from swarm.job import layered
+from swarm.job import TrainJob, layered
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
@@ -73,7 +73,8 @@ class Server:
         saved = from_step or saved_step(job, self.plan.run_dir)
         done = max(saved, status.steps[-1].step if status.steps else 0)
         if done and earlier_run != "replace":
-            _check_earlier(self.plan, status, done, saved, changes_allowed=earlier_run == "resume")
+            changes_allowed = earlier_run == "resume"
+            check_earlier(self.plan, status.job, status.job_defaults, done, saved, changes_allowed=changes_allowed)
             values = {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)}
             if from_step is None:
                 self.tell("going_on", values)
@@ -135,17 +136,33 @@ class Server:
             self.watch.give_up(status, f"it cannot be started again: {exc.message}")
 
 
-def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int, *, changes_allowed: bool) -> None:
-    """Refuse to go on with the run of another job, or with a finished one; it did ``done`` steps and saved ``saved``.
+def check_earlier(
+    plan: ServerPlan,
+    ran: TrainJob | None,
+    job_defaults: Mapping[str, Any],
+    done: int,
+    saved: int,
+    *,
+    changes_allowed: bool,
+) -> None:
+    """Refuse to go on with the run of another job, or with a finished one.
+
+    Args:
+        plan: what is to run.
+        ran: the job of the run in the folder, if that is known.
+        job_defaults: of the server.
+        done: steps of that run.
+        saved: the step of the checkpoint with which it would go on; 0: there is none.
+        changes_allowed: another job may go on with it.
 
     Raises:
         ConfigError: names the fields that differ, or the steps, and what to do.
     """
-    job = layered(plan.job.model_dump(mode="json", exclude_unset=True), server=status.job_defaults).job
+    job = layered(plan.job.model_dump(mode="json", exclude_unset=True), server=job_defaults).job
     run = f"the run folder {plan.run_dir} holds a run that has done {done} steps"
     resume = f"--resume goes on from its checkpoint of step {saved}" if saved else "none of them is saved"
     fresh = "--fresh begins anew and keeps that run beside"
-    if status.job is None:
+    if ran is None:
         raise ConfigError(
             f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints, and the run folder {plan.run_dir} does "
             "not say of which job and model: name another job.checkpoint_dir, or move them away",
@@ -157,7 +174,7 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
             f"raise it and add --resume to train on; {fresh}",
             code="run_finished",
         )
-    changed = [name for name in differences(job, status.job) if name != "resume"]
+    changed = [name for name in differences(job, ran) if name != "resume"]
     if changed and not changes_allowed:
         raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
     if "model" in changed and saved:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.launch import run_file
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import UpPlan
@@ -93,7 +94,7 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     if left := left_behind(plan.folder):
         on_event("waiting", {"processes": len(left), "run_dir": str(plan.folder)})
         end_left_behind(plan.folder, _LEFT_GRACE, threading.Event())
-    _check_ports(plan)
+    check_ports(plan)
     DiskWatch(plan, on_event).check()
     with ExitStack() as folders:
         if plan.earlier_run == "fresh":
@@ -118,6 +119,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         try:
             up.stop()
         finally:
+            run_file.remove(server.run_dir for server in plan.servers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
     if up.working is not None and up.working.error is not None:
@@ -141,8 +143,12 @@ def _set_aside(plan: UpPlan, on_event: OnEvent) -> None:
             on_event("set_aside", {"run_dir": str(server.run_dir), "kept": str(kept)})
 
 
-def _check_ports(plan: UpPlan) -> None:
-    """Raise early, with one line, for what would make a child fail."""
+def check_ports(plan: UpPlan) -> None:
+    """Raise early, with one line, for what would make a child fail.
+
+    Raises:
+        ConfigError: a port is in use, or given twice.
+    """
     with ExitStack() as bound:
         # bound together, so that a port given twice is an error as well
         for host, port in plan.addresses:
@@ -166,6 +172,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: Gateway | None = None
+        self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
@@ -191,18 +198,22 @@ class _Up:
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file
             env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+            env[PRIVATE_TOKEN_VARIABLE] = plan.private_token
+            of_servers = [f"--server={name}={url}" for name, url in urls.items()]
+            reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []
             log = plan.servers[0].run_dir / "logs" / "gateway.log"
             section = with_servers(plan.gateway_section, urls, plan.private_token)
             self._gateway = Gateway(
-                lambda: self._spawn("gateway", ["serve"], section, log, env), self._on_event, plan.restart_pause
+                lambda: self._spawn("gateway", ["serve", *reads], section, log, env), self._on_event, plan.restart_pause
             )
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then
-            address = urlsplit(url)
+            self._gateway_url, address = url, urlsplit(url)
             self._gateway.address = (address.hostname or "", address.port or 0)
             section["port"] = address.port
             write_section(log.parent.parent / "gateway.yaml", section)
+        self._tell_where(urls)
         for server in self._servers:
             server.start_engine()
 
@@ -286,6 +297,17 @@ class _Up:
                     f"the {child.name} did not start within {START_DEADLINE:.0f} s", child.last_lines(), child.log
                 )
         return None
+
+    def _tell_where(self, urls: dict[str, str]) -> None:
+        """Let other commands find the servers."""
+        plan = self._plan
+        servers = [run_file.RunServer(job=one.name, url=urls[one.name], run_dir=one.run_dir) for one in plan.servers]
+        run = run_file.of_this_process(plan.file, servers, self._gateway_url, plan.private_token)
+        try:
+            run_file.write(run)
+        except ConfigError as exc:
+            # on a full disk all goes on
+            self._on_event("warning", {"message": f"{exc.message}: other commands need --swarm-url"})
 
     def _check(self) -> None:
         for server in self._servers:

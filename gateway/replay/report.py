@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.replay.senders import Outcome, SavedAnswer
 from swarm.errors import ConfigError
+from swarm.job import in_plain_words
 from swarm.metrics import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 
@@ -241,5 +242,5 @@ def read_report(path: Path) -> Report | TrainingReport:
         raise ConfigError(f"cannot read the report {file}: {exc.strerror or exc}") from exc
     except ValidationError as exc:
         raise ConfigError(
-            f"{file} is not a report of `swarm-gateway replay` or `train`: {exc.errors()[0]['msg']}"
+            f"{file} is not a report of `swarm-gateway replay` or `train`: {in_plain_words(exc.errors()[0])}"
         ) from exc

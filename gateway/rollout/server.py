@@ -325,13 +325,18 @@ class Swarm:
                 status = await self.client.status()
         except (SwarmGatewayError, TimeoutError) as exc:
             self._refusal = exc.message if isinstance(exc, AuthenticationError | ForbiddenError) else ""
-            logger.warning("the swarm server at %s does not answer for its status: %s", self.url, exc or "timeout")
+            does = "refuses this gateway" if self._refusal else "does not answer for its status"
+            if self.down_since is None:
+                # once: it is asked again and again
+                logger.warning("the swarm server at %s %s: %s", self.url, does, exc or "timeout")
             known = self.known
             now = Serving(
                 model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len, job=known.job
             )
             self.down_since = self.down_since or datetime.now(UTC)
         else:
+            if self.down_since is not None:
+                logger.warning("the swarm server at %s answers again", self.url)
             self.down_since = None
             job, engine = status.job, status.engine
             now = Serving(

@@ -77,7 +77,7 @@ class Target:
 def make_targets(
     swarm_urls: Sequence[str], tokens: Sequence[str], gateway_urls: Sequence[str], api_keys: Sequence[str]
 ) -> list[Target]:
-    """The servers of the options, each once; without any address those of ``swarm-gateway up``.
+    """The servers of the options, each once.
 
     One secret is for all servers of its kind, several are for one each, in the order of the addresses.
 
@@ -85,8 +85,6 @@ def make_targets(
         ConfigError: an invalid address, a number of secrets that fits no number of addresses, or a secret with
             characters that no header allows.
     """
-    if not swarm_urls and not gateway_urls:
-        swarm_urls, gateway_urls = [Kind.SWARM.default_url], [Kind.GATEWAY.default_url]
     targets = [
         *_of_kind(Kind.SWARM, swarm_urls, tokens, "--token (or SWARM_TOKEN)"),
         *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or SWARM_GATEWAY_KEY)"),

@@ -111,8 +111,10 @@ def text_lines(table: Table, most: int) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line without control characters, which could command the operator's terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """``text`` on one line, the ends of its lines as ``⏎``, without control characters, which could command the
+    operator's terminal."""
+    line = text.replace("\r\n", "\n").replace("\n", "\N{RETURN SYMBOL}").replace("\t", " ")
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
 def short(text: str, width: int) -> str:

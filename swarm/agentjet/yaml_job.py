@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, EvalSampling, TrainJob, parse_mapping
+from swarm.job import CollectionMethod, EvalSampling, TrainJob, in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -354,10 +354,12 @@ def _described(exc: ValidationError) -> Iterator[str]:
     for error in exc.errors():
         name = str(error["loc"][0]) if error["loc"] else ""
         if name == "eval_sampling":
-            yield f"ajet.rollout.val_kwargs.{error['loc'][-1]}: {error['msg']}"
+            yield f"ajet.rollout.val_kwargs.{error['loc'][-1]}: {in_plain_words(error)}"
         elif name in theirs:
-            yield f"ajet.{theirs[name]}: {error['msg']}"
+            yield f"ajet.{theirs[name]}: {in_plain_words(error)}"
         else:
             yield re.sub(
-                r"\w+_\w+", lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0], error["msg"]
+                r"\w+_\w+",
+                lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0],
+                in_plain_words(error),
             )

@@ -136,7 +136,7 @@ class Lab:
         status = client.status()
         offline = status.engine.engine_status is EngineState.OFFLINE
         if not offline and not self._is_ours(status):
-            stop = f"swarm-gateway swarm engine stop --url {client.server_url}"
+            stop = f"swarm-gateway swarm engine stop --swarm-url {client.server_url}"
             raise ServerGoneError(
                 f"{client.server_url} runs another job: stop its engine (`{stop}`), or name another server"
             )

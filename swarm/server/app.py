@@ -75,7 +75,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     names = ClientNames()
     data_plane = DataPlane(config, controller, names)
     meters, log = Meters(), VerboseLog()
-    monitor = Monitor(controller, meters, log, data_plane.replicas)
+    monitor = Monitor(controller, meters, log, data_plane.replicas, config.run_dir.resolve())
     # checking the file for each request would cost a busy server a tenth of its time
     ring = TokenRing(config.token, config.run_dir, private=config.private_token)
 

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from prometheus_client import Counter as CounterMetric
 from prometheus_client import Histogram
@@ -320,6 +321,7 @@ class Monitor:
     meters: Meters
     log: VerboseLog
     replicas: Callable[[], list[ReplicaStatus]]
+    run_dir: Path
     journal: Callable[[], JournalStatus] | None = None
 
     def status(self, *, steps: int = MAX_STEPS, episodes: int = EPISODES, whole_uuids: bool = True) -> ServerStatus:
@@ -338,6 +340,7 @@ class Monitor:
                 "dropped_tokens": meters.dropped_tokens.counts(),
                 "clients": pool.collection.rows() if pool is not None else [],
                 "replicas": self.replicas(),
+                "run_dir": str(self.run_dir),
                 "journal": self.journal() if self.journal else None,
                 "log": self.log.entries(),
             }

@@ -69,6 +69,8 @@ async def test_a_wrong_token_is_not_told_as_a_server_that_is_down(rig: server.Ri
     async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
         answer = await http.post(CHAT, json=BODY)
         [told_of] = (await http.get("/status")).json()["swarms"]
+        health = (await http.get("/health")).json()
+    assert health["engine"] == "refuses the token"
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_refused")
     assert "set the gateway's swarm_token" in answer.json()["error"]["message"]
     assert told_of["engine"] == "refuses the token"

@@ -46,7 +46,7 @@ def test_written_groups_are_read_again(tmp_path: Path) -> None:
         ('{"prompt": "q", "candidates": [1]}', "candidates"),
         (
             '{"prompt": "q", "candidates": ["a", "b"], "rank": [1]}',
-            "line 2: value: rank has 1 numbers for 2 candidates",
+            "line 2: rank has 1 numbers for 2 candidates",
         ),
         ('{"prompt": "q", "candidates": ["a"], "rnak": [1]}', "rnak"),
     ],

@@ -63,7 +63,7 @@ def test_every_tutorial_has_the_same_shape(name: str) -> None:
 
 
 async def unchecked(*_: object) -> None:
-    """In place of the check of verl's keys, which imports verl: the commands of the readmes make it."""
+    """In place of the check of a job by verl's adapter: the commands of the readmes make it."""
 
 
 @pytest.mark.usefixtures("model_and_engine")
@@ -71,7 +71,7 @@ async def unchecked(*_: object) -> None:
     "file", sorted(TUTORIALS.glob("opencode_build_*/*.yaml")), ids=lambda one: f"{one.parent.name}/{one.name}"
 )
 def test_every_configuration_of_a_tutorial_is_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.engine.changes.check_overrides", unchecked)
+    monkeypatch.setattr("swarm.server.engine.changes.check_job", unchecked)
     # where the file's own modules are imported from
     monkeypatch.setattr(sys, "path", [*sys.path])
     match file.name:

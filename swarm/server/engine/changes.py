@@ -268,22 +268,21 @@ def read_defaults(path: Path | None) -> dict[str, Any]:
     return {} if path is None else read_mapping(path, "server's job_defaults")
 
 
-async def check_overrides(config: ServerConfig, job: TrainJob) -> None:
-    """Refuse keys of verl in ``job`` that a server with ``config`` would refuse, before it is started.
+async def check_job(config: ServerConfig, job: TrainJob) -> None:
+    """Refuse a ``job`` that an engine of a server with ``config`` would refuse on this machine, before it is started.
 
     Raises:
         ConfigError: names what is wrong.
         EngineError: as for :meth:`Resolver.resolve`.
     """
     layers = layered(job.model_dump(mode="json", exclude_unset=True), server=read_defaults(config.job_defaults))
-    if layers.overrides:
-        snapshots = Snapshots(config.run_dir)
-        code: Path | None = None
-        # a server whose selected code is gone says so when it starts an engine
-        with contextlib.suppress(FileNotFoundError):
-            if config.allow_code_sync and (selected := snapshots.selected()) is not None:
-                code = snapshots.files(selected.id)
-        await Resolver(config.run_dir).resolve(layers, code)
+    snapshots = Snapshots(config.run_dir)
+    code: Path | None = None
+    # a server whose selected code is gone says so when it starts an engine
+    with contextlib.suppress(FileNotFoundError):
+        if config.allow_code_sync and (selected := snapshots.selected()) is not None:
+            code = snapshots.files(selected.id)
+    await Resolver(config.run_dir).resolve(layers, code, runs_here=True)
 
 
 def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:

@@ -38,12 +38,13 @@ class Resolver:
         # each takes a core for seconds
         self._one = asyncio.Lock()
 
-    async def resolve(self, layers: Layered, code: Path | None) -> ResolvedJob:
+    async def resolve(self, layers: Layered, code: Path | None, *, runs_here: bool = False) -> ResolvedJob:
         """What an engine would run.
 
         Args:
             layers: the job.
             code: the synced code that it would import first.
+            runs_here: refuse what this machine cannot run, too.
 
         Raises:
             ConfigError: a key or a value is wrong, or verl is not installed.
@@ -54,6 +55,7 @@ class Resolver:
             "fields": layers.fields,
             "overrides": layers.overrides,
             "run_dir": str(self._run_dir),
+            "runs_here": runs_here,
         }
         environ = engine_environment("", "", self._run_dir, code)
         try:

@@ -11,7 +11,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import ConfigError
 from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
+from swarm.job import TrainJob, parse_job
 from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
 from swarm.tokens import Trajectory
@@ -58,6 +60,24 @@ def judged_groups(
             if wanted.fits(group):
                 found.append(_with_tokens(connection, group, timelines=tokens))
     return JudgedGroups(groups=found, rewards=_rewards(rows))
+
+
+def last_run(journal: Path) -> tuple[TrainJob | None, int]:
+    """The job of the latest run of a journal, if it has one that can be read, and the last step that it did.
+
+    Raises:
+        ConfigError: there is no journal, or it cannot be read.
+    """
+    with reading(journal) as connection:
+        run = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY rowid DESC LIMIT 1").fetchone()
+        if run is None:
+            return None, 0
+        (step,) = connection.execute("SELECT coalesce(max(step), 0) FROM steps WHERE run_id = ?", run[:1]).fetchone()
+    try:
+        return (parse_job(run[1]) if run[1] else None), step
+    except ConfigError:
+        # of an earlier version
+        return None, step
 
 
 def _group_id(row: tuple[Any, ...], said: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def groups(place: Path | str, *arguments: str) -> str:
     """What the command prints of the groups of a run folder, or of the server at an address."""
-    where = ["--run-dir", str(place)] if isinstance(place, Path) else ["--url", place]
+    where = ["--run-dir", str(place)] if isinstance(place, Path) else ["--swarm-url", place]
     command = ["groups", arguments[0], *arguments[1:], *where]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -127,7 +127,7 @@ def test_texts_are_read_by_the_models_tokenizer_where_it_is_at_hand(
     monkeypatch.setattr("adapters.models.decoder", decoder)
     told = json.loads(groups(run_dir, "show", "aa", "--tokenizer", "tiny", "--json"))
     assert told["prompt"].startswith("<") and all(one["text"].startswith("says [") for one in told["answers"])
-    assert "answer 2: says [" in groups(run_dir, "show", "aaaa", "--tokenizer", "tiny")
+    assert "answer 2:\n    says [" in groups(run_dir, "show", "aaaa", "--tokenizer", "tiny")
     assert listed(run_dir, "--find", "says", "--tokenizer", "tiny", "--route", "math") == ["aaaa"]
 
 

@@ -191,11 +191,11 @@ def test_lora_and_more_room_are_carried_by_verls_own_keys() -> None:
         ({"trainer_common__loss_extra_scale_ratio": 2.0}, "loss_extra_scale_ratio cannot be 2.0"),
         ({"swarm_mode_sample_collection_method": "finish_enough_tasks"}, "known are rollout_until_finish_enough_ep"),
         ({"rollout__max_model_len": 17_999}, "max_model_len cannot be 17999.* together are 18000"),
-        ({"rollout__num_repeat": 1}, "ajet.rollout.num_repeat: .*greater than or equal to 2"),
+        ({"rollout__num_repeat": 1}, "ajet.rollout.num_repeat: .*at least 2"),
         ({"rollout__max_env_worker": 3}, r"ajet\.rollout\.max_env_worker must be at least ajet\.rollout\.num_repeat"),
         ({"rollout__max_env_worker": "many"}, r"ajet\.rollout\.max_env_worker: "),
         ({"trainer_common__mini_batch_num": 5}, r"ajet\.data\.train_batch_size must be divisible by ajet\.trainer"),
-        ({"model": {"path": None}}, r"ajet\.model\.path: Field required"),
+        ({"model": {"path": None}}, r"ajet\.model\.path: is required"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_agentjets_name(change: dict[str, Any], message: str) -> None:

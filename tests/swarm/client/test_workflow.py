@@ -119,7 +119,7 @@ def test_a_workflow_without_a_task_is_refused(load: Load) -> None:
     [
         ("None", "returned a NoneType; a workflow returns WorkflowOutput"),
         ("{'reward': None}", "reward: one number is needed"),
-        ("{'reward': float('nan')}", "reward: Input should be a finite number"),
+        ("{'reward': float('nan')}", "reward: must be a finite number"),
     ],
 )
 def test_no_reward_is_an_error_and_never_a_zero(load: Load, api: EpisodeEndpoint, returned: str, message: str) -> None:

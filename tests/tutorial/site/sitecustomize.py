@@ -9,9 +9,9 @@ if {"up", "train"} & set(sys.orig_argv):
     import swarm.server.engine.changes
 
     async def nothing(config: object, job: object) -> None:
-        """verl would check its keys; there may be no verl."""
+        """verl's adapter would check the job; there may be no verl."""
 
-    swarm.server.engine.changes.check_overrides = nothing
+    swarm.server.engine.changes.check_job = nothing
 if {"swarm", "start"} <= set(sys.orig_argv):
     import swarm.server.engine.supervisor
     from tests.tutorial.pupil import COMMAND

@@ -1,0 +1,62 @@
+"""What a job needs of the machine that it is to run on: found before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from adapters.verl.config import Device
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+#: Devices of GPUs that ``/dev/nvidia*`` does not show: of AMD, and of Windows below a Linux.
+_OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
+
+
+def check_machine(job: TrainJob, device: Device) -> None:
+    """Refuse what this machine cannot run.
+
+    Raises:
+        ConfigError: names the field and what to do.
+    """
+    if job.nnodes > 1:
+        cluster_address()
+    elif device == "cpu" and job.n_gpu > 1:
+        raise ConfigError(
+            f"n_gpu is {job.n_gpu}, and the job runs on the CPU, where it is 1: leave it out, or set device: cuda "
+            "where there are GPUs",
+            param="n_gpu",
+        )
+    elif device == "cuda" and (gpus := _gpus()) is not None and gpus < job.n_gpu:
+        if gpus == 0:
+            raise ConfigError(
+                "device is cuda, and this machine shows no GPU: leave device out to train on the CPU, or run this "
+                "where `nvidia-smi` lists one",
+                param="device",
+            )
+        raise ConfigError(f"n_gpu is {job.n_gpu}, and this machine shows {gpus} of them", param="n_gpu")
+
+
+def cluster_address() -> str:
+    """The address of the Ray cluster that several nodes need.
+
+    Raises:
+        ConfigError: the environment names none.
+    """
+    if address := os.environ.get("RAY_ADDRESS", ""):
+        return address
+    raise ConfigError(
+        "nnodes > 1 needs a running Ray cluster: start it with `ray start` on each node and set RAY_ADDRESS",
+        param="nnodes",
+    )
+
+
+def _gpus() -> int | None:
+    """How many GPUs there are for this process; ``None``: that cannot be told without torch."""
+    if any(Path(device).exists() for device in _OTHER_GPUS):
+        return None
+    found = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    return min(found, sum(1 for name in visible.split(",") if name.strip() not in ("", "-1")))

@@ -1,0 +1,84 @@
+"""What would stop ``up`` and ``train`` later, found before they start anything.
+
+Invariant: nothing is written and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.cli.here import runs_of
+from gateway.cli.sections import parse_server
+from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.run_folder import checkpoint_folder, saved_step
+from gateway.launch.servers import check_earlier
+from gateway.launch.up import check_ports
+from swarm.errors import ConfigError, EngineError
+from swarm.importer import load_attribute
+from swarm.job import read_mapping
+
+
+def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
+    """Whether this machine can run ``plan``: its packages, devices, lengths, keys of verl, ports and run folders.
+
+    Args:
+        plan: what is to run.
+        only: nothing is started after this. Else ports are checked by ``up`` itself, once what an earlier one has left
+            there is gone.
+
+    Returns:
+        Warnings: what does not stop it.
+
+    Raises:
+        ConfigError: what would stop it, and what to do.
+    """
+    for server in plan.servers:
+        _check_job(server)
+    # this file's own run has its ports and its folder
+    if plan.file is None or not runs_of(plan.file):
+        if only:
+            check_ports(plan)
+        for server in plan.servers:
+            _check_run_folder(server, plan)
+    return [warning for server in plan.servers if (warning := _lacks_space(server))]
+
+
+def _check_job(server: ServerPlan) -> None:
+    config = parse_server(server.swarm_section, "swarm", None)
+    check = load_attribute("swarm.server.engine.changes:check_job")
+    try:
+        # a machine too busy to tell lets the server decide, which checks the job again
+        with suppress(EngineError):
+            asyncio.run(check(config, server.job))
+    except ConfigError as exc:
+        raise ConfigError(f"{server.of('the job')}: {exc.message}", param=exc.param) from exc
+
+
+def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
+    if plan.earlier_run in ("fresh", "replace"):
+        return
+    if plan.from_step is not None:
+        load_attribute("adapters.verl.checkpoints:check_kept")(
+            checkpoint_folder(server.job, server.run_dir), plan.from_step
+        )
+    ran, saved = None, plan.from_step or saved_step(server.job, server.run_dir)
+    done = saved
+    journal = server.run_dir / "journal.db"
+    if journal.exists():
+        ran, steps = load_attribute("swarm.server.journal.browse:last_run")(journal)
+        done = max(done, steps)
+    if done:
+        defaults = server.swarm_section.get("job_defaults")
+        given = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
+        check_earlier(server, ran, given, done, saved, changes_allowed=plan.earlier_run == "resume")
+
+
+def _lacks_space(server: ServerPlan) -> str:
+    if not server.job.checkpoint_every:
+        return ""
+    folder = checkpoint_folder(server.job, server.run_dir)
+    checkpoints = load_attribute("adapters.verl.checkpoints:Checkpoints")
+    lacking = checkpoints(folder, server.job.keep_checkpoints, Path(server.job.model)).lacking()
+    return f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir" if lacking else ""

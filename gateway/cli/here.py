@@ -1,0 +1,140 @@
+"""The servers that a command is for where no address is given: those that ``up`` or ``train`` started in this folder.
+
+Invariant: another folder's servers are never taken for this one's; a token goes to the server of its run only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gateway.launch.run_file import RunFile, RunServer
+    from swarm.client import RetryPolicy, SwarmClient
+
+DEFAULT_URL = "http://127.0.0.1:10086"
+#: How deep below a folder its run folders may lie: ``opencode_build_NAME/runs/NAME``.
+_DEPTH = 3
+_NOT_RUNS = frozenset({"node_modules", "__pycache__", "checkpoints", "logs"})
+
+
+def runs_of(file: Path | None = None) -> list[RunFile]:
+    """The runs that are alive of the user's ``file``; without one, all in and below the working directory.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    from gateway.launch.run_file import living
+
+    found: dict[int, RunFile] = {}
+    for folder in _folders(file):
+        if (run := living(folder)) is not None:
+            found[run.pid] = run
+    return list(found.values())
+
+
+def _folders(file: Path | None) -> Iterator[Path]:
+    from gateway.cli.parts import run_dirs
+
+    if file is not None:
+        for folder in run_dirs(file):
+            yield from (folder, folder / "quick")
+        return
+    yield from _below(Path.cwd(), _DEPTH)
+    for path in sorted(Path.cwd().glob("*.y*ml")):
+        try:
+            yield from run_dirs(path)
+        except ConfigError:
+            continue  # the command has not named it
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth == 0:
+        return
+    try:
+        inside = [one for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for one in inside:
+        if not one.name.startswith(".") and one.name not in _NOT_RUNS:
+            yield from _below(Path(one.path), depth - 1)
+
+
+def only_server() -> tuple[RunFile, RunServer] | None:
+    """The only swarm server of the only run here; ``None`` if nothing runs.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    servers = [(run, server) for run in runs_of() for server in run.servers]
+    if len(servers) > 1:
+        known = ", ".join(f"{server.url} ({server.job or server.run_dir})" for _, server in servers)
+        raise ConfigError(f"several swarm servers run in this folder; say by --swarm-url which one is meant: {known}")
+    return servers[0] if servers else None
+
+
+def run_folder(given: Path | None) -> Path:
+    """The ``given`` run folder, else that of the server that runs here, else the one of a server without a file.
+
+    Raises:
+        ConfigError: several servers run here.
+    """
+    if given is not None:
+        return given
+    found = only_server()
+    return found[1].run_dir if found else Path("runs/default")
+
+
+def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:
+    """A client of the server at ``swarm_url``, else of the one that runs here, else of the one at the usual address if
+    its run folder is here.
+
+    Raises:
+        ConfigError: there is none, there are several, or the one at the usual address is another folder's.
+    """
+    from swarm.client import SwarmClient
+
+    if swarm_url is not None:
+        mine = [run.token for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
+        return SwarmClient(swarm_url, token=token or (mine[0] if mine else None), policy=policy)
+    if (found := only_server()) is not None:
+        run, server = found
+        return SwarmClient(server.url, token=token or run.token, policy=policy)
+    client = SwarmClient(DEFAULT_URL, token=token, policy=policy)
+    try:
+        check_owner(client)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def check_owner(client: SwarmClient) -> None:
+    """Refuse a server whose run folder is not in this folder, or the other way round.
+
+    Raises:
+        ConfigError: says whose it is, or that there is none.
+    """
+    from swarm.errors import UnavailableError
+
+    here = Path.cwd()
+    nothing = f"nothing that `up` started runs in {here}"
+    try:
+        owner = client.status().run_dir
+    except UnavailableError as exc:
+        raise ConfigError(
+            f"{nothing}, and no swarm server answers at {client.server_url}: start one (`swarm-gateway up FILE`), go "
+            "to the folder of one that runs, or name it by --swarm-url"
+        ) from exc
+    if owner and (here in Path(owner).parents or Path(owner) in (here, *here.parents)):
+        return
+    whose = f"of the run folder {owner}" if owner else "that does not say whose it is"
+    raise ConfigError(
+        f"{nothing}; at {client.server_url} there is a swarm server {whose}: if that is meant, add --swarm-url "
+        f"{client.server_url}"
+    )

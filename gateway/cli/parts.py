@@ -1,0 +1,157 @@
+"""The part of a file that a command reads: one section of a file for ``up`` or ``train``, all of any other file.
+
+Invariant: a mistake is told with the file and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from gateway.cli.output import read_text
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
+from swarm.job import key_path, read_mapping
+
+if TYPE_CHECKING:
+    import yaml
+
+Section = Literal["job", "swarm", "gateway"]
+#: Sections of a file for ``up`` or ``train``; no other file has a key of these names.
+_SECTIONS = ("job", "jobs", "swarm", "gateway")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a command reads of a file.
+
+    Attributes:
+        settings: of the section, or of the file.
+        where: names it in errors.
+        section: empty where all of the file is meant.
+        file: everything in it.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    where: str
+    section: str
+    file: dict[str, Any]
+
+
+def is_sectioned(data: dict[str, Any]) -> bool:
+    """Whether ``data`` is of a file for ``up`` or ``train``."""
+    return any(isinstance(data.get(name), dict) for name in _SECTIONS)
+
+
+def part_of(path: Path, section: Section) -> Part:
+    """The ``section`` of a file for ``up`` or ``train``, or all of another file.
+
+    Raises:
+        ConfigError: the file cannot be read, the section is no mapping, or the file is for ``up`` or ``train`` and has
+            no such section, or several.
+    """
+    data = read_mapping(path, {"job": "job", "swarm": "swarm config", "gateway": "gateway config"}[section])
+    if not is_sectioned(data):
+        return Part(path, data, str(path), "", data)
+    if section != "gateway" and "jobs" in data:
+        names = ", ".join(mapping_in(path, data, "jobs"))
+        raise ConfigError(
+            f"{path} has the jobs {names}, and one is wanted here: write its {section} in a file of its own"
+        )
+    command = "train" if "workflow" in data else "up"
+    if section not in data and section != "swarm":
+        raise ConfigError(f"{path} is a file for `{command}` and has no section {section}, which is wanted here")
+    return Part(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
+
+
+def mapping_in(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
+    """The section ``name`` of ``data``; empty where there is none.
+
+    Raises:
+        ConfigError: it is no mapping.
+    """
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {name} must be a mapping, got {type(section).__name__}")
+    return dict(cast("dict[str, Any]", section))
+
+
+def jobs_in(path: Path, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections ``job`` and ``swarm`` of each job, by its name; one that is alone has none. Of several jobs, ports
+    count from the usual one, and run folders are ``runs/NAME``.
+
+    Raises:
+        ConfigError: a part is no mapping.
+    """
+    if "jobs" not in data:
+        return {"": {name: mapping_in(path, data, name) for name in ("job", "swarm")}}
+    first: int = load_attribute("swarm.server.config:DEFAULT_PORT")
+    found: dict[str, dict[str, Any]] = {}
+    for place, (name, part) in enumerate(mapping_in(path, data, "jobs").items()):
+        if not isinstance(part, dict):
+            raise ConfigError(f"{path}: jobs has names, each with job and swarm: {name!r}")
+        sections = cast("dict[str, Any]", part)
+        swarm = {"port": first + place, "run_dir": f"runs/{name}"} | mapping_in(path, sections, "swarm")
+        found[str(name)] = {**sections, "job": mapping_in(path, sections, "job"), "swarm": swarm}
+    return found
+
+
+def run_dirs(path: Path) -> list[Path]:
+    """The run folders of a file for ``up`` or ``train``; none of another file.
+
+    Raises:
+        ConfigError: it cannot be read, or a section is no mapping.
+    """
+    data = read_mapping(path, "config")
+    if not is_sectioned(data):
+        return []
+    sections = (sections["swarm"] for sections in jobs_in(path, data).values())
+    return [(path.parent / str(swarm.get("run_dir") or "runs/default")).resolve() for swarm in sections]
+
+
+@contextmanager
+def with_lines(path: Path, *place: str) -> Generator[None]:
+    """Errors about values, which name ``path``, also name the lines; ``place`` are the keys of what is validated."""
+    try:
+        yield
+    except ConfigError as exc:
+        from pydantic import ValidationError
+
+        cause = exc.__cause__
+        if not isinstance(cause, ValidationError) or not exc.message.startswith(str(path)):
+            raise
+        lines = sorted({_line(path, [*filter(None, place), *key_path(error)]) for error in cause.errors()})
+        at = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+        raise ConfigError(exc.message.replace(str(path), f"{path}, {at}", 1)) from cause
+
+
+def _line(path: Path, keys: Sequence[int | str]) -> int:
+    """The line of the value at ``keys``, or of what it should be in."""
+    import yaml
+
+    node: yaml.Node | None = yaml.compose(read_text(path, "config"), Loader=yaml.SafeLoader)
+    line = 0
+    for key in keys:
+        found = _child(node, key)
+        if found is None:
+            break
+        line, node = found
+    return line + 1
+
+
+def _child(node: yaml.Node | None, key: int | str) -> tuple[int, yaml.Node] | None:
+    """The value of ``key`` in ``node``, and its line, counted from 0."""
+    children: Any = getattr(node, "value", None)
+    if not isinstance(children, list):
+        return None
+    if isinstance(key, int):
+        inside = cast("list[Any]", children)[key : key + 1]
+        return (inside[0].start_mark.line, inside[0]) if inside else None
+    for one in cast("list[Any]", children):
+        if isinstance(one, tuple) and one[0].value == str(key):
+            return one[0].start_mark.line, one[1]
+    return None

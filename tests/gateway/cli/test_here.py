@@ -1,0 +1,174 @@
+"""What commands find of an ``up`` that runs: with the stand-in engine, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from gateway.cli.sections import read_plan
+from gateway.launch import run_file
+from gateway.launch.plan import UpPlan
+from gateway.launch.up import run_up
+from tests.processes import nothing_left_behind
+from tests.standins.engine import FOLDER_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+REQUESTS = 50
+COMMAND = UpPlan.__dataclass_fields__["command"].default[:-1]
+UP = """\
+job: {model: tiny, batch_size: 4, num_repeat: 2}
+swarm: {port: 0, token: of-the-owner}
+gateway:
+  port: 0
+  train_fraction: 1.0
+  hooks: hooks
+"""
+REWARD = """\
+def on_compute_relative_reward(task, candidates, context):
+    return [float(len(one.text)) for one in candidates]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    hook = "hooks/on_compute_relative_reward.py"
+    for name, text in {"tiny/config.json": "{}", hook: REWARD, "my.yaml": UP, "other/x": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    for name in ("SWARM_TOKEN", "SWARM_GATEWAY_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def while_up(project: Path, act: Callable[[str], None]) -> None:
+    """Run ``up my.yaml``; once it is ready, ``act`` with the gateway's address; then stop it."""
+    gateway = ""
+
+    def on_event(kind: str, values: dict[str, Any]) -> None:
+        nonlocal gateway
+        if kind == "listening" and values["name"] == "gateway":
+            gateway = values["url"]
+        if kind == "ready":
+            try:
+                act(gateway)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    plan = replace(read_plan(project / "my.yaml"), command=(*COMMAND, "tests.gateway.scripted_up", "paced"))
+    with nothing_left_behind():
+        run_up(plan, on_event)
+
+
+def told(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What a command prints in ``folder``."""
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_commands_find_the_servers_of_this_folder_with_their_token(project: Path) -> None:
+    def act(gateway: str) -> None:
+        found = run_file.living(project / "runs/default")
+        assert found is not None
+        [server] = found.servers
+        assert (found.gateway, found.file, found.pid) == (gateway, project / "my.yaml", os.getpid())
+        assert (project / "runs/default/up.json").stat().st_mode & 0o077 == 0
+        assert json.loads(told(project, "swarm", "status", "--json"))["run_dir"] == str(project / "runs/default")
+        for where in ([], ["my.yaml"]):
+            [swarm] = json.loads(told(project, "monitor", "--json", *where))["swarm_servers"]
+            assert (swarm["url"], swarm["trouble"]) == (server.url, None)
+        assert json.loads(told(project, "groups", "list", "--json"))["groups"] == []
+        assert json.loads(told(project, "config", "runs", "--json"))[0]["number"] == 1
+        assert "nothing that `up` started runs in" in told(project / "other", "swarm", "status", code=2)
+        assert "this route needs a token" in told(
+            project / "other", "swarm", "status", "--swarm-url", server.url, code=2
+        )
+
+    while_up(project, act)
+    assert not (project / "runs/default/up.json").exists()
+
+
+def test_a_reload_reads_the_users_file_and_a_wrong_one_changes_nothing(project: Path) -> None:
+    def act(gateway: str) -> None:
+        def change(old: str, new: str) -> httpx.Response:
+            (project / "my.yaml").write_text(UP.replace(old, new))
+            return httpx.post(f"{gateway}/admin/reload", timeout=60, trust_env=False)
+
+        def fraction() -> float:
+            status = httpx.get(f"{gateway}/status", timeout=60, trust_env=False).json()
+            return status["routes"]["default"]["train_fraction"]
+
+        answer = change("train_fraction: 1.0", "train_fraction: 0.0")
+        assert answer.json() == {"routes": ["default"], "changed": ["train_fraction"], "needs_restart": []}
+        assert fraction() == 0.0
+        wrong = change("train_fraction: 1.0", "train_fraktion: 0.5")
+        assert wrong.status_code == 400
+        assert "my.yaml, line 5, gateway: unknown key 'train_fraktion'" in wrong.json()["error"]["message"]
+        assert fraction() == 0.0
+        (project / "hooks/on_compute_relative_reward.py").write_text("def on_compute(:\n")
+        broken = change("train_fraction: 1.0", "train_fraction: 0.0")
+        assert broken.status_code == 400
+        assert "on_compute_relative_reward.py" in broken.json()["error"]["message"]
+        assert "line 1" in broken.json()["error"]["message"]
+        (project / "hooks/on_compute_relative_reward.py").write_text(REWARD)
+        assert change("port: 0\n  train", "port: 1\n  train").json()["needs_restart"] == ["port"]
+        assert fraction() == 1.0
+        other = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hello"}]}
+        unknown = httpx.post(f"{gateway}/v1/chat/completions", json=other, timeout=60, trust_env=False)
+        assert unknown.status_code == 404 and "This gateway serves `tiny`: ask for that, or add" in unknown.text
+
+    while_up(project, act)
+
+
+def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", "pass"])
+    started = psutil.Process(dead.pid).create_time()
+    dead.wait()
+    server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path)
+    alive = run_file.of_this_process(None, [server], "", "t")
+    run_file.write(alive)
+    assert run_file.living(tmp_path) == alive
+    (tmp_path / run_file.NAME).chmod(0o644)
+    assert run_file.living(tmp_path) is None, "others may have written it"
+    for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
+        run_file.write(alive.model_copy(update=changed))
+        assert run_file.living(tmp_path) is None
+
+
+def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
+    def act(gateway: str) -> None:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+        def ask(_: int) -> int:
+            return httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=120, trust_env=False).status_code
+
+        with ThreadPoolExecutor(8) as users:
+            assert set(users.map(ask, range(REQUESTS))) == {200}
+        log = (project / "runs/default/logs/gateway.log").read_text()
+        # a request, an episode and a step differ in numbers and names alone
+        kinds = Counter(
+            re.sub(r"[0-9a-f]{6,}|\d+", "#", line.partition(" INFO ")[2] or line) for line in log.splitlines()
+        )
+        assert max(kinds.values()) < REQUESTS / 10, kinds.most_common(3)
+
+    while_up(project, act)
