@@ -26,8 +26,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "alabaster"
 html_theme_options = {
     "description": "It is served like by vLLM, and it learns.",
-    "page_width": "76em",
-    "sidebar_width": "15em",
+    "page_width": "1180px",
+    "sidebar_width": "220px",
     "fixed_sidebar": False,
 }
 html_static_path = ["static"]
