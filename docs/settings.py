@@ -34,8 +34,8 @@ FOLDER = Path(__file__).parent
 
 _FILES = """\
 - The file of `swarm-gateway up` has the sections `job` ([a job](#a-job)), `swarm` ([a swarm server](#a-swarm-server))
-  and `gateway` ([a gateway](#a-gateway)). In place of `job` and `swarm` there may be `jobs`: under each name a `job` and a
-  `swarm`.
+  and `gateway` ([a gateway](#a-gateway)). In place of `job` and `swarm` there may be `jobs`: under each name a
+  `job` and a `swarm`.
 - The file of `swarm-gateway train` is [a table of its own](#training-on-tasks).
 - `serve --config` takes a gateway's settings alone, `swarm start --config` a swarm server's.
 """

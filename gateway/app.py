@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from adapters.dialects import ChatDialect, MessagesDialect
+from adapters.dialects import DIALECTS
 from gateway.api import admin, metrics, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import DialectEndpoint
@@ -107,14 +107,14 @@ def _cors(origins: list[str]) -> list[Middleware]:
 
 def _routes() -> list[BaseRoute]:
     not_known = {503: "not known yet"}
-    dialects: list[DialectEndpoint] = [
-        DialectEndpoint(ChatDialect()),
-        CompletionsEndpoint(),
-        ResponsesEndpoint(),
-        DialectEndpoint(MessagesDialect(), id_header="request-id"),
-    ]
+    more: dict[str, DialectEndpoint] = {
+        endpoint.dialect.path: endpoint for endpoint in (CompletionsEndpoint(), ResponsesEndpoint())
+    }
     routes: list[BaseRoute] = [
-        *(Route(endpoint.dialect.path, endpoint, methods=["POST"]) for endpoint in dialects),
+        *(
+            Route(dialect.path, more.get(dialect.path) or DialectEndpoint(dialect), methods=["POST"])
+            for dialect in DIALECTS
+        ),
         *(Route(path, EngineCall(path), methods=["POST"]) for path in ("/tokenize", "/detokenize")),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
         Route("/v1/responses/{response_id}", KeptResponse(), methods=["GET", "DELETE"]),

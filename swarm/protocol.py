@@ -30,8 +30,6 @@ POLICY_VERSION = "x-swarm-policy-version"
 COMPLETION_TOKENS = "x-swarm-completion-tokens"
 #: header of a group's call: the positions of the episodes to sample for, separated by commas; default: all
 PLACES = "x-swarm-places"
-#: header of a plain call (``1``): each choice shall have the text lengths of its tokens as ``pieces``, where known
-PIECES = "x-swarm-pieces"
 #: header of a chat call without an episode: so many answers, sampled as those of a group of train episodes and recorded
 #: nowhere; a plain answer has :data:`COMPLETION_TOKENS`
 SAMPLES = "x-swarm-samples"

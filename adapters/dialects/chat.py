@@ -36,6 +36,7 @@ class ChatDialect(Dialect):
     """``POST /v1/chat/completions``."""
 
     path = "/v1/chat/completions"
+    id_prefix = "chatcmpl-"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         check_depth(data)

@@ -189,17 +189,14 @@ def chunks_of(
     *,
     include_usage: bool,
     last: dict[str, Any] | None = None,
-    pieces: Sequence[Sequence[int] | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The ``chat.completion.chunk`` bodies of a stream, without the closing ``[DONE]``.
+    """The ``chat.completion.chunk`` bodies of a stream, without the closing ``[DONE]``; text goes out in words.
 
     Args:
         answers: one per choice, in the given order.
         answer_id: the same in every chunk.
         include_usage: end with a chunk without choices that carries the usage.
         last: further top-level fields of the last chunk that has a choice.
-        pieces: for each answer the lengths, in characters, of the pieces of its content; without them, or if they do
-            not add up to the content, it goes out in words.
     """
     head: dict[str, Any] = {
         "id": answer_id,
@@ -210,7 +207,7 @@ def chunks_of(
     tail: dict[str, Any] = {"usage": None} if include_usage else {}
     first = answers[0].body_extra
     for index, answer in enumerate(answers):
-        for delta, logprobs in _deltas(answer, pieces[index] if pieces else None):
+        for delta, logprobs in _deltas(answer):
             choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
             yield {**head, "choices": [choice], **tail, **first}
             first = {}
@@ -237,7 +234,7 @@ def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:
     return usage
 
 
-def _deltas(answer: Answer, pieces: Sequence[int] | None) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+def _deltas(answer: Answer) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """``(delta, logprobs)`` of one answer in order: role, reasoning, content, other fields, tool calls."""
     message = answer.message
     yield {"role": message.get("role", "assistant"), "content": ""}, None
@@ -248,7 +245,7 @@ def _deltas(answer: Answer, pieces: Sequence[int] | None) -> Iterator[tuple[dict
         if name == "content" and answer.logprobs is not None:
             yield from _with_logprobs(text, answer.logprobs)
             continue
-        for piece in _cut(text, pieces if name == "content" else None):
+        for piece in _PIECE.findall(text):
             yield {name: piece}, None
     if answer.logprobs is not None and not message.get("content"):
         yield {"content": ""}, answer.logprobs
@@ -262,17 +259,6 @@ def _deltas(answer: Answer, pieces: Sequence[int] | None) -> Iterator[tuple[dict
     for position, call in enumerate(cast("list[dict[str, Any]]", message.get("tool_calls") or [])):
         for delta in _tool_call_deltas(call, position):
             yield {"tool_calls": [delta]}, None
-
-
-def _cut(text: str, pieces: Sequence[int] | None) -> Iterator[str]:
-    if pieces is None or sum(pieces) != len(text):
-        yield from _PIECE.findall(text)
-        return
-    start = 0
-    for length in pieces:
-        if length > 0:
-            yield text[start : start + length]
-            start += length
 
 
 def _with_logprobs(text: str, logprobs: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:

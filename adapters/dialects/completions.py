@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, cast
 
-from adapters.dialects.chat import delivery, sampling
+from adapters.dialects.chat import ChatDialect, delivery, sampling
 from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.sse import encode_event
@@ -27,6 +27,7 @@ class CompletionsDialect(Dialect):
     """``POST /v1/completions``, one prompt per call (see :func:`prompts_of`); vLLM checks unknown fields."""
 
     path = "/v1/completions"
+    id_prefix = "cmpl-"
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         check_depth(data)
@@ -134,7 +135,7 @@ def _echoed(data: Mapping[str, Any]) -> str:
 
 def _head(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": "cmpl-" + str(body.get("id") or "").removeprefix("chatcmpl-"),
+        "id": CompletionsDialect.id_prefix + str(body.get("id") or "").removeprefix(ChatDialect.id_prefix),
         "object": "text_completion",
         "created": body.get("created") or int(time.time()),
         "model": body.get("model"),

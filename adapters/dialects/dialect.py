@@ -207,15 +207,28 @@ class EventStream(Protocol):
 
 
 class Dialect(Protocol):
-    """One wire format, translated without I/O; an instance serves any number of requests.
+    """One wire format, translated without I/O; an instance serves any number of requests. All that the product knows of
+    a format stands in its class; :data:`adapters.dialects.DIALECTS` lists the formats.
 
     Attributes:
         path: of its endpoint, the same here, at the episodes' addresses and at an upstream.
+        id_prefix: the beginning of its answers' ids.
+        id_header: response header in which its SDKs look for the request's id, beside ``x-request-id``.
+        keepalives: what the keep-alives of its streams begin with, ours and an upstream's.
+        translatable: whether an upstream that lacks the format is asked in the chat form.
         spelled: fields of the chat form that have another name here.
     """
 
     path: str
+    id_prefix: str
+    id_header: str | None = None
+    keepalives: tuple[bytes, ...] = (b":",)
+    translatable: bool = False
     spelled: Mapping[str, str] = {}
+
+    def owns(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether SDKs of the format send a request, by its path and its headers as ASGI has them."""
+        return path.startswith(self.path)
 
     def parse(self, data: Body) -> LLMRequest:
         """The internal form of a request body.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import Part, Step, Unfolding, parts_of
 from adapters.dialects.conversation import as_object
 from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
@@ -45,6 +46,14 @@ class MessagesDialect(Dialect):
     Anthropic's API."""
 
     path = "/v1/messages"
+    id_prefix = "msg_"
+    id_header = "request-id"
+    keepalives = (b"event: ping", b'data: {"type":"ping"', b'data: {"type": "ping"')
+    translatable = True
+
+    def owns(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        # Anthropic's SDKs name a version with each request, also for files and the like
+        return super().owns(path, headers) or any(name == b"anthropic-version" for name, _ in headers)
 
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         body, top = self._body(data)
@@ -144,12 +153,6 @@ class MessageStream(EventStream):
         return encode_named([MessagesDialect().error(exc)])
 
 
-def asks_as_anthropics(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether Anthropic's SDKs send a request, by its path and its headers as ASGI has them; they name a version with
-    each, also for files and the like."""
-    return path.startswith(MessagesDialect.path) or any(name == b"anthropic-version" for name, _ in headers)
-
-
 def _tools(top: Fields) -> dict[str, Any]:
     tools: list[dict[str, Any]] = []
     left: list[str | None] = []
@@ -241,7 +244,7 @@ def _too_long(error: Mapping[str, Any]) -> str:
 
 
 def _envelope(head: Mapping[str, Any]) -> dict[str, Any]:
-    answer_id = "msg_" + str(head.get("id") or "").removeprefix("chatcmpl-")
+    answer_id = MessagesDialect.id_prefix + str(head.get("id") or "").removeprefix(ChatDialect.id_prefix)
     return {"id": answer_id, "type": "message", "role": "assistant", "model": head.get("model")}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import Part, Step, Unfolding
 from adapters.dialects.dialect import EventStream
 from adapters.dialects.response_items import input_of, sealed, tools_by_function
@@ -20,6 +21,7 @@ from swarm.errors import SwarmGatewayError
 
 Event = dict[str, Any]
 
+ID_PREFIX = "resp_"
 #: Value of ``include`` that asks for reasoning in a form that a client can send back if nothing is stored.
 SEALED = "reasoning.encrypted_content"
 #: Settings of the request that a response repeats, and their defaults.
@@ -167,7 +169,7 @@ class ResponseItems:
     def id_of(self, part: Part) -> str:
         """See :func:`response_id`."""
         prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
-        return f"{prefix}_{self.envelope['id'].removeprefix('resp_')}_{part.index}"
+        return f"{prefix}_{self.envelope['id'].removeprefix(ID_PREFIX)}_{part.index}"
 
     def item(self, part: Part, status: str | None) -> dict[str, Any]:
         """``status``: ``None`` if the part is complete."""
@@ -195,14 +197,14 @@ class ResponseItems:
 
 def response_id(item_id: str) -> str:
     """The id of the response with the item ``item_id``, if that is ours."""
-    return "resp_" + item_id.partition("_")[2].rpartition("_")[0]
+    return ID_PREFIX + item_id.partition("_")[2].rpartition("_")[0]
 
 
 def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
     """The response before its first item."""
     repeated = {name: default if data.get(name) is None else data[name] for name, default in _REPEATED.items()}
     return {
-        "id": "resp_" + str(head.get("id") or uuid.uuid4().hex).removeprefix("chatcmpl-"),
+        "id": ID_PREFIX + str(head.get("id") or uuid.uuid4().hex).removeprefix(ChatDialect.id_prefix),
         "object": "response",
         "created_at": head.get("created") or int(time.time()),
         "model": head.get("model") or data.get("model"),

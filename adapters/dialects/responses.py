@@ -14,7 +14,7 @@ from typing import Any, cast
 from adapters.dialects.chat_answers import parts_of
 from adapters.dialects.dialect import Dialect, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, present, refuse
-from adapters.dialects.response_answers import SEALED, ResponseItems, ResponseStream
+from adapters.dialects.response_answers import ID_PREFIX, SEALED, ResponseItems, ResponseStream
 from adapters.dialects.response_items import conversation_of, tools_of
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
@@ -28,6 +28,8 @@ class ResponsesDialect(Dialect):
     """
 
     path = "/v1/responses"
+    id_prefix = ID_PREFIX
+    translatable = True
     spelled = {"max_completion_tokens": "max_output_tokens"}
 
     def __init__(self, *, stored: bool = False) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.cluster import (
     RayFolder,
     code_imported,
@@ -29,12 +30,14 @@ from adapters.verl.cluster import (
 from adapters.verl.core_log import LAG, core_exception
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
+from adapters.verl.output import spare_output
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied, Warned
+from swarm.memory import CURE, oom_kills, why_killed
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: in the run folder: what this process and, through Ray, all others of the run print
@@ -43,6 +46,8 @@ LOG_NAME = "engine.log"
 STOP_GRACE = 3.0
 #: seconds for an orderly end; then the process goes and leaves the rest to the supervisor
 EXIT_GRACE = 20.0
+#: What Ray raises where a process ended without a word; its text is a list of guesses.
+_PROCESS_ENDED = ("ActorDiedError", "RayActorError", "WorkerCrashedError")
 
 
 def main() -> None:
@@ -52,6 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     run_dir = Path(os.environ.get(RUN_DIR_VARIABLE) or ".").absolute()
     run = _Run(run_dir)
+    spare_output()
     try:
         connected = EngineEnd.from_environment("driver", on_lost=run.abandon)
     except LinkError as exc:
@@ -66,7 +72,7 @@ def main() -> None:
                 error, code = exc.message, 2 if isinstance(exc, ConfigError) else 1
             else:
                 traceback.print_exc()
-                error, code = passed_deadline(run_dir) or root_cause(exc), 1
+                error, code = passed_deadline(run_dir) or run.cause(exc), 1
             if cause := run.core_exception(exc):
                 error = f"vLLM died: {cause}"
         if error:
@@ -98,6 +104,17 @@ class _Run:
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._ray_folder: RayFolder | None = None
         self._terminated = threading.Event()
+        self._oom_kills = oom_kills()
+
+    def cause(self, exc: BaseException) -> str:
+        """:func:`root_cause`, with what to do where that was lack of memory, as far as it is known."""
+        cause = innermost(exc)
+        if type(cause).__name__ == "OutOfMemoryError":
+            # of torch, where a device is full; of Ray, whose monitor kills before the kernel does
+            return f"{root_cause(exc)}: {CURE}"
+        if type(cause).__name__ in _PROCESS_ENDED:
+            return f"a process of the trainer was killed ({type(cause).__name__}): {why_killed(self._oom_kills)}"
+        return root_cause(exc)
 
     def core_exception(self, exc: BaseException) -> str:
         """What vLLM's core died of, if it died; ``exc`` is what ended the run."""
@@ -125,6 +142,10 @@ class _Run:
         serving = serving_mode(job, config)
         environment = run_environment(self._run_dir, job, model, device, serving)
         link.send(ResolvedConfig(config=as_told(config)))
+        checkpoints = Checkpoints(Path(config.trainer.default_local_dir), job.keep_checkpoints, Path(model))
+        if job.checkpoint_every and (lacking := checkpoints.lacking()):
+            cure = "free some space there, or set job.checkpoint_dir to a larger disk"
+            link.send(Warned(text=f"as it is, no checkpoint will be written: {lacking}; {cure}"))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"
@@ -179,7 +200,7 @@ class _Run:
                 if self.core_exception(exc):
                     # it failed because vLLM is dead
                     raise
-                error = passed_deadline(self._run_dir) or root_cause(exc)
+                error = passed_deadline(self._run_dir) or self.cause(exc)
             _complain(f"the trainer failed: {error}", 1)
             # at once: the dead trainer's role must not count as silent
             link.send(TrainerDied(error=error))

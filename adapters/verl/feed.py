@@ -127,6 +127,15 @@ class BatchFeed:
         while True:
             self._wait()
 
+    @property
+    def batch_id(self) -> str:
+        """The batch that the current step trains on."""
+        return self._requests.batch_id
+
+    def begin_after(self, batch_id: str) -> None:
+        """The weights have learned from this batch already, see :attr:`BatchRequests.trained`."""
+        self._requests.trained = batch_id
+
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the server that the step is done."""
         self._requests.report(step, metrics)

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from adapters.verl.output import spare_output
 from adapters.verl.replicas import has_server
 from swarm.job import ServingMode
 from swarm.link.code import ImportedCode, imported
@@ -47,6 +48,7 @@ class TaskRunner:
             serves_on: whether vLLM goes on after the last step, until a Stop.
         """
         folder = Path(run_dir)
+        spare_output()
         with deadline.deadline(deadline.BOOT, "loading verl", folder):
             # TransferQueue's own processes start while this one imports verl, which takes many seconds. The link speaks
             # only then: an import that holds the interpreter would look like a dead process.

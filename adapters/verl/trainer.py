@@ -106,6 +106,8 @@ class SwarmTrainer(PPOTrainerSync):
         self._feed.sample_tokens()
 
     def fit(self, agent_loop_manager: Any) -> None:
+        # killed between its checkpoint and its report, the last step would be trained twice
+        self._feed.begin_after(self._checkpoints.batch_of(self.global_steps))
         with self._computing:
             super().fit(agent_loop_manager)
         if self._serves_on:
@@ -119,6 +121,8 @@ class SwarmTrainer(PPOTrainerSync):
             super().on_sample_end()
 
     def on_step_end(self) -> None:
+        if self._checkpoints.overdue(self.global_steps):
+            self._save_checkpoint()
         self._computing.close()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
             super().on_step_end()
@@ -195,16 +199,17 @@ class SwarmTrainer(PPOTrainerSync):
             # verl writes its note when the checkpoint is whole, after this call
             super()._save_checkpoint()
             return
-        if lacking := self._checkpoints.lacking():
-            self._link.send(Warned(text=f"the checkpoint of step {self.global_steps} is not written: {lacking}"))
-            return
-        folder = trainer.default_local_dir
-        with self._checkpoints.written_aside(self.global_steps) as aside:
+        folder, save = trainer.default_local_dir, super()._save_checkpoint
+
+        def write(aside: Path) -> None:
             trainer.default_local_dir = str(aside)
             try:
-                super()._save_checkpoint()
+                save()
             finally:
                 trainer.default_local_dir = folder
+
+        if told := self._checkpoints.save(self.global_steps, self._feed.batch_id, write):
+            self._link.send(Warned(text=told))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

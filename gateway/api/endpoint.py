@@ -70,20 +70,15 @@ def plain_headers(headers: RawHeaders) -> dict[str, str]:
 
 
 class Endpoint(ABC):
-    """Answers one request with what it reads in its body; errors go out in its dialect.
+    """Answers one request in ``dialect`` with what it reads in its body; errors go out in the same dialect."""
 
-    Args:
-        dialect: of the request.
-        id_header: where the dialect's SDKs look for the request's id, other than ``x-request-id``.
-    """
-
-    def __init__(self, dialect: Dialect, id_header: str | None = None) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._id_header = id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway: Gateway = scope["state"]["gateway"]
-        more_headers = {self._id_header: scope["state"]["request_id"]} if self._id_header else {}
+        id_header = self.dialect.id_header
+        more_headers = {id_header: scope["state"]["request_id"]} if id_header else {}
         gateway.door.requests += 1
         gateway.door.in_flight += 1
         try:

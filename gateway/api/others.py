@@ -14,9 +14,8 @@ from starlette.datastructures import URL
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import ChatDialect, Dialect, MessagesDialect
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, MessagesDialect, dialect_of
 from adapters.dialects.jsons import decode, encode, error_in, object_in
-from adapters.dialects.messages import asks_as_anthropics
 from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
 from gateway.pipeline import without_lines
@@ -27,7 +26,7 @@ from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, Unavail
 from swarm.http.asgi import decoded, parse_json
 from swarm.http.client import Answer
 
-_MESSAGES = MessagesDialect()
+_CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 
@@ -38,13 +37,10 @@ class Passthrough(Endpoint):
     Args:
         ours: paths that the gateway answers, to other methods.
         dialect: of its errors.
-        id_header: see :class:`Endpoint`.
     """
 
-    def __init__(
-        self, ours: Collection[str] = (), dialect: Dialect | None = None, id_header: str | None = None
-    ) -> None:
-        super().__init__(dialect or ChatDialect(), id_header)
+    def __init__(self, ours: Collection[str] = (), dialect: Dialect = _CHAT) -> None:
+        super().__init__(dialect)
         self._ours = ours
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
@@ -87,16 +83,14 @@ class AnyOther:
 
     def __init__(self, ours: Collection[str]) -> None:
         self._ours = ours
-        self._openais = Passthrough(ours)
-        self._anthropics = Passthrough(ours, _MESSAGES, "request-id")
+        self._endpoints = {dialect: Passthrough(ours, dialect) for dialect in DIALECTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path.endswith("/") and (ours := path.rstrip("/")) in self._ours:
             await RedirectResponse(URL(scope=scope).replace(path=ours), 307)(scope, receive, send)
             return
-        theirs = asks_as_anthropics(path, scope["headers"])
-        await (self._anthropics if theirs else self._openais)(scope, receive, send)
+        await self._endpoints[dialect_of(path, scope["headers"])](scope, receive, send)
 
 
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
@@ -110,7 +104,7 @@ class CountTokens(Endpoint):
     """``POST /v1/messages/count_tokens``: how many tokens a request of Anthropic's would be."""
 
     def __init__(self) -> None:
-        super().__init__(_MESSAGES, id_header="request-id")
+        super().__init__(_MESSAGES)
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
@@ -127,7 +121,7 @@ class EngineCall(Endpoint):
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(ChatDialect())
+        super().__init__(_CHAT)
         self._path = path
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:

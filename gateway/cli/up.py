@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -30,12 +30,16 @@ _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
     "config": "engine: its resolved configuration: {path}",
+    "waiting": "waiting for the end of {processes} processes of an earlier start in {run_dir}",
     "set_aside": "the earlier run is kept in {kept}",
     "going_on": "goes on with the run in {run_dir}: {done}",
     "unsaved": "WARNING: {lost}",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",
+    "disk_full": "WARNING: the disk of {path} is full ({holds}): free some space there, and all goes on by itself; "
+    "meanwhile users are answered, and nothing is trained whose record would be lost",
+    "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
@@ -190,6 +194,11 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     gateway = ""
 
     def on_event(kind: str, values: dict[str, Any]) -> None:
+        # whoever reads is gone, or the disk of a log is full: that ends no servers
+        with suppress(OSError):
+            show(kind, values)
+
+    def show(kind: str, values: dict[str, Any]) -> None:
         nonlocal gateway
         at = time.monotonic() - began
         if as_json and kind == "progress":
@@ -219,7 +228,7 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     """Parts of a line that depend on an event's values."""
     lines = values.get("last_lines", [])
     step = values.get("step")
-    without = "the job's model: there is no checkpoint (see job.save_freq)"
+    without = "the job's model: there is no checkpoint yet"
     saved = values.get("saved")
     unsaved = f"steps {(saved or 0) + 1} to {step} are not saved; the next start goes on from "
     return {

@@ -24,9 +24,8 @@ from urllib.parse import parse_qs
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adapters.dialects import MessagesDialect
+from adapters.dialects import dialect_of
 from adapters.dialects.jsons import encode
-from adapters.dialects.messages import asks_as_anthropics
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
@@ -217,7 +216,6 @@ class KeyMiddleware:
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self.app = app
         self._keys = keys
-        self._messages = MessagesDialect()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -234,9 +232,8 @@ class KeyMiddleware:
             if scope["method"] == "POST":
                 self._keys.count(holder)
         except SwarmGatewayError as exc:
-            theirs = asks_as_anthropics(scope["path"], scope["headers"])
-            content = encode(self._messages.error(exc)) if theirs else None
-            await error_response(exc, content)(scope, receive, send)
+            dialect = dialect_of(scope["path"], scope["headers"])
+            await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller
         await self.app(scope, receive, send)

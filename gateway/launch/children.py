@@ -1,7 +1,8 @@
 """Child processes with a log file each; a stopped child leaves no descendant behind, and stopping takes bounded time.
 
 A child runs in its own session, so that Ctrl-C reaches the parent alone, which decides the order of stopping. The
-parent holds the child's stdin open: when the parent is killed, the pipe closes, and the child ends.
+parent holds the child's stdin open: when the parent is killed, the pipe closes, and the child ends. All that a child
+starts inherits a variable with the run folder, by which it is found whoever its parent is by then.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import psutil
 
 from gateway.launch.run_folder import keep_earlier
 
+#: In the environment of everything that an ``up`` starts: its run folder, of several the first.
+FOLDER_VARIABLE = "SWARM_UP_FOLDER"
 _TAIL_BYTES = 65_536
 _POLL = 0.05
+_LOOK = 0.5
 
 
 class Child:
@@ -103,3 +107,24 @@ def kill_all(processes: set[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(list(processes), timeout=5)
+
+
+def left_behind(folder: Path) -> list[psutil.Process]:
+    """Living processes of an ``up`` in ``folder``, which runs no more."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        # it may be gone, or somebody else's
+        with contextlib.suppress(psutil.Error, OSError):
+            is_of_folder = process.environ().get(FOLDER_VARIABLE) == str(folder)
+            if is_of_folder and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end_left_behind(folder: Path, grace: float, hurry: threading.Event) -> None:
+    """Wait until the processes of an earlier ``up`` in ``folder`` have ended, which they do as soon as they notice that
+    it is gone; after ``grace`` seconds, or once ``hurry`` is set, kill them."""
+    deadline = time.monotonic() + grace
+    while (left := left_behind(folder)) and time.monotonic() < deadline and not hurry.wait(_LOOK):
+        pass
+    kill_all(set(left))

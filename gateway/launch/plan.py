@@ -59,3 +59,8 @@ class UpPlan:
     log_format: Literal["text", "json"] = "text"
     earlier_run: EarlierRun = "go_on"
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder, of several the first."""
+        return self.servers[0].run_dir

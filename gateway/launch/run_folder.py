@@ -9,8 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
@@ -39,20 +42,37 @@ def held(folder: Path) -> Generator[None]:
         reason = exc.strerror or exc
         raise ConfigError(f"the run folder {folder} cannot be written ({reason}); set swarm.run_dir") from exc
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            raise ConfigError(
-                f"the run folder {folder} is in use by another `up` or `train` (pid {holder or 'unknown'}): stop it, "
-                "or set swarm.run_dir",
-                code="run_folder_in_use",
-            ) from None
+        _lock(descriptor, folder)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # the disk is full: whoever is refused then learns no pid
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def check_free(folder: Path) -> None:
+    """Raise :class:`ConfigError` if another ``up`` holds ``folder``; changes nothing."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        _lock(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise ConfigError(
+            f"the run folder {folder} is in use by another `up` or `train` (pid {holder or 'unknown'}): stop it, "
+            "or set swarm.run_dir",
+            code="run_folder_in_use",
+        ) from None
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -117,3 +137,22 @@ def keep_earlier(log: Path) -> None:
         earlier = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
         if earlier.exists():
             earlier.replace(log.with_name(f"{log.name}.{number}"))
+
+
+def write_section(file: Path, section: dict[str, Any]) -> None:
+    """Write what a server reads from a file, unless it says that already; the file is whole at any time.
+
+    Raises:
+        OSError: it cannot be written; it is as it was.
+    """
+    text = yaml.safe_dump(section)
+    if file.exists() and file.read_text() == text:
+        return
+    beside = file.with_suffix(".partial")
+    try:
+        # it may hold keys and tokens
+        with open(beside, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
+            writer.write(text)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

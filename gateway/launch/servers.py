@@ -7,6 +7,7 @@ saved is never trained over, or mixed with another job, unless the user says so.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ LISTENING = r"listening on (https?://\S+)"
 START_DEADLINE = 60.0
 #: A gateway that has lived for so long does not die of its start.
 _LASTING_SECONDS = 60.0
+_START_PAUSE = 2.0
 
 
 class Server:
@@ -132,6 +134,12 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
             "not say of which job and model: name another job.checkpoint_dir, or move them away",
             code="other_job",
         )
+    if saved >= job.total_training_steps and not job.serve_after_training:
+        raise ConfigError(
+            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
+            f"raise it and add --resume to train on; {fresh}",
+            code="run_finished",
+        )
     changed = [name for name in differences(job, status.job) if name != "resume"]
     if changed and not changes_allowed:
         raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
@@ -139,16 +147,16 @@ def _check_earlier(plan: ServerPlan, status: ServerStatus, done: int, saved: int
         raise ConfigError(
             f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
         )
-    if saved >= job.total_training_steps and not job.serve_after_training:
-        raise ConfigError(
-            f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
-            f"raise it and add --resume to train on; {fresh}",
-            code="run_finished",
-        )
 
 
 class Gateway:
-    """The gateway, started again where it dies, as a dead engine is; at the same address."""
+    """The gateway, started again where it dies, as a dead engine is; at the same address.
+
+    Attributes:
+        address: host and port, once it listens.
+    """
+
+    address = ("", 0)
 
     def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
         self.child = start()
@@ -158,7 +166,7 @@ class Gateway:
         self._deaths = 0
         self._started_at = time.monotonic()
         self._restart_at: float | None = None
-        self._serves = True
+        self._serves, self._said = True, ""
 
     def look(self) -> None:
         """Report its death and its return, and start it again when that is due.
@@ -169,10 +177,15 @@ class Gateway:
         now = time.monotonic()
         if self._restart_at is not None:
             if now >= self._restart_at:
-                self.child, self._started_at, self._restart_at = self._start(), now, None
+                try:
+                    self.child, self._started_at, self._restart_at = self._start(), now, None
+                except OSError as exc:
+                    # the disk is full, say: that is no death of a gateway
+                    self._restart_at = now + _START_PAUSE
+                    self._say(f"the gateway cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s")
             return
         if (code := self.child.exit_code) is None:
-            if not self._serves and self.child.find(LISTENING):
+            if not self._serves and self._listens():
                 self._serves = True
                 self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
             elif now - self._started_at > _LASTING_SECONDS:
@@ -185,9 +198,22 @@ class Gateway:
             raise ended(self.child)
         reason = f"the gateway ended with exit code {code}"
         pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
-        self._restart_at = now + pause
+        self._restart_at, self._said = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
         self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": self.child.last_lines()})
+
+    def _listens(self) -> bool:
+        # a log on a full disk does not tell
+        try:
+            socket.create_connection(self.address, timeout=0.2).close()
+        except OSError:
+            return False
+        return True
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._on_event("warning", {"message": text})
 
 
 def ended(child: Child) -> UpFailedError:

@@ -8,7 +8,6 @@ a flag that every wait checks, so that no half-started child stays.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -21,11 +20,10 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
-from gateway.launch.children import Child
+from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
+from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import UpPlan
-from gateway.launch.run_folder import checkpoint_folder, held, saved_step, set_aside
+from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
 from gateway.launch.servers import LISTENING, START_DEADLINE, TOKEN_VARIABLE, Gateway, Server, ended, with_servers
 from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import ConfigError
@@ -38,6 +36,8 @@ _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
 _WORK_GRACE = 30.0
+# an engine whose server was killed notices within 10 s, and ends what it started
+_LEFT_GRACE = 30.0
 
 #: Work beside the servers: it gets the swarm server's address and token, and an event that is set when it is to end.
 Work = Callable[[str, str, threading.Event], None]
@@ -88,7 +88,13 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
         UpFailedError: a server ended by itself, or the engine never became ready or died for good; everything is
             stopped.
     """
+    for server in plan.servers:
+        check_free(server.run_dir)
+    if left := left_behind(plan.folder):
+        on_event("waiting", {"processes": len(left), "run_dir": str(plan.folder)})
+        end_left_behind(plan.folder, _LEFT_GRACE, threading.Event())
     _check_ports(plan)
+    DiskWatch(plan, on_event).check()
     with ExitStack() as folders:
         if plan.earlier_run == "fresh":
             _set_aside(plan, on_event)
@@ -160,6 +166,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: Gateway | None = None
+        self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
@@ -191,8 +198,11 @@ class _Up:
             )
             if (url := self._listening(self._gateway.child)) is None:
                 return
-            # one that is started again has the same address
-            section["port"] = urlsplit(url).port
+            # one that is started again has the same address; written now, for a disk that is full by then
+            address = urlsplit(url)
+            self._gateway.address = (address.hostname or "", address.port or 0)
+            section["port"] = address.port
+            write_section(log.parent.parent / "gateway.yaml", section)
         for server in self._servers:
             server.start_engine()
 
@@ -212,6 +222,7 @@ class _Up:
                 assert client is not None
                 ask = partial(self._work, client.server_url, self._plan.private_token, self._work_stopping)
                 self.working = _Working("work", ask)
+            self._disks.look()
             for server in servers:
                 server.look(restarts=not over)
             if over:
@@ -248,16 +259,16 @@ class _Up:
                 server.client.close()
         for end in ends:
             end.result()
+        end_left_behind(self._plan.folder, _LEFT_GRACE, self.hurry)
         for server in self._servers:
             server.tell_unsaved()
         self._on_event("stopped", {})
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
         file = log.parent.parent / f"{log.stem}.yaml"
-        # it may hold keys and tokens
-        with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
-            yaml.safe_dump(section, writer)
+        write_section(file, section)
         options = ["--config", str(file), "--log-format", self._plan.log_format, "--stop-on-eof"]
+        env = env | {FOLDER_VARIABLE: str(self._plan.folder)}
         return Child(name, [*self._plan.command, *arguments, *options], log, env)
 
     def _listening(self, child: Child) -> str | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gateway.launch.run_folder import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.metrics import TRAIN
@@ -76,6 +78,7 @@ class EngineWatch:
         self._last_step = 0
         self._steps_without_signal = 0
         self._warnings: set[str] = set()
+        self._journal_error = ""
         self._batch: tuple[int, int] | None = None
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
@@ -125,6 +128,7 @@ class EngineWatch:
             if text not in self._warnings:
                 self._warnings.add(text)
                 self._on_event("warning", {"message": text})
+        self._see_journal(status)
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
             self._see_trainer(status)
@@ -143,6 +147,17 @@ class EngineWatch:
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         raise UpFailedError(message, status.last_lines, self._log)
+
+    def _see_journal(self, status: ServerStatus) -> None:
+        """Warn when the disk begins to refuse the journal, and tell when it no longer does."""
+        error = status.journal.error if status.journal is not None else ""
+        if bool(error) != bool(self._journal_error):
+            told = (
+                f"the journal {self._run_dir / 'journal.db'} cannot be written ({error}): users are answered, nothing "
+                "is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
+            )
+            self._on_event("warning", {"message": told if error else "the journal is written again"})
+        self._journal_error = error
 
     def _see_batch(self, status: ServerStatus) -> None:
         """Report how much of the batch there is, each time it changes."""
@@ -204,9 +219,10 @@ class EngineWatch:
     def _warn_of_loss(self, status: ServerStatus) -> None:
         """Without a checkpoint the next start of the engine trains the base model again."""
         done = max((step.step for step in status.steps), default=0)
-        every = self._job.checkpoint_every
-        if done and not 0 < every <= done:
-            why = f"the first one is due at step {every}" if every else "job.save_freq is not set"
+        if done and not saved_step(self._job, self._run_dir):
+            every = self._job.checkpoint_every
+            due = f"the first one is due at step {every}" if done < every else "none could be written"
+            why = due if every else "job.save_freq says so"
             lost = f"training starts from the job's model again, {done} steps are lost"
             self._on_event("warning", {"message": f"there is no checkpoint ({why}): {lost}"})
 
@@ -214,8 +230,9 @@ class EngineWatch:
         if status.resolved_config and not self._config_written:
             self._config_written = True
             path = self._run_dir / "engine-config.json"
-            path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
-            self._on_event("config", {"path": str(path)})
+            with suppress(OSError):  # of a full disk people hear elsewhere
+                path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
+                self._on_event("config", {"path": str(path)})
 
     def _see_state(self, status: ServerStatus) -> None:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail

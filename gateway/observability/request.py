@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from prometheus_client import Counter, Histogram
 from starlette.types import Message
 
+from adapters.dialects import DIALECTS
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
 from swarm.types import Notes
@@ -35,9 +36,8 @@ PhaseName = Literal["queue", "join", "claim", "sample", "hook", "submit", "upstr
 #: the middle of a response; ``disconnected``: the caller left.
 OutcomeName = Literal["ok", "refused", "overloaded", "unavailable", "failed", "broken", "disconnected"]
 
-#: Keep-alives of a silent stream, in the forms of the dialects: comments and pings.
-_KEEPALIVES = (b":", b"event: ping", b'data: {"type":"ping"', b'data: {"type": "ping"')
-
+#: Beginnings of the keep-alives of a silent stream.
+_KEEPALIVES = tuple(beginning for dialect in DIALECTS for beginning in dialect.keepalives)
 
 #: Buckets in seconds: fine ones for the gateway's own time, coarse ones for waits.
 _OVERHEAD = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)

@@ -282,7 +282,7 @@ async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
     count = len(run.shaped.bodies)
     early = policy.deadline is not None or (policy.quorum or count) < count
     # one call for all of them answers only when the last is done
-    run.sample(range(count), pieces=incoming.call.stream, apart=early)
+    run.sample(range(count), apart=early)
     wanted = max(min(policy.quorum or count, count), incoming.call.choices)
     until = None if policy.deadline is None else asyncio.get_running_loop().time() + policy.deadline
     while run.sampling and len(run.samples) < wanted:
@@ -304,8 +304,7 @@ def _decided(
     run: GroupRun, incoming: Incoming, session: SessionLink | None, delivered: Sequence[int], report: GroupReport
 ) -> Decided:
     answer_id = run.shaped.answer_id
-    samples = [run.samples[place] for place in delivered]
-    answers = [sample.answer for sample in samples]
+    answers = [run.samples[place].answer for place in delivered]
     # nobody learns whether a plain answer arrives
     whole = not incoming.call.stream
 
@@ -316,7 +315,6 @@ def _decided(
             answer_id,
             include_usage=incoming.call.include_usage,
             last={"swarm": report.as_dict()},
-            pieces=[sample.pieces for sample in samples],
         )
         whole = True
 

@@ -53,8 +53,8 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
     done = asyncio.Event()
-    run.sample(range(count), pieces=False, apart=True)
-    run.sample(range(count, len(run.shaped.bodies)), pieces=False, after=done)
+    run.sample(range(count), apart=True)
+    run.sample(range(count, len(run.shaped.bodies)), after=done)
     with phase("sample"):
         while run.sampling and any(run.outcomes[place] is None for place in range(count)):
             await run.progress()
@@ -99,7 +99,7 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start([place], partial(self._stream, place))
-        run.sample(range(self._count, len(run.shaped.bodies)), pieces=False, after=self._begun)
+        run.sample(range(self._count, len(run.shaped.bodies)), after=self._begun)
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))

@@ -85,18 +85,16 @@ class GroupRun:
         """Whether answers are still being sampled."""
         return bool(self._sampling)
 
-    def sample(
-        self, places: Sequence[int], *, pieces: bool, apart: bool = False, after: asyncio.Event | None = None
-    ) -> None:
+    def sample(self, places: Sequence[int], *, apart: bool = False, after: asyncio.Event | None = None) -> None:
         """Begin to sample the answers at ``places``: in one call where that is possible, unless they are to come
         ``apart``; see :meth:`start`."""
         sampler, bodies = self.swarm.sampler, self.shaped.bodies
 
         async def one(place: int) -> list[Sample]:
-            return [await sampler.sample(self.episodes[place], bodies[place], self.deadline, pieces=pieces)]
+            return [await sampler.sample(self.episodes[place], bodies[place], self.deadline)]
 
         async def all_together() -> list[Sample]:
-            return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline, pieces=pieces)
+            return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline)
 
         if len(places) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
             self.start(places, all_together, after)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from adapters.dialects import Answer
+from adapters.dialects import Answer, ChatDialect
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
@@ -30,7 +30,7 @@ from swarm.errors import (
 )
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 
 #: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -58,13 +58,11 @@ class EpisodeLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer; latency in seconds. ``pieces`` are the text lengths of its tokens in characters, where requested and
-    known."""
+    """One answer; latency in seconds."""
 
     answer: Answer
     latency: float
     policy_version: int | None
-    pieces: list[int] | None = None
 
 
 class Address(Protocol):
@@ -135,7 +133,7 @@ class Shaped:
     @property
     def answer_id(self) -> str:
         """The ``id`` of the resulting ``chat.completion``."""
-        return f"chatcmpl-{self.group_id}"
+        return f"{ChatDialect.id_prefix}{self.group_id}"
 
 
 class LiveSample:
@@ -164,33 +162,24 @@ class Sampler:
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
-    async def sample(self, episode: Address, body: bytes, deadline: float, *, pieces: bool = False) -> Sample:
+    async def sample(self, episode: Address, body: bytes, deadline: float) -> Sample:
         """Send ``body`` to the episode's chat completions and read the answer.
 
         Args:
             episode: a claimed episode.
             body: JSON of a plain (not streamed) Chat Completions request.
-            pieces: request :attr:`Sample.pieces`.
 
         Raises:
             RelayedError: the engine finds fault with the request.
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        headers = {PIECES: "1"} if pieces else {}
-        if isinstance(episode, Unclaimed):
-            headers[SAMPLES] = "1"
+        headers = {SAMPLES: "1"} if isinstance(episode, Unclaimed) else {}
         answer, latency = await self._timed(episode, body, deadline, headers)
-        return _sample(Answer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
+        return Sample(Answer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self,
-        group: EpisodeGroup | Unclaimed,
-        places: Sequence[int],
-        body: bytes,
-        deadline: float,
-        *,
-        pieces: bool = False,
+        self, group: EpisodeGroup | Unclaimed, places: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
         """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
 
@@ -198,7 +187,6 @@ class Sampler:
             group: with an address of its own, or without episodes.
             places: at least one.
             body: see :meth:`sample`; without ``n``.
-            pieces: request :attr:`Sample.pieces`.
 
         Returns:
             One sample per place, in their order; the latency of each is that of the call.
@@ -206,7 +194,7 @@ class Sampler:
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
-        headers = {PIECES: "1"} if pieces else {}
+        headers: dict[str, str] = {}
         if isinstance(group, Unclaimed):
             headers[SAMPLES] = str(len(places))
         elif len(places) < len(group):
@@ -216,7 +204,7 @@ class Sampler:
         if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
-        return [_sample(one, latency, version) for one in Answer.from_choices(object_in(answer.content), counts)]
+        return [Sample(one, latency, version) for one in Answer.from_choices(object_in(answer.content), counts)]
 
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
@@ -312,11 +300,6 @@ def _headers(address: Address) -> dict[str, str]:
     if address.api_key:
         headers["authorization"] = f"Bearer {address.api_key}"
     return headers
-
-
-def _sample(answer: Answer, latency: float, version: int | None) -> Sample:
-    # removed from the application's answer
-    return Sample(answer, latency, version, answer.choice_extra.pop("pieces", None))
 
 
 def _chunk_of(event: str) -> Chunk:

@@ -262,7 +262,8 @@ class Swarm:
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
-                if exc.code in NEEDS_NONE:
+                if exc.code in NEEDS_NONE or exc.code == "journal_unavailable":
+                    # a full disk: no wait of a user makes room
                     raise
                 self._read_at = float("-inf")
                 await waited.after(exc)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from adapters.dialects import Answer, to_json
+from adapters.dialects import DIALECTS, Answer, to_json
 from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 #: Dialects that can be translated to a chat.
-_TRANSLATED = frozenset({"/v1/messages", "/v1/responses"})
+_TRANSLATED = frozenset(dialect.path for dialect in DIALECTS if dialect.translatable)
 #: The application's headers that select a version of its dialect.
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")

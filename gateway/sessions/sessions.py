@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
 from gateway.sessions.conversation import (
     Conversation,
@@ -44,7 +45,6 @@ EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 _LAST_SECONDS = 10.0
 #: ``true``: the session is over once this request is answered.
 SESSION_END = "x-swarm-session-end"
-_ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 class Sessions:
@@ -339,10 +339,8 @@ class SessionLink:
 
 def plain_id(completion_id: str) -> str:
     """A completion's id without its dialect's prefix."""
-    for prefix in _ID_PREFIXES:
-        if completion_id.startswith(prefix):
-            return completion_id.removeprefix(prefix)
-    return completion_id
+    prefixes = (dialect.id_prefix for dialect in DIALECTS if completion_id.startswith(dialect.id_prefix))
+    return completion_id.removeprefix(next(prefixes, ""))
 
 
 def _release(conversation: Conversation) -> None:

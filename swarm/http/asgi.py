@@ -30,6 +30,7 @@ from swarm.errors import (
     PayloadTooLargeError,
     RequestError,
     SwarmGatewayError,
+    UnavailableError,
     UnsupportedEncodingError,
 )
 
@@ -188,6 +189,12 @@ class ErrorMiddleware:
             if exchange.begun:
                 raise
             await self._response(Request(scope), exc)(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            # only uvicorn cancels a request: the time that it gives requests at its end is over
+            if exchange.begun:
+                raise
+            error = UnavailableError("the server is being stopped; ask again soon", code="stopping", retry_after=5)
+            await error_response(error)(scope, exchange.receive, exchange.send)
 
     def _response(self, request: Request, exc: Exception) -> Response:
         match exc:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import zmq
+from msgspec.structs import replace
 
 from swarm.errors import LinkError
 from swarm.job import ServingMode
@@ -197,9 +198,14 @@ class BatchRequests:
         link: the ``rollout`` end of the engine link.
         stays_awake: whether vLLM serves while the trainer computes.
         serving: when episodes run.
+
+    Attributes:
+        trained: the batch that the weights have learned from with which this trainer began; it is not trained again.
     """
 
     def __init__(self, link: EngineEnd, *, stays_awake: bool = True, serving: ServingMode = "between_steps") -> None:
+        self.trained = ""
+        self._asked: RolloutReady | None = None
         self._link = link
         self._stays_awake = stays_awake
         self._serving: ServingMode = serving
@@ -217,24 +223,31 @@ class BatchRequests:
 
         It may be repeated while the trainer waits.
         """
-        self._link.send(
-            RolloutReady(
-                addresses=list(addresses),
-                model=model,
-                policy_version=policy_version,
-                next_step=next_step,
-                last_batch=self._got,
-                stays_awake=self._stays_awake,
-                serving=self._serving,
-            )
+        self._asked = RolloutReady(
+            addresses=list(addresses),
+            model=model,
+            policy_version=policy_version,
+            next_step=next_step,
+            last_batch=self._got,
+            stays_awake=self._stays_awake,
+            serving=self._serving,
         )
+        self._link.send(self._asked)
 
     def take(self, message: BatchReady) -> TrainBatch | None:
-        """The batch to train; ``None`` if its step was reported before."""
+        """The batch to train; ``None`` if its step was reported before.
+
+        An engine that was killed between its checkpoint and its report gets the batch of that step again: the step is
+        reported now, and another batch asked for.
+        """
         batch = message.batch
         if batch.batch_id == self._reported:
             return None
         self._got, self._received_at = batch.batch_id, time.monotonic()
+        if batch.batch_id == self.trained and self._asked is not None:
+            self.report(self._asked.next_step - 1, {})
+            self._link.send(replace(self._asked, last_batch=self._got))
+            return None
         return batch
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,7 +17,8 @@ from swarm.client import SwarmClient
 from swarm.states import EngineState
 from tests.cluster.ray_nodes import RayNode
 from tests.engine import tiny_model
-from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, Up, until
+from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, until
+from tests.up_process import Up
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("verl", reason="needs the cpu extra")

@@ -9,14 +9,12 @@ import importlib.util
 import json
 import math
 import os
-import queue
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -32,10 +30,11 @@ from swarm.client import SwarmClient
 from swarm.states import EngineState
 from swarm.types import StepResult, Task, WorkflowOutput
 from tests.engine import tiny_model
-from tests.engine.engine_process import processes_with, title
+from tests.engine.engine_process import title
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
 from tests.swarm.sync.making import tracked
+from tests.up_process import SHARED_MEMORY, Up, segments
 
 pytestmark = [
     pytest.mark.engine,
@@ -43,11 +42,8 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-SHARED_MEMORY = Path("/dev/shm")
-MARK = "SWARM_GATEWAY_LOOP_TEST"
 READY_SECONDS = 900.0
 STEP_SECONDS = 300.0
-STOP_SECONDS = 150.0
 
 REPEAT = 4
 BATCH = 2
@@ -78,90 +74,6 @@ CHANGES: dict[str, tuple[str, str]] = {
 NAME = "synced"
 # a line that the next step's metrics show
 ADVANTAGE = {"advantage.py": ("if leave_one_out else 1.0", "if leave_one_out else 50.0")}
-
-
-class Up:
-    """``swarm-gateway up`` as a child, whose processes all carry a mark of this run in their environment."""
-
-    def __init__(self, config: Path) -> None:
-        self.mark = uuid.uuid4().hex
-        self.segments = segments()
-        self.seen: list[dict[str, Any]] = []
-        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "up", str(config), "--json"],
-            cwd=ROOT,
-            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    event = {"event": "output", "line": line.rstrip()}
-                self._events.put(event)
-        self._events.put(None)
-
-    def expect(self, kind: str, seconds: float) -> dict[str, Any]:
-        """The next event of ``kind``."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                pytest.fail(f"no event {kind!r} within {seconds:.0f} s: {self.seen[-20:]}")
-            if event is None:
-                pytest.fail(f"`up` ended before an event {kind!r}: {self.seen[-20:]}")
-            self.seen.append(event)
-            if event["event"] == "failed" and kind != "failed":
-                pytest.fail("\n".join([event["message"], *event["last_lines"]]))
-            if event["event"] == kind:
-                return event
-
-    def url(self, name: str) -> str:
-        """Where the server ``name`` said that it listens."""
-        return next(one["url"] for one in self.seen if one["event"] == "listening" and one["name"] == name)
-
-    def interrupt(self) -> int:
-        """One Ctrl-C; the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(STOP_SECONDS)
-
-    def processes(self) -> list[psutil.Process]:
-        """Living processes of this run."""
-        return processes_with(MARK, self.mark)
-
-    def end(self) -> None:
-        """Whatever the test did, leave nothing running."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        left = self.processes()
-        for process in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(left, timeout=10)
-        self._reader.join(10)
-
-
-def segments() -> set[str]:
-    return {path.name for path in SHARED_MEMORY.glob("psm_*")} if SHARED_MEMORY.is_dir() else set()
 
 
 def in_use(names: set[str]) -> set[str]:

@@ -7,7 +7,7 @@ The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` 
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
 ``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that
 name, and the others follow ``steps``. Every command that the server gets is appended to ``RUN_DIR/commands``. ``paced``
-is no stand-in: it is the command line itself, with the engine of the resilience tests.
+and ``recording`` are no stand-ins: they are the command line itself, with the engines of the resilience and kill tests.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
 
 def main() -> None:
     script, *arguments = sys.argv[1:]
-    if script == "paced":
+    if script in ("paced", "recording"):
         import swarm.server.engine.supervisor
         from gateway.cli import main as command_line
         from tests.standins.engine import command
 
-        swarm.server.engine.supervisor.ENGINE_COMMAND = command("paced")
+        swarm.server.engine.supervisor.ENGINE_COMMAND = command(script)
         sys.argv[1:] = arguments
         command_line()
         return

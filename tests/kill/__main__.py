@@ -1,4 +1,8 @@
-"""``python -m tests.kill --kills 200``: the kill test at full length; prints what it did as JSON."""
+"""``python -m tests.kill --kills 200``: the kill test at full length; prints what it did as JSON.
+
+``--up``: ``swarm-gateway up`` and what it started are killed instead, and the same command is run again after each;
+``--engine real``: on a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from swarm.job import ServingMode
+from tests.kill.going_on import Deadlines, GoingOn
 from tests.kill.harness import Harness
 from tests.kill.invariants import violations
 from tests.kill.report import summary
@@ -24,18 +29,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of all choices; default: any")
     parser.add_argument("--folder", type=Path, help="where the witnesses are left; default: nowhere")
     parser.add_argument("--json", type=Path, help="write the report there too")
+    parser.add_argument("--up", action="store_true", help="kill `up`, gateway, server and trainer")
+    parser.add_argument("--engine", choices=("stand-in", "real"), default="stand-in", help="of --up")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = asyncio.run(Harness(folder, options.seed, options.serving).run(options.kills))
-    wrong = violations(outcome.witnesses)
-    text = json.dumps(summary(outcome) | {"violations": wrong}, indent=2)
+        if options.up:
+            told = _kill_up(folder, options.seed, options.kills, real=options.engine == "real")
+        else:
+            outcome = asyncio.run(Harness(folder, options.seed, options.serving).run(options.kills))
+            told = summary(outcome) | {"violations": violations(outcome.witnesses)}
+    text = json.dumps(told, indent=2)
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")
-    sys.exit(1 if wrong else 0)
+    sys.exit(1 if told["violations"] else 0)
+
+
+def _kill_up(folder: Path, seed: int, kills: int, *, real: bool) -> dict[str, Any]:
+    if not real:
+        return GoingOn(folder, seed).run(kills).summary()
+    from tests.engine import tiny_model
+
+    deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
+    return GoingOn(folder, seed, tiny_model.build(folder / "tiny"), deadlines).run(kills).summary()
 
 
 if __name__ == "__main__":

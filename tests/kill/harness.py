@@ -31,7 +31,8 @@ from tests.kill.proxy import Proxy
 from tests.kill.researcher import half_applied
 from tests.standins import engine
 
-JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5)
+# what a killed engine has trained is never lost: every step has its checkpoint
+JOB = TrainJob(model="stand-in", batch_size=3, num_repeat=2, max_parallel_episodes=16, max_staleness=5, save_freq=1)
 CLIENTS = tuple(DRIVERS)
 #: how often which is killed
 VICTIMS = {"server": 0.4, "client": 0.3, "engine": 0.3}

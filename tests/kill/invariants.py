@@ -33,7 +33,8 @@ class Witnesses:
     pool: Line
 
     @classmethod
-    def read(cls, folder: Path, clients: Iterable[str], pool: Line) -> Witnesses:
+    def read(cls, folder: Path, clients: Iterable[str], pool: Line, *, engine: bool = True) -> Witnesses:
+        """Those in ``folder``; a real ``engine`` leaves none."""
         with closing(sqlite3.connect(folder / "run" / "journal.db")) as journal:
             journal.row_factory = sqlite3.Row
             episodes = [dict(row) for row in journal.execute("SELECT * FROM episodes")]
@@ -41,7 +42,7 @@ class Witnesses:
             runs = [dict(row) for row in journal.execute("SELECT * FROM runs ORDER BY rowid")]
         return cls(
             clients={name: lines(folder / f"{name}.jsonl") for name in clients},
-            engine=lines(folder / "engine.jsonl"),
+            engine=lines(folder / "engine.jsonl") if engine else [],
             episodes={row["uuid"]: row for row in episodes},
             rows=len(episodes),
             steps=steps,
@@ -162,13 +163,21 @@ def doubled_claims(seen: Witnesses) -> list[str]:
 
 
 def doubled_training(seen: Witnesses) -> list[str]:
-    """Every episode is in one batch; a batch is the same in every attempt; of each one step is recorded."""
+    """Every episode is in one batch; a batch is the same in every attempt; of each one step is recorded; weights that
+    have learned from a batch never learn from it again."""
     wrong: list[str] = []
     content: dict[str, dict[str, float]] = {}
     batch_of: dict[str, str] = {}
+    of_step: dict[int, str] = {}
+    begun_with = ""
     for line in seen.engine:
+        if "started" in line:
+            begun_with = of_step.get(line["version"], "")
         if "trained" in line:
             batch_id, members = line["trained"], line["episodes"]
+            of_step[line["step"]] = batch_id
+            if batch_id == begun_with:
+                wrong.append(f"batch {batch_id} was trained again by weights that had learned from it")
             if content.setdefault(batch_id, members) != members:
                 wrong.append(f"batch {batch_id} was sent twice with different episodes or rewards")
             for uuid in members:

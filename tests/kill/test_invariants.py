@@ -51,10 +51,11 @@ def good() -> Witnesses:
     lines = [line for uuid, reward in (("a", 0.1), ("b", 0.2), ("c", 0.3), ("e", 0.5)) for line in said(uuid, reward)]
     lines += said("d", 0.4, "not trained: no call") + said("f", 0.6, kind="eval")
     lines += [{"ending": "end-g", "rewards": {"g": 0.7}}, {"late": "end-g", "code": "episode_timed_out"}]
-    attempt = {"trained": "B1", "episodes": {"a": 0.1, "b": 0.2}}
+    # killed before the checkpoint, it trains the batch again
+    begun, attempt = {"started": 1, "version": 0}, {"trained": "B1", "step": 1, "episodes": {"a": 0.1, "b": 0.2}}
     return Witnesses(
         clients={"ann": lines},
-        engine=[attempt, attempt, {"recorded": "B1"}],
+        engine=[attempt, attempt, {"recorded": "B1"}, begun],
         episodes={one["uuid"]: one for one in rows},
         rows=len(rows),
         steps=[{"batch_id": "B1"}],
@@ -87,13 +88,19 @@ def another_run(seen: Witnesses) -> None:
         pytest.param(set_row("g", how="ended", end_key="end-g", reward=0.7), id="a refused end counts"),
         pytest.param(set_row("h", **row("h", EpisodeState.FINISHED, 0.9)), id="invented"),
         pytest.param(set_row("b", claim_key="claim-a"), id="claimed twice"),
-        pytest.param(lambda seen: seen.engine.append({"trained": "B2", "episodes": {"a": 0.1}}), id="trained twice"),
         pytest.param(
-            lambda seen: seen.engine.__setitem__(1, {"trained": "B1", "episodes": {"a": 0.1}}), id="trained otherwise"
+            lambda seen: seen.engine.append({"trained": "B2", "step": 2, "episodes": {"a": 0.1}}), id="trained twice"
+        ),
+        pytest.param(
+            lambda seen: seen.engine.__setitem__(1, {"trained": "B1", "step": 1, "episodes": {"a": 0.1}}),
+            id="trained otherwise",
         ),
         pytest.param(lambda seen: seen.steps.append({"batch_id": "B1"}), id="two steps of one batch"),
         pytest.param(lambda seen: seen.steps.clear(), id="no step"),
         pytest.param(lambda seen: seen.engine.__setitem__(slice(2), []), id="trained but never sent"),
+        pytest.param(
+            lambda seen: seen.engine.insert(1, {"started": 2, "version": 1}), id="trained again by weights that have it"
+        ),
         pytest.param(lambda seen: seen.pool.update(completed_episodes=2), id="miscounted"),
         pytest.param(lambda seen: seen.runs[-1].update(trained=3), id="trained miscounted"),
         pytest.param(another_run, id="another run"),

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -278,35 +279,55 @@ def leave_traces() -> None:
     (run_dir / "traces").write_text(f"{daemon} {child.pid} {segment.name}")
 
 
-class Recording(Engine):
-    """Notes what it trains, keeps the weights' version like a checkpoint, and now and then repeats a request.
+class Saving(Engine):
+    """Notes its steps in ``$STANDIN_FOLDER/engine.jsonl``, begins with ``{"started": pid, "version": v, "address":
+    "host:port"}``, and keeps the version of its weights in checkpoints, where and when verl does."""
 
-    It appends to ``$STANDIN_FOLDER/engine.jsonl``:
+    def boot(self) -> None:
+        folder = Path(os.environ["SWARM_RUN_DIR"]) / "checkpoints"
+        self._latest = folder / "latest_checkpointed_iteration.txt"
+        # as verl: without `resume` it begins with the model
+        self.version = int(self._latest.read_text()) if self.job.resume and self._latest.exists() else 0
+        batch = self._latest.parent / f"global_step_{self.version}" / "batch"
+        self.requests.trained = batch.read_text() if batch.exists() else ""
+        self.log = Log(Path(os.environ[FOLDER_VARIABLE]) / "engine.jsonl")
+        self.log.write(started=os.getpid(), version=self.version, address=self.address)
+        super().boot()
 
-    * ``{"started": pid, "version": v}``
+    def save(self) -> None:
+        """Write a checkpoint if one is due."""
+        if not self.job.checkpoint_every or self.version % self.job.checkpoint_every:
+            return
+        beside = self._latest.with_suffix(".new")
+        # a full disk costs the real one its checkpoint, and no more
+        with contextlib.suppress(OSError):
+            folder = self._latest.parent / f"global_step_{self.version}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "batch").write_text(self.requests.batch_id)
+            beside.write_text(str(self.version))
+            beside.replace(self._latest)
+
+
+class Recording(Saving):
+    """Notes what it trains, and now and then repeats a request:
+
     * ``{"trained": batch_id, "step": n, "episodes": {uuid: reward}}``: an attempt, before the server knows of it.
     * ``{"recorded": batch_id}``: the server gave another batch afterwards, which it does only once it has recorded the
       step. Of the last step before a kill the engine cannot know: it gets that batch again unless the server has it.
     """
 
     def boot(self) -> None:
-        self._checkpoint = Path(os.environ[FOLDER_VARIABLE]) / "checkpoint"
-        self.version = int(self._checkpoint.read_text()) if self._checkpoint.exists() else 0
-        self._log = Log(self._checkpoint.with_name("engine.jsonl"))
-        self._log.write(started=os.getpid(), version=self.version)
         self._reported = ""
         super().boot()
 
     def step(self, batch: TrainBatch) -> bool:
         self._stutter()
         if self._reported and self._reported != batch.batch_id:
-            self._log.write(recorded=self._reported)
+            self.log.write(recorded=self._reported)
         _pause(0.1)
         rewards = {one.episode_uuid: one.reward for group in batch.groups for one in group.trajectories}
-        self._log.write(trained=batch.batch_id, step=self.version, episodes=rewards)
-        beside = self._checkpoint.with_suffix(".new")
-        beside.write_text(str(self.version))
-        beside.replace(self._checkpoint)
+        self.log.write(trained=batch.batch_id, step=self.version, episodes=rewards)
+        self.save()
         _pause(0.05)
         self.report()
         self._reported = batch.batch_id
@@ -320,31 +341,19 @@ class Recording(Engine):
             self.link.repeat()
 
 
-class Paced(Engine):
-    """Takes a moment for each weight sync, notes the steps of its checkpoints as verl does, and notes what it does in
-    ``$STANDIN_FOLDER``.
+class Paced(Saving):
+    """Takes a moment for each weight sync, and notes ``{"step": n}`` per sync.
 
-    ``engine.jsonl`` has ``{"started": pid, "address": "host:port"}`` and ``{"step": n}`` per sync; ``calls.jsonl`` has
-    ``{"asked": text, "ended": "served" or "cancelled", "at": seconds}`` per call, on the shared clock.
-    ``GET /counts`` of its vLLM says how many calls run.
+    ``$STANDIN_FOLDER/calls.jsonl`` has ``{"asked": text, "ended": "served" or "cancelled", "at": seconds}`` per call,
+    on the shared clock. ``GET /counts`` of its vLLM says how many calls run.
     """
 
     server_timeout = 3.0
 
-    def boot(self) -> None:
-        self._checkpoint = Path(os.environ["SWARM_RUN_DIR"]) / "checkpoints" / "latest_checkpointed_iteration.txt"
-        if self.job.resume:
-            self.version = int(self._checkpoint.read_text())
-        self._log = Log(Path(os.environ[FOLDER_VARIABLE]) / "engine.jsonl")
-        self._log.write(started=os.getpid(), address=self.address)
-        super().boot()
-
     def step(self, batch: TrainBatch) -> bool:
         _pause(0.08)
-        if self.job.save_freq > 0 and self.version % self.job.save_freq == 0:
-            (self._checkpoint.parent / f"global_step_{self.version}").mkdir(parents=True, exist_ok=True)
-            self._checkpoint.write_text(str(self.version))
-        self._log.write(step=self.version)
+        self.save()
+        self.log.write(step=self.version)
         return super().step(batch)
 
 

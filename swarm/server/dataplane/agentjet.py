@@ -13,6 +13,7 @@ import secrets
 import time
 from typing import Any
 
+from adapters.dialects import ChatDialect
 from swarm.errors import ContextLengthError
 from swarm.job import TrainJob
 from swarm.server.dataplane.answers import Body
@@ -35,7 +36,7 @@ def overflow_answer(error: ContextLengthError, job: TrainJob) -> Body:
         f"-max_response_length_in_one_turn.{job.max_turn_length or 0})"
     )
     return {
-        "id": f"chatcmpl-{secrets.token_hex(16)}",
+        "id": f"{ChatDialect.id_prefix}{secrets.token_hex(16)}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": job.model_name,

@@ -5,13 +5,13 @@ Invariant: token ids, log-probabilities, usage chunks and engine-side names reac
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypedDict, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 from msgspec import Struct
 from msgspec.json import Decoder
 
+from adapters.dialects import ChatDialect, CompletionsDialect
 from adapters.dialects.jsons import decode
 from swarm.server.dataplane.requests import ChatCall
 
@@ -21,7 +21,7 @@ _REASONING = ("reasoning", "reasoning_content")
 
 
 class _Entry(Struct, gc=False):
-    """What the record needs of a token's entry; it is read like a dict, of which an answer would have thousands."""
+    """What the record needs of a token's entry; a struct, because an answer has thousands of entries."""
 
     logprob: Any = None
 
@@ -29,36 +29,28 @@ class _Entry(Struct, gc=False):
         return getattr(self, name, default)
 
 
-class _Spelt(_Entry, gc=False):
-    token: Any = ""
-    bytes: Any = None
+class _LogProbs(TypedDict, total=False):
+    content: list[_Entry] | None
 
 
-EntryT = TypeVar("EntryT", bound=_Entry)
-
-
-class _LogProbs(TypedDict, Generic[EntryT], total=False):
-    content: list[EntryT] | None
-
-
-class _Choice(TypedDict, Generic[EntryT], total=False):
+class _Choice(TypedDict, total=False):
     index: Any
     message: Any
-    logprobs: _LogProbs[EntryT] | None
+    logprobs: _LogProbs | None
     finish_reason: Any
     stop_reason: Any
     token_ids: Any
     routed_experts: Any
 
 
-class _Answer(TypedDict, Generic[EntryT], total=False):
+class _Answer(TypedDict, total=False):
     """vLLM's plain answer, with all its fields."""
 
     id: Any
     object: Any
     created: Any
     model: Any
-    choices: list[_Choice[EntryT]]
+    choices: list[_Choice]
     usage: Any
     service_tier: Any
     system_fingerprint: Any
@@ -70,14 +62,14 @@ class _Answer(TypedDict, Generic[EntryT], total=False):
     metrics: Any
 
 
-_ANSWER, _SPELT_ANSWER = Decoder(_Answer[_Entry]), Decoder(_Answer[_Spelt])
+_ANSWER = Decoder(_Answer)
 
 
 def reader(call: ChatCall) -> Callable[[bytes], Any]:
     """Reads vLLM's plain answer to ``call``, without what neither the record nor the caller needs of each token."""
     if call.raw or call.wants.logprobs:
         return decode
-    return (_SPELT_ANSWER if call.wants.pieces else _ANSWER).decode
+    return _ANSWER.decode
 
 
 class Shaper:
@@ -94,8 +86,6 @@ class Shaper:
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
         for choice in answer.get("choices") or []:
-            if self._wants.pieces and (pieces := _pieces(choice)) is not None:
-                choice["pieces"] = pieces
             if not self._wants.token_ids:
                 choice.pop("token_ids", None)
             if not self._wants.logprobs:
@@ -143,7 +133,7 @@ def as_chat(answer: Body, part: str) -> Body:
     prompt_ids = next((ids for choice in choices if (ids := choice.get("prompt_token_ids")) is not None), None)
     role = {"role": "assistant"} if part == "message" else {}
     return {
-        "id": "chatcmpl-" + str(answer.get("id") or "").removeprefix("cmpl-"),
+        "id": ChatDialect.id_prefix + str(answer.get("id") or "").removeprefix(CompletionsDialect.id_prefix),
         "object": "chat.completion" if part == "message" else "chat.completion.chunk",
         **kept,
         **({} if prompt_ids is None else {"prompt_token_ids": prompt_ids}),
@@ -182,39 +172,3 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
 
 def _token(token: str, logprob: float | None) -> Body:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
-
-
-def _pieces(choice: Body) -> list[int] | None:
-    entries: list[Body] = (choice.get("logprobs") or {}).get("content") or []
-    tokens = [entry.get("token", "") if (raw := entry.get("bytes")) is None else raw for entry in entries]
-    return pieces_of((choice.get("message") or {}).get("content"), tokens)
-
-
-def pieces_of(content: Any, tokens: Sequence[list[int] | str]) -> list[int] | None:
-    """The length in characters of each token of a plain answer's ``content``, in order, so that a gateway can replay
-    the text as it was sampled. The lengths add up to the text exactly.
-
-    A token that ends within a character has length 0, and the token that completes the character counts all of it.
-    Tokens after the text (the one that ended it, a stop string) are left out.
-
-    Args:
-        content: the text of the choice's message.
-        tokens: the bytes of each, or its text where its bytes are not known.
-
-    Returns:
-        ``None`` where the tokens do not spell the content, e.g. because a parser took tool calls or reasoning out.
-    """
-    if not isinstance(content, str) or not content:
-        return None
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-    lengths: list[int] = []
-    done, whole = 0, len(content)
-    for token in tokens:
-        text = (token if isinstance(token, str) else decode(bytes(token)))[: whole - done]
-        if not content.startswith(text, done):
-            return None
-        done += len(text)
-        lengths.append(len(text))
-        if done == whole:
-            return lengths
-    return None

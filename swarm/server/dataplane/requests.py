@@ -56,17 +56,13 @@ _CONTINUED = (
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the caller asked to see; everything else that we ask vLLM for is removed from the answer.
-
-    ``pieces`` asks for the text length of each token, see :func:`swarm.server.dataplane.answers.pieces_of`.
-    """
+    """What the caller asked to see; everything else that we ask vLLM for is removed from the answer."""
 
     stream: bool
     token_ids: bool
     logprobs: bool
     usage_chunk: bool
     reasoning: bool
-    pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,6 @@ def prepare(
     engine_model: str,
     group_size: int | None = None,
     *,
-    pieces: bool = False,
     record: bool = True,
 ) -> ChatCall:
     """Read the caller's chat body or raw prompt, and build vLLM's.
@@ -137,7 +132,6 @@ def prepare(
         job: has the served name, lengths and temperature.
         engine_model: the name under which vLLM serves.
         group_size: for a call that samples one answer for each episode of a group.
-        pieces: whether a plain answer shall include the text length of each token.
         record: ``False``: sample as for ``episode_type``, but for no episode.
 
     Raises:
@@ -168,13 +162,12 @@ def prepare(
         logprobs=body.get("logprobs") is True,
         usage_chunk=options.get("include_usage") is True,
         reasoning=body.get("include_reasoning") is not False,
-        pieces=pieces,
     )
     ours: dict[str, Any] = {
         "model": engine_model,
         # an aborted answer is continued from them
         "return_token_ids": True,
-        "logprobs": wants.logprobs or pieces or (record and episode_type is not None),
+        "logprobs": wants.logprobs or (record and episode_type is not None),
         # with null, vLLM would send no log-probabilities
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well

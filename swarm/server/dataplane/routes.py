@@ -17,14 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import (
-    ChatDialect,
-    CompletionsDialect,
-    Dialect,
-    MessagesDialect,
-    ResponsesDialect,
-    left_out_header,
-)
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -37,7 +30,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.asgi import bearer, error_response, read_json
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PIECES, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import Caller, ClientNames
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
@@ -90,10 +83,7 @@ class DataPlane:
         """All routes; a dialect has the same path below every address."""
         episode, group, chat = "/episodes/{episode_uuid}", "/groups/{group_uuid}", ChatDialect()
         return [
-            *(
-                Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"])
-                for dialect in (chat, CompletionsDialect(), MessagesDialect(), ResponsesDialect())
-            ),
+            *(Route(episode + dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS),
             Route(f"{episode}/v1/models", self.models, methods=["GET"]),
             Route(group + chat.path, self.group_chat_completions, methods=["POST"]),
             Route(f"{group}/v1/models", self.models, methods=["GET"]),
@@ -183,11 +173,10 @@ class DataPlane:
             body, left_out = parsed.body, parsed.left_out
         controller, options = self.controller, request.headers
         serving = controller.serving
-        pieces = options.get(PIECES) == "1"
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
-        call = prepare(body, kind, controller.job, serving.engine_model, group_size, pieces=pieces, record=record)
+        call = prepare(body, kind, controller.job, serving.engine_model, group_size, record=record)
         headers = left_out_header([*left_out, *dialect.notes_of(call.left_out)])
         goes_on = None
         if call.record and not call.raw:
@@ -357,9 +346,9 @@ class NotFound:
         if scope["type"] != "http":
             return
         error = self._error(scope["method"], scope["path"])
-        # SDKs that ask for messages read Anthropic's errors
-        dialect = MessagesDialect() if "/messages" in scope["path"] else ChatDialect()
-        await _refusal(dialect, error)(scope, receive, send)
+        # the address that was meant may be written without /v1, or with it twice
+        meant = "/v1/" + scope["path"].split("/", 3)[-1].rpartition("v1/")[2]
+        await _refusal(dialect_of(meant, scope["headers"]), error)(scope, receive, send)
 
     def _error(self, method: str, path: str) -> RequestError:
         parts = path.split("/", 3)

@@ -19,6 +19,7 @@ from typing import Self
 import psutil
 
 from swarm.link.segments import held_segments, remove_segments
+from swarm.memory import oom_kills, why_killed
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class EngineProcess:
         self._run_dir = run_dir
         self._log_start = log_start
         self._started = time.time()
+        self._oom_kills = oom_kills()
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str], run_dir: Path) -> Self:
@@ -70,7 +72,8 @@ class EngineProcess:
         code = await self._process.wait()
         if code < 0:
             with contextlib.suppress(ValueError):
-                return f"the engine process was killed by {signal.Signals(-code).name}"
+                killed = f"the engine process was killed by {signal.Signals(-code).name}"
+                return f"{killed}: {why_killed(self._oom_kills)}" if -code == signal.SIGKILL else killed
         return f"the engine process exited with code {code}"
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:

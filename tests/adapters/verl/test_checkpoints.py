@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from adapters.verl.checkpoints import LATEST, Checkpoints
+from tests.disks import fill, small_disk
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> None:
-    """As verl does."""
-    if reward is not None:
-        checkpoints.reward(reward)
-    with checkpoints.written_aside(step) as folder:
+def writer(step: int, size: int = 10) -> Callable[[Path], None]:
+    """As verl writes."""
+
+    def write(folder: Path) -> None:
         (folder / f"global_step_{step}" / "actor").mkdir(parents=True)
         (folder / f"global_step_{step}" / "actor" / "weights").write_bytes(b"x" * size)
         (folder / LATEST).write_text(str(step))
+
+    return write
+
+
+def write(checkpoints: Checkpoints, step: int, reward: float | None = None, size: int = 10) -> str:
+    if reward is not None:
+        checkpoints.reward(reward)
+    return checkpoints.save(step, f"b{step}", writer(step, size))
 
 
 def names(folder: Path) -> list[str]:
@@ -53,10 +62,20 @@ def test_a_checkpoint_counts_the_steps_since_the_one_before(tmp_path: Path) -> N
 def test_a_checkpoint_that_fails_leaves_nothing_and_the_one_before_stays(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1, tmp_path)
     write(checkpoints, 1, 0.1)
-    with pytest.raises(OSError, match="no space"), checkpoints.written_aside(2) as folder:
+
+    def fail(folder: Path) -> None:
         (folder / "global_step_2").mkdir(parents=True)
-        raise OSError("no space")
+        raise RuntimeError("no such tensor")
+
+    with pytest.raises(RuntimeError, match="no such tensor"):
+        checkpoints.save(2, "b2", fail)
     assert names(tmp_path) == ["global_step_1", LATEST] and (tmp_path / LATEST).read_text() == "1"
+
+
+def test_a_checkpoint_knows_the_batch_that_it_learned_from(tmp_path: Path) -> None:
+    write(Checkpoints(tmp_path, 1, tmp_path), 4, 0.1)
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    assert (again.batch_of(4), again.batch_of(5)) == ("b4", "")
 
 
 def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -89,6 +108,31 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     assert checkpoints.lacking() != ""
     free = 6_000
     assert checkpoints.lacking() == ""
+
+
+def test_a_full_disk_costs_checkpoints_and_no_training_and_each_step_tries_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24) as folder:
+        checkpoints = Checkpoints(folder, 2, tmp_path)
+        assert write(checkpoints, 10, 0.5, size=6 << 20) == ""
+        ballast = fill(folder)
+        told = write(checkpoints, 20, 0.6, size=6 << 20)
+        assert f"the checkpoint of step 20 is not written: 0.0 GB are free in {folder}" in told
+        assert "free some space there" in told
+        assert not checkpoints.overdue(20) and checkpoints.overdue(21), "nobody tries twice in one step"
+        assert write(checkpoints, 21, 0.6, size=6 << 20) == "", "it is told once"
+        # there was room when it began: somebody else fills the disk meanwhile
+        ballast.unlink()
+
+        def fills(aside: Path) -> None:
+            fill(folder)
+            writer(22, 6 << 20)(aside)
+
+        assert write(checkpoints, 22, 0.6, size=1).startswith("the disk has room again"), "it recovered"
+        assert "the disk of" in checkpoints.save(23, "b23", fills)
+        assert names(folder) == ["ballast", "global_step_10", "global_step_22", LATEST], "no part is left"
+        (folder / "ballast").unlink()
+        assert write(checkpoints, 24, 0.7, size=1) == "the disk has room again: the checkpoint of step 24 is written"
+        assert not checkpoints.overdue(25)
 
 
 def test_a_run_that_begins_anew_neither_sees_nor_loses_those_of_an_earlier_one(tmp_path: Path) -> None:

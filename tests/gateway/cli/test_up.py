@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +114,25 @@ def test_a_training_tells_its_evaluations_and_what_its_steps_measured(capsys: py
     assert "evaluation of step 4: reward 0.510, success 45% (31 episodes, 1 failed)" in out
     assert "evaluation of step 6: all 8 episodes failed" in out
     assert "progress" not in printed(capsys, True, *events)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_log_on_a_full_disk_ends_nothing(as_json: bool) -> None:
+    told = f"""
+import sys
+from gateway.cli.up import event_printer
+with event_printer({as_json}) as on_event:
+    on_event("warning", {{"message": "steps are lost"}})
+    print("it went on", file=sys.stderr)
+"""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", told], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.startswith("it went on\n")
+
+
+def test_people_read_which_disk_is_full_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"path": "/x/run", "holds": "journal and logs, checkpoints"}
+    out = printed(capsys, False, ("disk_full", place), ("disk_free", place))
+    assert "WARNING: the disk of /x/run is full (journal and logs, checkpoints): free some space there" in out
+    assert "the disk of /x/run has room again" in out

@@ -6,14 +6,17 @@ import pytest
 from gateway.launch.watch import EngineWatch, UpFailedError
 from swarm.job import TrainJob
 from swarm.states import EngineState
-from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, PoolInformation, ServerStatus
+from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, JournalStatus, PoolInformation, ServerStatus
 from swarm.types import StepResult
 
 
 class Watched:
-    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1) -> None:
+    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
+        if saves:
+            (run_dir / "checkpoints" / "global_step_1").mkdir(parents=True, exist_ok=True)
+            (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq)
         self.watch = EngineWatch(
             job, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
@@ -130,10 +133,13 @@ def test_where_training_went_on_is_told_also_when_it_has_done_steps_since(tmp_pa
     assert watched.events[-3][1]["step"] == 2
 
 
-@pytest.mark.parametrize(("save_freq", "why"), [(-1, "job.save_freq is not set"), (3, "is due at step 3"), (2, "")])
+@pytest.mark.parametrize(
+    ("save_freq", "why"),
+    [(-1, "job.save_freq says so"), (3, "is due at step 3"), (1, "none could be written"), (2, "")],
+)
 def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, save_freq: int, why: str) -> None:
     steps, warning = [step(1), step(2)], ["warning"] if why else []
-    watched = Watched(tmp_path, 9, save_freq)
+    watched = Watched(tmp_path, 9, save_freq, saves=not why)
     # `up` is started again in the folder of a run, and its engine dies then
     assert watched.see(EngineState.BOOTING, steps=steps) == [*warning, "boot", "state"]
     watched.see(EngineState.ROLLING, steps=steps)
@@ -236,3 +242,23 @@ def test_how_much_of_the_batch_there_is_is_told_when_it_changes(tmp_path: Path) 
         kinds = watched.see(EngineState.ROLLING, pool=PoolInformation(completed_tasks=tasks))
         assert ("batch" in kinds) == told
     assert watched.events[-1] == ("batch", {"tasks": 3, "of": 32})
+
+
+def test_what_the_disk_does_to_the_journal_is_told_once_each_way(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.see(EngineState.ROLLING)
+    full = JournalStatus(
+        pending=3,
+        oldest_pending_seconds=1.0,
+        last_commit_seconds=0.0,
+        commits=1,
+        records=1,
+        bytes=1,
+        error="OperationalError: database or disk is full",
+    )
+    assert watched.see(EngineState.ROLLING, journal=full) == ["warning"]
+    assert watched.see(EngineState.ROLLING, journal=full) == []
+    assert watched.see(EngineState.ROLLING, journal=full.model_copy(update={"error": ""})) == ["warning"]
+    began, ended = [values["message"] for kind, values in watched.events if kind == "warning"]
+    assert f"{tmp_path / 'journal.db'} cannot be written (OperationalError: database or disk is full)" in began
+    assert ended == "the journal is written again"

@@ -209,16 +209,14 @@ async def test_where_the_route_says_so_a_group_outlives_its_user(
         assert (route.stats.groups.trained, len(judge.asked)) == (1, 1)
 
 
-async def test_a_winner_is_replayed_token_by_token(rig: server.Rig, open_route: OpenRoute) -> None:
-    tokens = ["wo", "rd", " and", " a", "nother"]
-    entries = {"content": [{"token": t, "logprob": -0.1, "bytes": list(t.encode())} for t in tokens]}
-    message = {"role": "assistant", "content": "".join(tokens), "tool_calls": []}
-    rig.vllm.default = plain([1, 2, 3, 4, 5], message=message, logprobs=entries)
+async def test_a_winner_is_streamed_in_words(rig: server.Rig, open_route: OpenRoute) -> None:
+    message = {"role": "assistant", "content": "word and another", "tool_calls": []}
+    rig.vllm.default = plain([1, 2, 3, 4, 5], message=message)
     async with open_route() as route:
         decided = await answer(route, Policy(), stream=True, stream_options={"include_usage": True})
         chunks = await chunks_of(decided)
-        pieces = [chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk["choices"]]
-        assert [piece for piece in pieces if piece] == tokens
+        deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk["choices"]]
+        assert [delta for delta in deltas if delta] == ["word", " and", " another"]
         assert text_of(chunks) == said(decided)
-        assert chunks[-1]["usage"]["completion_tokens"] == 5 and "pieces" not in chunks[-2]["choices"][0]
+        assert chunks[-1]["usage"]["completion_tokens"] == 5
         assert chunks[-2]["swarm"]["reward"] == 16.0

@@ -81,12 +81,12 @@ class World:
     def sampler(self) -> World:
         return self
 
-    async def sample(self, episode: EpisodeEndpoint, body: bytes, deadline: float, *, pieces: bool) -> Sample:
+    async def sample(self, episode: EpisodeEndpoint, body: bytes, deadline: float) -> Sample:
         await self._end_of(episode.episode_uuid)
         return _sample(episode.episode_uuid)
 
     async def sample_group(
-        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float, *, pieces: bool
+        self, group: EpisodeGroup, places: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
         await self._end_of(group[places[0]].episode_uuid)
         return [_sample(group[place].episode_uuid) for place in places]

@@ -244,3 +244,26 @@ async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.Lo
     await app(scope, receive, send)
     assert sent[0]["status"] == 499
     assert not caplog.records
+
+
+@pytest.mark.anyio
+async def test_a_request_that_outlives_the_server_is_told_to_come_back() -> None:
+    began = asyncio.Event()
+
+    async def for_ever(request: Request) -> Response:
+        began.set()
+        await asyncio.Event().wait()
+        return Response()
+
+    app = App(routes=[Route("/", for_ever)], middleware=[Middleware(ErrorMiddleware, body_limit=lambda scope: 64)])
+    with bind("127.0.0.1", 0) as sock:
+        server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=1, log_level="critical"))
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+            asking = asyncio.create_task(http.get(f"http://127.0.0.1:{sock.getsockname()[1]}/"))
+            await began.wait()
+            server.should_exit = True
+            answer = await asking
+        await serving
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+    assert (answer.headers["x-should-retry"], answer.headers["retry-after"]) == ("true", "5")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from swarm.link.engine import BatchRequests
 from swarm.link.messages import BatchReady, Message, RolloutReady, StepDone
 from tests.swarm.server.journal.build import batch as of
@@ -39,3 +41,15 @@ def test_a_batch_that_was_reported_is_not_trained_again() -> None:
     assert requests.take(batch("one")) is None
     assert requests.batch_id == "one"
     assert requests.take(batch("two")) is not None
+
+
+def test_a_batch_that_the_checkpoint_has_learned_from_is_reported_and_not_trained_again() -> None:
+    sent = Sent()
+    requests = BatchRequests(sent)
+    requests.trained = "a"
+    requests.ask(["host:1"], "m", 7, 8)
+    assert requests.take(batch("a")) is None
+    asked, done, again = sent
+    assert isinstance(done, StepDone) and (done.result.step, done.result.batch_id) == (7, "a")
+    assert isinstance(asked, RolloutReady) and again == replace(asked, last_batch="a")
+    assert requests.take(batch("b")) is not None

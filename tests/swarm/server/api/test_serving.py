@@ -170,11 +170,10 @@ async def test_who_leaves_is_cancelled_in_the_engine(rig: Rig, path: str, body: 
 async def test_it_samples_as_a_group_would_and_leaves_no_trace(rig: Rig) -> None:
     rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
     asked = BODY | {"temperature": 0.1, "seed": 3}
-    response = await rig.client.post(CHAT, json=asked, headers={"x-swarm-samples": "2", "x-swarm-pieces": "1"})
+    response = await rig.client.post(CHAT, json=asked, headers={"x-swarm-samples": "2"})
     assert response.status_code == 200 and response.headers["x-swarm-completion-tokens"] == "1,3"
     choices = response.json()["choices"]
     assert [choice["message"]["content"] for choice in choices] == ["t1", "t1 t2 t3"]
-    assert "pieces" not in choices[0] or sum(choices[0]["pieces"]) == len("t1")
     [(_, sent)] = rig.vllm.requests
     assert (sent["n"], sent["temperature"], sent["top_p"]) == (2, JOB.temperature, 1.0) and "seed" not in sent
     information = rig.controller.pool.information()

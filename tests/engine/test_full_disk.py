@@ -1,0 +1,81 @@
+"""The disk of the checkpoints fills up under a real engine: training goes on without them, and they come back."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from gateway.launch.run_folder import saved_step
+from swarm.job import TrainJob
+from tests.disks import fill, small_disk
+from tests.engine import tiny_model
+from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
+from tests.up_process import Up
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
+]
+
+
+def test_training_outlives_a_full_disk_of_checkpoints(tmp_path: Path) -> None:
+    tiny_model.build(tmp_path / "tiny")
+    (tmp_path / "letters.py").write_text(HOOKS)
+    job = {
+        "model": "tiny",
+        "device": "cpu",
+        "batch_size": 2,
+        "num_repeat": 2,
+        "max_prompt_length": 256,
+        "max_response_length": 16,
+        "serving": "always",
+        "save_freq": 1,
+        "keep_checkpoints": 1,
+    }
+    gateway = {"port": 0, "hooks": "letters:hooks"}
+    path = tmp_path / "up.yaml"
+    path.write_text(yaml.safe_dump({"job": job, "swarm": {"port": 0, "run_dir": "run"}, "gateway": gateway}))
+    over = threading.Event()
+    statuses: list[int] = []
+
+    def ask(url: str) -> None:
+        with httpx.Client(timeout=STEP_SECONDS, trust_env=False) as http:
+            while not over.is_set():
+                statuses.append(http.post(f"{url}/v1/chat/completions", json=ASK).status_code)
+
+    with small_disk(tmp_path / "run" / "checkpoints", 64) as disk:
+        up = Up(path)
+        try:
+            up.expect("ready", READY_SECONDS)
+            users = [threading.Thread(target=ask, args=(up.url("gateway"),), daemon=True) for _ in range(4)]
+            for user in users:
+                user.start()
+            for _ in range(2):
+                up.expect("step", STEP_SECONDS)
+            before = saved_step(TrainJob.model_validate(job), tmp_path / "run")
+            ballast = fill(disk)
+            assert before > 0
+            assert up.expect("disk_full", 10.0)["path"] == str(disk)
+            told = up.expect("warning", STEP_SECONDS)["message"]
+            assert "is not written" in told and str(disk) in told and "free some space there" in told
+            for _ in range(2):
+                last = up.expect("step", STEP_SECONDS)["step"]
+            ballast.unlink()
+            assert "has room again" in up.expect("warning", STEP_SECONDS)["message"]
+            over.set()
+            for user in users:
+                user.join(STEP_SECONDS)
+            assert up.interrupt() == 0
+        finally:
+            over.set()
+            up.end()
+        assert saved_step(TrainJob.model_validate(job), tmp_path / "run") >= last
+        assert not list(disk.glob(".incomplete*"))
+    kinds = {one["event"] for one in up.seen}
+    assert not kinds & {"restarting", "trainer_restarting"}, "the trainer outlived it"
+    assert set(statuses) == {200}

@@ -1,0 +1,211 @@
+"""A disk that fills up under ``up``: it is named with what to do, users are answered all the while, and training goes
+on by itself once there is room. Real servers, the stand-in engine; needs the right to mount.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from tests.disks import fill, small_disk
+from tests.gateway.conftest import write_hooks
+from tests.gateway.resilience.rig import REWARD
+from tests.kill.up import ENGINE_VARIABLE
+from tests.standins.engine import FOLDER_VARIABLE
+from tests.up_process import COMMAND, Up
+
+pytestmark = pytest.mark.slow
+_READY, _NAMED, _SOON = 120.0, 10.0, 90.0
+_KEY = "sk-user"
+_USER = {"authorization": f"Bearer {_KEY}"}
+
+
+class Users:
+    """Ask without a pause; ``answers`` has the status and the seconds of each."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        self._url, self._headers = url, headers
+        self._over = threading.Event()
+        self.answers: list[tuple[int | str, float]] = []
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(3)]
+
+    def _ask(self) -> None:
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        with httpx.Client(base_url=self._url, headers=self._headers, timeout=60, trust_env=False) as http:
+            while not self._over.is_set():
+                began = time.monotonic()
+                try:
+                    status: int | str = http.post("/v1/chat/completions", json=body).status_code
+                except httpx.HTTPError as exc:
+                    status = repr(exc)
+                self.answers.append((status, time.monotonic() - began))
+
+    def __enter__(self) -> Users:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def ask(self, count: int) -> None:
+        """Wait until so many more were answered."""
+        enough = len(self.answers) + count
+        deadline = time.monotonic() + _SOON
+        while len(self.answers) < enough:
+            assert time.monotonic() < deadline, f"users wait: {self.answers[-5:]}"
+            time.sleep(0.05)
+
+
+def write(folder: Path) -> Path:
+    """The file of ``up``."""
+    (folder / "stand-in").mkdir()
+    (folder / "stand-in" / "config.json").write_text("{}")
+    write_hooks(folder / "hooks", REWARD)
+    path = folder / "up.yaml"
+    job = {
+        "model": "stand-in",
+        "batch_size": 3,
+        "num_repeat": 2,
+        "max_parallel_episodes": 16,
+        "max_staleness": 5,
+        "save_freq": 1,
+        "serving": "always",
+    }
+    gateway = {
+        "hooks": "hooks",
+        "port": 0,
+        "request_log": {"path": "requests/log.jsonl"},
+        "keys_file": "keys/keys.json",
+        "api_keys": [_KEY],
+        "submit_timeout_seconds": 10.0,
+    }
+    swarm = {"run_dir": "run", "port": 0, "allow_code_sync": True}
+    path.write_text(yaml.safe_dump({"job": job, "swarm": swarm, "gateway": gateway}))
+    return path
+
+
+@contextmanager
+def going(folder: Path, place: str, **env: str) -> Generator[tuple[Up, Users, Path]]:
+    """``up`` with users, and a small disk at ``place``."""
+    path = write(folder)
+    with small_disk(folder / place, 24) as disk:
+        up = Up(
+            path,
+            (*COMMAND[:-1], "tests.kill.up"),
+            {FOLDER_VARIABLE: str(folder), ENGINE_VARIABLE: "paced", **env},
+        )
+        try:
+            up.expect("ready", _READY)
+            with Users(up.url("gateway"), _USER) as users:
+                up.expect("step", _SOON)
+                yield up, users, disk
+            assert up.interrupt() == 0
+            assert not up.processes()
+        finally:
+            up.end()
+
+
+@pytest.mark.parametrize(
+    ("place", "holds"),
+    [
+        ("run", "journal and logs"),
+        ("run/logs", "logs"),
+        ("run/checkpoints", "checkpoints"),
+        ("run/code", "synced code"),
+        ("run/refused", "records of refused requests"),
+        ("run/history", "history"),
+        ("requests", "the request log"),
+        ("keys", "the gateway's keys and its audit log"),
+        ("tmp", "the engine's temporary files"),
+    ],
+)
+def test_it_is_named_at_once_users_are_answered_and_training_goes_on(tmp_path: Path, place: str, holds: str) -> None:
+    (tmp_path / "tmp").mkdir()
+    with going(tmp_path, place, TMPDIR=str(tmp_path / "tmp")) as (up, users, disk):
+        ballast = fill(disk)
+        began = time.monotonic()
+        told = up.expect("disk_full", _NAMED)
+        assert time.monotonic() - began < _NAMED
+        assert told["path"] == str(disk) and holds in told["holds"]
+        users.ask(30)
+        if place == "run":
+            assert "cannot be written" in up.expect("warning", _NAMED)["message"]
+        ballast.unlink()
+        assert up.expect("disk_free", _NAMED)["path"] == str(disk)
+        # the batch whose step is reported may be one of before
+        for _ in range(3):
+            up.expect("step", _SOON)
+        users.ask(10)
+        assert not [one for one in users.answers if one[0] != 200], "users were answered all the while"
+        assert max(seconds for _, seconds in users.answers) < 20, "and soon"
+
+
+def test_synced_code_that_finds_no_room_is_refused_with_the_reason_and_taken_later(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("mine.py", "x = 1\n" * 1000)
+    with going(tmp_path, "run/code") as (up, users, disk):
+        server = up.url("swarm server")
+
+        def send() -> httpx.Response:
+            url = f"{server}/sync_train_code?force_restart=1"
+            return httpx.post(
+                url,
+                content=packed.getvalue(),
+                headers={"content-type": "application/zip"},
+                timeout=120,
+                trust_env=False,
+            )
+
+        ballast = fill(disk)
+        up.expect("disk_full", _NAMED)
+        refused = send()
+        assert refused.status_code >= 400 and "No space left" in refused.text, refused.text
+        assert not [path for path in disk.iterdir() if path != ballast], "no part of it is left"
+        users.ask(10)
+        ballast.unlink()
+        assert send().status_code != refused.status_code
+
+
+def test_a_gateway_that_dies_while_the_disk_is_full_comes_back(tmp_path: Path) -> None:
+    with going(tmp_path, "run") as (up, users, disk):
+        ballast = fill(disk)
+        up.expect("disk_full", _NAMED)
+        [gateway] = [one for one in psutil.Process(up.process.pid).children() if "serve" in one.cmdline()]
+        gateway.kill()
+        up.expect("gateway_recovered", _SOON)
+        before = len(users.answers)
+        users.ask(20)
+        assert [status for status, _ in users.answers[before + 3 :] if status == 200]
+        ballast.unlink()
+        up.expect("step", _SOON)
+
+
+def test_a_start_on_a_full_disk_says_so_and_touches_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with small_disk(tmp_path / "run", 24) as disk:
+        fill(disk)
+        up = Up(path, (*COMMAND[:-1], "tests.kill.up"), {FOLDER_VARIABLE: str(tmp_path), ENGINE_VARIABLE: "paced"})
+        try:
+            assert up.process.wait(_READY) == 2
+        finally:
+            up.end()
+        events: list[dict[str, Any]] = []
+        while (event := up.next()) is not None:
+            events.append(event)
+        assert any(f"the disk of {disk} is full" in one.get("line", "") for one in events), events
+        assert [one.name for one in disk.iterdir()] == ["ballast"]
