@@ -40,10 +40,15 @@ _FILES = """\
 - `serve --config` takes a gateway's settings alone, `swarm start --config` a swarm server's.
 """
 
-_COMMANDS = (
-    "Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong "
-    "input, and another where what was asked for failed."
-)
+#: Options that stand in the page's head instead.
+_COMMON = {"--json", "--swarm-url", "--url", "--gateway-url", "--token", "--swarm-token", "--api-key", "--route"}
+_COMMANDS = """\
+Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong input,
+and another where what was asked for failed.
+
+Options that many have are not repeated: `--json` for scripts; the address and token of a swarm server; the address,
+key and route of a gateway.
+"""
 
 #: Heading, model, what stands above its table.
 _TABLES: list[tuple[str, type[BaseModel], str]] = [
@@ -201,9 +206,10 @@ def commands() -> str:
         shown = [one for one in command.params if not getattr(one, "hidden", False)]
         words = [str(one.name).upper() for one in shown if one.param_type_name == "argument"]
         options = [one.opts[0] for one in shown if one.param_type_name == "option" and one.help]
+        options = [one for one in options if one not in _COMMON]
         called = " ".join((*names, *words))
         rows.append(f"| `{called}` | {_cell(command.help or '')} | {_cell(', '.join(f'`{one}`' for one in options))} |")
-    return "\n".join([_HEAD, "# Commands\n", f"{_COMMANDS}\n", *rows])
+    return "\n".join([_HEAD, "# Commands\n", _COMMANDS, *rows])
 
 
 def _leaves(names: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
