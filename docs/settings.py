@@ -111,14 +111,17 @@ def _words(model: type[BaseModel]) -> str:
 
 
 def _table(model: type[BaseModel], what: str) -> str:
-    rows = [f"| {what} | default | values | |", "|---|---|---|---|"]
     inherited = RouteSettings.model_fields if model in (GatewayConfig, RouteConfig) else {}
-    for name, info in model.model_fields.items():
-        if name in inherited:
-            continue
-        cells = (f"`{name}`", _default(info), _values(info.annotation, info.metadata), info.description or "")
-        rows.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    return "\n".join([*rows, ""])
+    fields = {name: info for name, info in model.model_fields.items() if name not in inherited}
+    columns = {
+        what: [f"`{name}`" for name in fields],
+        "default": [_default(info) for info in fields.values()] if what == "setting" else [],
+        "values": [_values(info.annotation, info.metadata) for info in fields.values()],
+        "": [info.description or "" for info in fields.values()],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = [list(shown), ["---"] * len(shown), *zip(*shown.values(), strict=True)]
+    return "\n".join(["| " + " | ".join(map(_cell, line)) + " |" for line in lines] + [""])
 
 
 def _cell(text: str) -> str:
