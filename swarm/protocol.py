@@ -66,6 +66,12 @@ class SyncTrainConfigRequest(ResolveConfigRequest):
     """``POST /sync_train_config``: OFFLINE only, unless ``force_restart`` stops the engine and starts it again."""
 
     force_restart: bool = False
+    from_step: int | None = Field(
+        default=None,
+        ge=1,
+        description="go back to this step of the run: what waits for a batch is dropped, and the run goes on as "
+        "another one that has done no later step. The checkpoints are the caller's to set back",
+    )
 
 
 class SuccessResponse(Model):

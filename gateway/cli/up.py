@@ -33,6 +33,7 @@ _LINES = {
     "waiting": "waiting for the end of {processes} processes of an earlier start in {run_dir}",
     "set_aside": "the earlier run is kept in {kept}",
     "going_on": "goes on with the run in {run_dir}: {done}",
+    "rolled_back": "goes back to step {saved} of the run in {run_dir}, which had done {step}{later}",
     "unsaved": "WARNING: {lost}",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
@@ -77,6 +78,9 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
     ] = False,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="go back to this saved step of the run in the folder, and on from there")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
@@ -84,7 +88,11 @@ def up(
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
 
-    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh))
+    if fresh and step is not None:
+        raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
+    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
+    if step is not None and len(plan.servers) > 1:
+        raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
     if check:
         models = [server.job.model for server in plan.servers]
         tell(as_json, {"ok": True, "models": models}, f"{config}: right; it trains {', '.join(models)}")
@@ -234,6 +242,7 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     return {
         "done": f"{step} steps are done, training continues from "
         + (f"the checkpoint of step {saved}" if saved else without),
+        "later": f"; what it saved later is kept in {values['kept']}" if values.get("kept") else "",
         "lost": unsaved + (f"step {saved}" if saved else without),
         "doing": values.get("detail") or values.get("stage") or values.get("state", "").removeprefix("ENGINE.").lower(),
         "wanted": str(max(0, values.get("of", 0) - values.get("tasks", 0))),

@@ -48,6 +48,7 @@ class UpPlan:
         module_folder: the folder of the user's file; hooks may be modules in it.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
         earlier_run: what to do with a run that is in a run folder already.
+        from_step: the saved step of that run to go back to; ``None``: it goes on from its last one.
     """
 
     servers: tuple[ServerPlan, ...]
@@ -58,6 +59,7 @@ class UpPlan:
     restart_pause: float = 2.0
     log_format: Literal["text", "json"] = "text"
     earlier_run: EarlierRun = "go_on"
+    from_step: int | None = None
     command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
 
     @property

@@ -20,6 +20,7 @@ from gateway.launch.watch import EngineWatch, OnEvent, UpFailedError
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
+from swarm.importer import load_attribute
 from swarm.job import layered
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
 
@@ -50,21 +51,30 @@ class Server:
         policy = RetryPolicy(attempts=1, total=10.0)
         self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
 
-    def sync_job(self, earlier_run: EarlierRun) -> None:
-        """Hand the job over; it goes on with the run that is in the folder, as far as that is saved.
+    def sync_job(self, earlier_run: EarlierRun, from_step: int | None = None) -> None:
+        """Hand the job over; it goes on with the run that is in the folder, as far as that is saved, or from a saved
+        step before that.
 
         Raises:
-            ConfigError: the folder holds the run of another job, or a finished one.
+            ConfigError: the folder holds the run of another job, or a finished one; or ``from_step`` is not kept.
         """
         assert self.client is not None
         status, job = self.client.status(), self.plan.job
-        saved = saved_step(job, self.plan.run_dir)
+        checkpoints = checkpoint_folder(job, self.plan.run_dir)
+        if from_step is not None:
+            load_attribute("adapters.verl.checkpoints:check_kept")(checkpoints, from_step)
+        saved = from_step or saved_step(job, self.plan.run_dir)
         done = max(saved, status.steps[-1].step if status.steps else 0)
         if done and earlier_run != "replace":
             _check_earlier(self.plan, status, done, saved, changes_allowed=earlier_run == "resume")
-            self.tell("going_on", {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)})
+            values = {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)}
+            if from_step is None:
+                self.tell("going_on", values)
+            else:
+                kept = load_attribute("adapters.verl.checkpoints:roll_back")(checkpoints, from_step)
+                self.tell("rolled_back", values | {"kept": str(kept) if kept else None})
             job = job.model_copy(update={"resume": saved > 0})
-        self.client.sync_train_config(job)
+        self.client.sync_train_config(job, from_step=from_step)
 
     def tell_unsaved(self) -> None:
         """Report the steps that the next start will not find in a checkpoint."""
@@ -156,7 +166,7 @@ class Gateway:
         address: host and port, once it listens.
     """
 
-    address = ("", 0)
+    address: tuple[str, int] = ("", 0)
 
     def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
         self.child = start()

@@ -186,7 +186,7 @@ class _Up:
                 return
             server.connect(url, plan.private_token)
             # before the gateway starts: its first look at the server sees the job
-            server.sync_job(plan.earlier_run)
+            server.sync_job(plan.earlier_run, plan.from_step)
             urls[server.plan.name] = url
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file

@@ -53,7 +53,12 @@ class Control(EngineControl):
     """See the module."""
 
     async def sync_train_config(
-        self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None, force_restart: bool = False
+        self,
+        job: TrainJob | str,
+        *,
+        set: Mapping[str, Any] | None = None,
+        force_restart: bool = False,
+        from_step: int | None = None,
     ) -> SyncTrainConfigResponse:
         """Hand over the job that the next :meth:`start_engine` runs; fields that it does not set are the server's.
 
@@ -61,6 +66,7 @@ class Control(EngineControl):
             job: a job, or the YAML text of one, ours or AgentJet's.
             set: wins over the job: its fields, or verl's keys with dots.
             force_restart: stop an engine that runs, and start it again.
+            from_step: see :class:`SyncTrainConfigRequest`.
 
         Returns:
             Whether the engine was restarted, and whether a new training run began, because the job differs.
@@ -68,7 +74,9 @@ class Control(EngineControl):
         Raises:
             RequestError: the engine is not OFFLINE, or the job is wrong.
         """
-        body = SyncTrainConfigRequest(yaml_as_string=_text(job), set=dict(set or {}), force_restart=force_restart)
+        body = SyncTrainConfigRequest(
+            yaml_as_string=_text(job), set=dict(set or {}), force_restart=force_restart, from_step=from_step
+        )
         call = wire.Call(
             "POST", "/sync_train_config", SyncTrainConfigResponse, body, _CHANGE_SECONDS, {"sender": this_user()}
         )

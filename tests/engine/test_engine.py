@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from adapters.verl.export import exported
 from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
@@ -203,8 +204,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     before = segments()
-    contents = ["model", "optimizer", "extra", "hf_model"]
-    job = make_job(model, save_freq=2, overrides={"actor_rollout_ref.actor.checkpoint.save_contents": contents})
+    job = make_job(model, save_freq=2)
     async with EngineProcess(job, tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         assert engine.config["actor_rollout_ref"]["rollout"]["n"] == 4
@@ -230,11 +230,17 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
             assert result.metrics["actor/grad_norm"] > 0
 
         served = await served_logprobs(client, ready)
-        checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor" / "huggingface"
-        assert distance(served, reference_logprobs(checkpoint)) < 1e-3
+        # what is taken out of the run while it goes on is what it serves, and what its answers were sampled from
+        taken = tmp_path / "taken"
+        with exported(tmp_path / "run" / "checkpoints" / "global_step_2", taken, str(model)) as written:
+            assert (written.dtype, written.lora) == ("float32", False)
+        assert distance(served, reference_logprobs(taken)) < 1e-3
         assert distance(served, reference_logprobs(model)) > 1e-3, "two steps changed nothing"
+        call = await sample(client, ready, "taken", max_tokens=16, ignore_eos=True)
+        ids = [*call.prompt_ids.tolist(), *call.response_ids.tolist()]
+        assert distance(reference_logprobs(taken, ids)[len(call.prompt_ids) - 1 :], call.logprobs.tolist()) < 1e-3
 
-        ready = await check_requests_outlive_a_weight_sync(engine, client, ready, checkpoint)
+        ready = await check_requests_outlive_a_weight_sync(engine, client, ready, taken)
         assert (await sample(client, ready, "after", max_tokens=4)).finish_reason in ("stop", "length")
 
         assert await engine.stop() == Finished()

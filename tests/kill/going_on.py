@@ -51,7 +51,7 @@ CLIENTS = ("ann", "eve")
 _USERS = 3
 #: Words in the command lines of what ``up`` starts, and in the titles of the real trainer's processes.
 _GATEWAY, _SERVER = ("serve",), ("swarm", "start")
-_TRAINER = ("TaskRunner", "WorkerDict", "adapters.verl")
+_TRAINER = ("TaskRunner", "WorkerDict", "SwarmCpuWorker", "adapters.verl")
 
 
 @dataclass
@@ -71,6 +71,7 @@ class Going:
     Attributes:
         origins: of each start after a kill: the step that was saved by then, and the one that it went on from.
         gone_seconds: of each ``up`` that was killed or ended: until no process of it was left.
+        reasons: what ``up`` said of the trainers that were killed.
         answers: of users, by status, or ``refused`` where nothing listened.
     """
 
@@ -78,6 +79,7 @@ class Going:
     kills: Counter[str]
     origins: list[tuple[int, int]]
     gone_seconds: list[float]
+    reasons: Counter[str]
     answers: Counter[str]
     wrong: list[str]
     seconds: float
@@ -94,6 +96,7 @@ class Going:
             "of_these_from_the_last_saved_step": sum(origin >= saved for saved, origin in self.origins),
             "origins": self.origins,
             "until_nothing_was_left": {"most": round(gone[-1], 1), "middle": round(gone[len(gone) // 2], 1)},
+            "trainers_died_of": dict(self.reasons),
             "answers_of_users": dict(self.answers),
             "acknowledged_rewards": len(self.witnesses.acknowledged),
             "journal": dict(Counter(one["state"] for one in self.witnesses.episodes.values())),
@@ -123,6 +126,7 @@ class GoingOn:
         self._origins: list[tuple[int, int]] = []
         self._gone: list[float] = []
         self._wrong: list[str] = []
+        self._reasons: Counter[str] = Counter()
         self._over = threading.Event()
         self._ports = _free_ports(2)
         self._up: Up | None = None
@@ -163,8 +167,9 @@ class GoingOn:
             *(doubled_training(seen) if self.model is None else steps_twice(seen)),
             *wrong_counts(seen),
         ]
+        seconds = time.monotonic() - began
         return Going(
-            self.seed, self.kills, self._origins, self._gone, self.answers, self._wrong, time.monotonic() - began, seen
+            self.seed, self.kills, self._origins, self._gone, self._reasons, self.answers, self._wrong, seconds, seen
         )
 
     # ------------------------------------------------------------------ the command
@@ -280,6 +285,7 @@ class GoingOn:
         else:
             self._random.choice(self._trainers()).kill()
         self.up.expect("recovered", self.deadlines.ready)
+        self._reasons[[one for one in self.up.seen if "reason" in one][-1]["reason"]] += 1
         self._check_origin(saved)
 
     def _after_death(self) -> None:

@@ -150,7 +150,9 @@ class ConfigRoutes:
         try:
             async with self.audit.command(request, "config sync") as details:
                 details |= {"set": sorted(wanted.set), "restarted": False}
-                done = await self.changes.sync_job(wanted.yaml_as_string, wanted.set, force=wanted.force_restart)
+                done = await self.changes.sync_job(
+                    wanted.yaml_as_string, wanted.set, force=wanted.force_restart, from_step=wanted.from_step
+                )
                 details |= {"restarted": done.restarted, "new_run": done.new_run}
         except ConflictError as exc:
             return refused(exc, 400)

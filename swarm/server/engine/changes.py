@@ -188,8 +188,10 @@ class Changes:
         selected = await self._selected() if self._config.allow_code_sync else None
         return await self._resolver.resolve(layers, self._snapshots.files(selected.id) if selected else None)
 
-    async def sync_job(self, text: str, given: dict[str, Any], *, force: bool) -> SyncTrainConfigResponse:
-        """Take a job for the next start.
+    async def sync_job(
+        self, text: str, given: dict[str, Any], *, force: bool, from_step: int | None = None
+    ) -> SyncTrainConfigResponse:
+        """Take a job for the next start; the run goes back to ``from_step``, if one is given.
 
         Keys of verl that the job names are checked first, as the engine would.
 
@@ -207,7 +209,7 @@ class Changes:
 
         async def apply() -> None:
             nonlocal new_run
-            new_run = self._controller.sync_job(layers.job)
+            new_run = self._controller.sync_job(layers.job, from_step)
             await self._controller.synced()
 
         async with self._one:

@@ -101,8 +101,8 @@ class Controller(EpisodeRequests):
 
     # ------------------------------------------------------------------ runs
 
-    def sync_job(self, job: TrainJob) -> bool:
-        """Use ``job`` from the next start on; returns whether it begins a new run: it differs in more than ``resume``.
+    def sync_job(self, job: TrainJob, from_step: int | None = None) -> bool:
+        """See :meth:`TrainingRun.sync`.
 
         Raises:
             ConflictError: the engine is not OFFLINE.
@@ -112,7 +112,7 @@ class Controller(EpisodeRequests):
                 f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if new_run := self._training.sync(job):
+        if new_run := self._training.sync(job, from_step):
             self.resolved_config = self.failure = None
         self._detail = "ready to start"
         self._changed.notify()

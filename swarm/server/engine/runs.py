@@ -18,7 +18,7 @@ from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import ClaimedEpisode, Ending, Recovered, Row, RunRow, StepRow
+from swarm.server.journal.rows import ClaimedEpisode, Ending, EvaluationRow, Recovered, Row, RunRow, StepRow
 from swarm.states import EpisodeState
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
@@ -102,12 +102,17 @@ class TrainingRun:
             raise _no_job()
         return self._pool
 
-    def sync(self, job: TrainJob) -> bool:
-        """Use ``job`` from the next start on; returns whether another run began: it differs in more than ``resume``."""
+    def sync(self, job: TrainJob, from_step: int | None = None) -> bool:
+        """Use ``job`` from the next start on; returns whether another run began: it differs in more than ``resume``, or
+        goes back to ``from_step``. Then the other run has the steps and evaluations up to there, and the rows of the
+        one before stay as they are."""
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
         if self._pool is None:
             self._pool = EpisodePool(job, self._journal.append, self._client_timeout)
-        if another:
+        if from_step is not None:
+            another = True
+            self._go_back(job, from_step)
+        elif another:
             self._begin(job, "another job was synced")
         else:
             self._pool.continue_run(job)
@@ -158,6 +163,16 @@ class TrainingRun:
         self._journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
         return True
+
+    def _go_back(self, job: TrainJob, step: int) -> None:
+        # of a step that was done twice, the later one led to what was saved
+        steps = {one.step: one for one in self.steps if one.step <= step}
+        sums = {version: one.dump() for version, one in self.pool.evaluations.sums.items() if version <= step}
+        self._begin(job, f"the run went back to step {step}")
+        evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
+        self.pool.evaluations.restore(self.run_id, evaluations)
+        self.steps.extend(steps[number] for number in sorted(steps))
+        self._journal.append(*(StepRow(self.run_id, one) for one in self.steps), *evaluations)
 
     def _begin(self, job: TrainJob, reason: str) -> None:
         self.run_id = new_uuid()

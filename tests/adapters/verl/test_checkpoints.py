@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.verl.checkpoints import LATEST, Checkpoints
+from adapters.verl.checkpoints import LATEST, Checkpoints, best_step, checkpoint, kept_steps, roll_back, score_of
+from swarm.errors import ConfigError
 from tests.disks import fill, small_disk
 
 Usage = namedtuple("Usage", "total used free")
@@ -140,10 +141,50 @@ def test_a_run_that_begins_anew_neither_sees_nor_loses_those_of_an_earlier_one(t
     for step in (20, 30):
         write(earlier, step, 0.9)
     another = Checkpoints(tmp_path, 2, tmp_path)
-    another.set_aside()
+    another.set_aside(resumes=False)
     assert names(tmp_path) == ["earlier-1"], "nothing to resume from"
     write(another, 10, 0.1)
     assert names(tmp_path) == ["earlier-1", "global_step_10", LATEST]
     assert names(tmp_path / "earlier-1") == ["global_step_20", "global_step_30", LATEST]
-    Checkpoints(tmp_path / "new", 2, tmp_path).set_aside()
+    # what goes on keeps what it goes on from
+    Checkpoints(tmp_path, 2, tmp_path).set_aside(resumes=True)
+    assert names(tmp_path) == ["earlier-1", "global_step_10", LATEST]
+    Checkpoints(tmp_path / "new", 2, tmp_path).set_aside(resumes=False)
     assert not (tmp_path / "new").exists()
+
+
+def test_going_back_keeps_later_steps_beside_and_never_takes_them_for_later_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path)
+    for step, reward in ((3, 0.3), (6, 0.9), (9, 0.1)):
+        write(checkpoints, step, reward)
+    assert (kept_steps(tmp_path), best_step(tmp_path)) == ([3, 6, 9], 6)
+    with pytest.raises(ConfigError, match=r"step 4 is not kept in .*; kept are 3, 6, 9"):
+        roll_back(tmp_path, 4)
+    assert roll_back(tmp_path, 9) is None, "it is the last one"
+    assert roll_back(tmp_path, 3) == tmp_path / "earlier-1"
+    assert names(tmp_path / "earlier-1") == ["global_step_6", "global_step_9", LATEST]
+    with pytest.raises(
+        ConfigError, match=r"step 9 is not kept in .*; kept are 3; one of that number is in .*earlier-1"
+    ):
+        roll_back(tmp_path, 9)
+    again = Checkpoints(tmp_path, 1, tmp_path)
+    again.set_aside(resumes=True)
+    write(again, 6, 0.1)
+    assert names(tmp_path) == ["earlier-1", "global_step_3", "global_step_6", LATEST], "6 is the latest, 3 the best"
+    assert (tmp_path / LATEST).read_text() == "6"
+
+
+def test_one_that_was_killed_while_it_went_back_has_gone_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path)
+    for step in (3, 6):
+        write(checkpoints, step, 0.5)
+    (tmp_path / LATEST).write_text("3")
+    Checkpoints(tmp_path, 4, tmp_path).set_aside(resumes=True)
+    assert names(tmp_path) == ["earlier-1", "global_step_3", LATEST]
+
+
+def test_a_checkpoint_notes_the_versions_that_wrote_it(tmp_path: Path) -> None:
+    write(Checkpoints(tmp_path, 1, tmp_path), 1, 0.25)
+    score = score_of(checkpoint(tmp_path, 1))
+    assert score["reward_mean"] == 0.25 and set(score["versions"]) <= {"verl", "vllm", "torch", "transformers"}
+    assert score_of(tmp_path) == {}

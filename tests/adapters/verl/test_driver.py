@@ -13,6 +13,7 @@ from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.messages import Finished
+from swarm.memory import CURE
 from tests.engine.engine_process import EngineProcess
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,20 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
     assert root_cause(task) == "ValueError: max_model_len (18000) is larger than the model's 8192"
     assert root_cause(task.as_instanceof_cause()).startswith("ValueError: max_model_len")
     assert root_cause(RuntimeError()) == "RuntimeError: no message"
+
+
+def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tmp_path: Path) -> None:
+    from adapters.verl.driver import _Run
+
+    class OutOfMemoryError(RuntimeError):
+        """As torch has it."""
+
+    run = _Run(tmp_path)
+    told = run.cause(ray_exceptions.RayTaskError("run", "a remote traceback", OutOfMemoryError("CUDA out of memory")))
+    assert told == f"OutOfMemoryError: CUDA out of memory: {CURE}"
+    told = run.cause(ray_exceptions.ActorDiedError())
+    assert told.startswith("a process of the trainer was killed (ActorDiedError): ") and CURE in told
+    assert run.cause(ValueError("x")) == "ValueError: x"
 
 
 def test_a_missing_dependency_of_synced_code_says_which_and_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,10 @@ def test_people_read_what_the_folder_holds_and_what_is_lost(capsys: pytest.Captu
     first, second = out.splitlines()
     assert "goes on with the run in runs/x: 7 steps are done, training continues from the checkpoint of step 6" in first
     assert "continues from the job's model: there is no checkpoint" in second
+    out = printed(capsys, False, ("rolled_back", going_on | {"saved": 3, "kept": "runs/x/checkpoints/earlier-1"}))
+    assert "goes back to step 3 of the run in runs/x, which had done 7; what it saved later is kept in runs/x/" in out
+    out = printed(capsys, False, ("rolled_back", going_on | {"saved": 7, "kept": None}))
+    assert "which had done 7\n" in out
     out = printed(capsys, False, ("unsaved", {"step": 9, "saved": 6}))
     assert "WARNING: steps 7 to 9 are not saved; the next start goes on from step 6" in out
 

@@ -1,5 +1,7 @@
 """Real child processes, each a line of Python."""
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.launch.children import Child
+from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +78,19 @@ def test_the_last_lines_of_one_that_died(tmp_path: Path) -> None:
     one.stop(grace=30)
     assert one.last_lines(2) == ["b", "the reason"]
     assert one.exit_code == 1
+
+
+def test_what_an_earlier_start_left_is_waited_for_and_then_killed(tmp_path: Path) -> None:
+    script = "import time; print('up', flush=True); time.sleep(60)"
+    env = {**os.environ, FOLDER_VARIABLE: str(tmp_path)}
+    # in a session of its own, as what Ray starts
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [one.pid for one in left_behind(tmp_path)] == [process.pid]
+        assert left_behind(tmp_path / "other") == []
+        end_left_behind(tmp_path, 0.1, threading.Event())
+        process.wait(10)
+    assert left_behind(tmp_path) == []

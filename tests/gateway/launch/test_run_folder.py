@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import stat
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gateway.launch.run_folder import held, saved_step, set_aside
+from gateway.launch.run_folder import check_free, held, saved_step, set_aside, write_section
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from tests.disks import fill, small_disk
 
 
 def test_a_fresh_start_keeps_the_run_beside_and_what_is_the_servers_in_place(tmp_path: Path) -> None:
@@ -52,3 +55,27 @@ def test_only_a_whole_checkpoint_is_saved(tmp_path: Path) -> None:
     (folder / "global_step_10").mkdir()
     assert saved_step(job, tmp_path) == 10
     assert saved_step(job.model_copy(update={"checkpoint_dir": str(tmp_path / "other")}), tmp_path) == 0
+
+
+def test_whether_a_folder_is_free_is_found_out_without_a_touch(tmp_path: Path) -> None:
+    check_free(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    with held(tmp_path / "run"):
+        before = (tmp_path / "run" / "up.lock").read_bytes()
+        with pytest.raises(ConfigError, match="in use by another `up`"):
+            check_free(tmp_path / "run")
+        assert (tmp_path / "run" / "up.lock").read_bytes() == before
+    check_free(tmp_path / "run")
+
+
+def test_what_a_server_reads_is_whole_and_private_and_outlives_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as folder:
+        file = folder / "gateway.yaml"
+        write_section(file, {"port": 1})
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        fill(folder)
+        write_section(file, {"port": 1})
+        with pytest.raises(OSError, match="No space"):
+            write_section(file, {"port": 2, "text": "x" * 100_000})
+        assert yaml.safe_load(file.read_text()) == {"port": 1}
+        assert sorted(one.name for one in folder.iterdir()) == ["ballast", "gateway.yaml"]

@@ -18,6 +18,8 @@ from gateway.launch.train import Trainer, TrainPlan, rehearsal
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.errors import ConfigError
+from swarm.server.journal.lineage import lineage_of
+from swarm.server.journal.schema import reading
 from tests.gateway.train_process import HELD, check_resume
 from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
@@ -231,6 +233,41 @@ def test_a_changed_job_is_refused_and_goes_on_if_that_is_said(file: Callable[...
     )
     run()
     assert run.of("step")[0]["step"] == run.of("going_on")[0]["saved"] + 1
+
+
+@pytest.mark.slow
+def test_going_back_keeps_what_came_after_and_goes_on_from_there(
+    file: Callable[..., TrainPlan], tmp_path: Path
+) -> None:
+    plan = file(job={**JOB, "total_training_steps": 100}, eval=None)
+    counted: list[int] = []
+
+    def until(count: int) -> Callable[[], None]:
+        def step() -> None:
+            counted.append(1)
+            if len(counted) >= count:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return step
+
+    Run(plan, step=until(3))()
+    with pytest.raises(ConfigError, match=r"step 77 is not kept in .*; kept are "):
+        Run(replace(plan, up=replace(plan.up, from_step=77)))()
+    counted.clear()
+    run = Run(replace(plan, up=replace(plan.up, from_step=1)), step=until(1))
+    run()
+    [back] = run.of("rolled_back")
+    assert back["saved"] == 1 and back["step"] >= 3 and not run.of("going_on")
+    assert run.of("step")[0]["step"] == 2
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert back["kept"] == str(checkpoints / "earlier-1")
+    assert (checkpoints / "earlier-1" / "global_step_3").is_dir() and not (checkpoints / "global_step_3").exists()
+    # the run that went back has the first step of the other one, and none of its later ones
+    journal = tmp_path / "run" / "journal.db"
+    assert [one.step for one in lineage_of(journal, 2).steps] == [1, 2]
+    with reading(journal) as connection:
+        runs = connection.execute("SELECT count(DISTINCT run_id), sum(step = 1), sum(step = 3) FROM steps").fetchall()
+    assert runs == [(2, 2, 1)]
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ async def test_what_is_wrong_with_a_change_is_told_though_the_engine_does_not_st
     engine.fails = True
     changes = changes_of(engine, tmp_path)
 
-    def refuse(_: TrainJob) -> bool:
+    def refuse(job: TrainJob, from_step: int | None) -> bool:
         raise ConflictError("not this job")
 
     monkeypatch.setattr(engine.controller, "sync_job", refuse)

@@ -18,12 +18,13 @@ from swarm.server.episodes.episode import Claim, ClaimWish, Grant
 from swarm.server.journal.rows import (
     BatchRow,
     EndRow,
+    EvaluationRow,
     RunRow,
     StepRow,
 )
 from swarm.states import EngineState
 from swarm.tokens import TrainBatch
-from swarm.types import StepResult
+from swarm.types import StepResult, WorkflowOutput
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.memory import MemoryJournal
 
@@ -392,6 +393,34 @@ async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
     controller.offline("crashed")
     assert controller.boot().resume is resumes
     assert controller.job.resume is False
+
+
+async def test_a_run_that_went_back_is_another_run_with_the_steps_up_to_there() -> None:
+    journal = MemoryJournal()
+    job = JOB.model_copy(update={"save_freq": 1, "max_staleness": None})
+    controller = rolling(journal, job=job)
+    for number in (1, 2, 3):
+        batch = await out(controller)
+        controller.step_done(done(batch, number))
+        controller.rollout_ready(ready(number, batch.batch_id))
+    finish(controller, await claim(controller, 2), "sampled by the weights of step 3")
+    for version in (1, 3):
+        controller.pool.evaluations.add(WorkflowOutput(reward=version / 10), [(version, 5)])
+    controller.run_stopped()
+    controller.offline("stopped")
+    before = len(journal.records)
+    assert controller.sync_job(job, from_step=2)
+    assert [one.step for one in controller.status().steps] == [1, 2]
+    assert [one.step for one in controller.status().evaluations] == [1]
+    assert controller.pool.information().tasks == {}
+    # a crash restarts it from its own checkpoint, though it was stopped before
+    assert controller.boot().resume
+    assert [one.step for one in controller.status().steps] == [1, 2]
+    earlier, later = journal.of(RunRow)[0].run_id, journal.of(RunRow)[-1].run_id
+    assert earlier != later
+    added = journal.records[before:]
+    assert [(row.run_id, row.result.step) for row in added if isinstance(row, StepRow)] == [(later, 1), (later, 2)]
+    assert [(row.run_id, row.step) for row in added if isinstance(row, EvaluationRow)] == [(later, 1)]
 
 
 async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:

@@ -187,7 +187,10 @@ async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_p
             os.kill(await supervisor.start(), 9)
             await reach(controller, EngineState.OFFLINE)
             failure = controller.status().engine_failure
-            assert failure == EngineFailure(reason="the engine process was killed by SIGKILL", count=count)
+            assert failure is not None and failure.count == count
+            # nobody says who killed it: what to do if that was lack of memory is told
+            assert failure.reason.startswith("the engine process was killed by SIGKILL: ")
+            assert "make job.batch_size, max_prompt_length or max_response_length smaller" in failure.reason
         pid = await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         assert controller.status().engine_failure == failure, "it is not forgotten by a start alone"

@@ -1,0 +1,158 @@
+"""The model card of an exported step: what trained it, from the journal.
+
+Invariant: what the journal does not know, the card does not say; nothing of what people wrote is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from adapters.models.cache import models_home
+from adapters.models.pull import CATALOG
+from swarm.lineage import Lineage
+from swarm.metrics import EVAL, TRAIN
+from swarm.types import StepResult
+
+#: Rows of the table of steps; of more steps, only so many are listed.
+_ROWS = 50
+_ADVANTAGES = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "rloo": "RLOO"}
+
+
+def model_card(lineage: Lineage, dtype: str, versions: Mapping[str, str], *, adapter: bool, lora: bool) -> str:
+    """The text of ``README.md``, with the YAML that model hubs read at its top.
+
+    Args:
+        lineage: what trained the weights.
+        dtype: of the weights.
+        versions: what wrote the checkpoint, by distribution.
+        adapter: it is a LoRA adapter alone.
+        lora: LoRA trained it.
+    """
+    job = lineage.job
+    base, hub, licence = _base(job.model)
+    front: dict[str, Any] = {"base_model": hub} if hub else {}
+    front |= {"license": licence} if licence else {}
+    front |= {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", job.advantage, "swarm-gateway", "verl", *(["lora"] if lora else [])],
+    }
+    what = "A LoRA adapter for" if adapter else "The weights of"
+    lines = [
+        "---",
+        yaml.safe_dump(front, sort_keys=False).rstrip(),
+        "---",
+        "",
+        f"# {job.model_name}, step {lineage.step}",
+        "",
+        f"{what} {base} after {lineage.step} training steps with swarm-gateway, in {dtype}."
+        + (" LoRA trained them; its adapter is merged into the weights." if lora and not adapter else ""),
+        "",
+        "## Training",
+        "",
+        *_table(("setting", "value"), _settings(lineage)),
+        *_data(lineage),
+        *_rewards(lineage),
+        *_evaluations(lineage),
+    ]
+    if versions:
+        lines += ["", "## Versions", "", *_table(("package", "version"), sorted(versions.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def _base(model: str) -> tuple[str, str, str]:
+    """What the base model is called, its name on the hub and its licence; the latter two are empty if unknown. A local
+    path says more of a machine than of a model: its last part is enough."""
+    path = Path(model)
+    if path.parent == models_home() and (entry := CATALOG.get(path.name)) is not None:
+        return entry.hub_id, entry.hub_id, entry.licence.lower()
+    if path.is_absolute() or path.exists():
+        return path.name, "", ""
+    return model, model, ""
+
+
+def _settings(lineage: Lineage) -> list[tuple[str, str]]:
+    job = lineage.job
+    rows = [
+        ("method", f"{_ADVANTAGES[job.advantage]}, {job.batch_size} tasks of {job.num_repeat} answers per step"),
+        ("learning rate", f"{job.lr:g}"),
+        ("KL loss", f"{job.kl_coef:g}" if job.kl_coef else "none"),
+        ("optimizer steps per training step", str(job.mini_batch_num * job.ppo_epochs)),
+        ("sampling", f"temperature {job.temperature:g}" if job.sampling == "trainer" else "as the app asked"),
+        ("lengths", f"prompts to {job.max_prompt_length} tokens, answers to {job.max_response_length}"),
+        ("seed", str(job.seed)),
+    ]
+    kinds = ("actor_rollout_ref.model.", "actor_rollout_ref.actor.", "algorithm.")
+    named = {key.removeprefix("+"): value for key, value in job.overrides.items()}
+    return rows + [(f"`{key}`", str(value)) for key, value in named.items() if key.startswith(kinds)]
+
+
+def _data(lineage: Lineage) -> list[str]:
+    if not lineage.steps:
+        return ["", "The journal holds none of these steps: it does not say on what they were trained."]
+    first, last = lineage.steps[0].step, lineage.steps[-1].step
+    counts = {name: sum(int(step.metrics.get(TRAIN + name, 0)) for step in lineage.steps) for name in _COUNTED}
+    lines = ["", "## Data", ""]
+    if counts["episodes"]:
+        lines += [
+            f"Steps {first} to {last} trained on {counts['episodes']} answers to {counts['tasks']} tasks; the rewards "
+            f"of {counts['tasks_with_signal']} tasks differed."
+        ]
+    if len(lineage.steps) < lineage.step:
+        lines += [
+            f"The journal holds {len(lineage.steps)} of the {lineage.step} steps: others were done by another run, or "
+            "before it began."
+        ]
+    of = [f"{count} through the gateway's route `{name}`" for name, count in lineage.routes.items()]
+    of += [f"{lineage.others} by clients of their own"] if lineage.others else []
+    if of:
+        known = sum(lineage.routes.values()) + lineage.others
+        lines += [f"Of the {known} answers that the journal still has, " + ", ".join(of) + "."]
+    return lines
+
+
+_COUNTED = ("episodes", "tasks", "tasks_with_signal")
+
+
+def _rewards(lineage: Lineage) -> list[str]:
+    told = [step for step in lineage.steps if f"{TRAIN}reward_mean" in step.metrics]
+    if not told:
+        return []
+    every = -(-len(told) // _ROWS)
+    shown = [step for place, step in enumerate(told) if place % every == 0 or step is told[-1]]
+    title = "## Reward per step" if every == 1 else f"## Reward per step (each {every}th)"
+    rows = [(str(step.step), _number(step, "reward_mean"), _number(step, "reward_std")) for step in shown]
+    return ["", title, "", *_table(("step", "mean", "deviation"), rows)]
+
+
+def _number(step: StepResult, name: str) -> str:
+    value = step.metrics.get(TRAIN + name)
+    return "" if value is None else f"{value:.4g}"
+
+
+def _evaluations(lineage: Lineage) -> list[str]:
+    if not lineage.evaluations:
+        return [
+            "",
+            "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
+        ]
+    rows: list[tuple[str, ...]] = []
+    for one in lineage.evaluations:
+        success = one.metrics.get(f"{EVAL}success_rate")
+        rows.append(
+            (
+                str(one.step),
+                str(one.episodes),
+                f"{one.metrics[f'{EVAL}reward_mean']:.4g}",
+                "" if success is None else f"{success:.1%}",
+            )
+        )
+    return ["", "## Evaluation", "", *_table(("weights of step", "episodes", "mean reward", "success"), rows)]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
