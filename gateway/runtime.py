@@ -62,6 +62,7 @@ class Gateway:
         responses: stored for the Responses API.
         admission, retries: limits of the pipeline.
         door: counts of all requests, those without a route included; each route has its own.
+        reload_failures, reload_error: how many reloads failed, and why the last one did; empty once one succeeds.
         telemetry: metrics, traces and logs of requests.
     """
 
@@ -79,6 +80,7 @@ class Gateway:
         self.telemetry = Telemetry(plan.config)
         self._held = AsyncExitStack()
         self._left_out: set[str] = set()
+        self.reload_failures, self.reload_error = 0, ""
 
     @property
     def config(self) -> GatewayConfig:
@@ -103,7 +105,7 @@ class Gateway:
                 logger.warning("a field was left out of a request (logged once for its kind): %s", note)
 
     async def reload(self) -> list[str]:
-        """Read the configuration again, for all requests from now on.
+        """Read the configuration again, for all requests from now on; a failure is counted.
 
         Returns:
             Changed settings that need a restart to take effect.
@@ -115,6 +117,16 @@ class Gateway:
         source = self._source
         if source is None:
             raise ConflictError("this gateway was started without a configuration file", code="nothing_to_reload")
+        try:
+            fixed = await self._reload(source)
+        except ConfigError as exc:
+            self.reload_failures, self.reload_error = self.reload_failures + 1, exc.message
+            logger.error("the configuration is not reloaded, the one before stays: %s", exc)
+            raise
+        self.reload_error = ""
+        return fixed
+
+    async def _reload(self, source: ConfigSource) -> list[str]:
         async with self._reloading:
             try:
                 # loading hooks runs the operator's code

@@ -3,14 +3,27 @@ reads them."""
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
+import re
+from collections import Counter, deque
 from enum import StrEnum
+from statistics import pstdev
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from reward_hooks.contract import GroupScore
+from swarm.errors import HookError
 from swarm.status import EngineFailure
 
+logger = logging.getLogger(__name__)
+
+#: The latest judged groups of a route over which means are taken.
+RECENT_GROUPS = 100
+#: Begins the log line of a hook's failure: the first of its kind, then the 10th, the 100th, ... The kind follows.
+HOOK_FAILS = "the hook fails"
+#: Numbers in a sentence, but for those of lines.
+_NUMBER = re.compile(r"(?<!line )\b\d+")
 #: Distinct kinds of one count; error codes come from other servers too.
 MAX_KINDS = 100
 
@@ -37,6 +50,29 @@ class Kinds(Counter[str]):
         if kind not in self and len(self) >= MAX_KINDS:
             kind, count = "other", self["other"] + count
         super().__setitem__(kind, count)
+
+
+class Sentences(Kinds):
+    """Counts of what went wrong, a sentence each; those that differ in numbers alone count under the first one."""
+
+    def add(self, sentence: str) -> int:
+        """Count it; return how often its kind has come."""
+        kind = _NUMBER.sub("N", sentence)
+        first = next((known for known in self if _NUMBER.sub("N", known) == kind), sentence)
+        self[first] += 1
+        return self[first]
+
+
+def hook_failed(error: HookError, codes: Counter[str], sentences: Counter[str]) -> None:
+    """Count a hook's failure by its code, and by the sentence about it that quotes nobody; tell the first of its kind
+    and then each power of ten."""
+    code = error.code or error.type
+    codes[code] += 1
+    told = error.told or code
+    count = sentences.add(told) if isinstance(sentences, Sentences) else 1
+    if count == 10 ** (len(str(count)) - 1):
+        times = f" ({count} times)" if count > 1 else ""
+        logger.error("%s%s: %s: %s", HOOK_FAILS, times, code, told)
 
 
 class _Part(BaseModel):
@@ -77,6 +113,24 @@ class Groups(_Part):
     uninformative: int = 0
 
 
+class Recent(_Part):
+    """The latest judged groups of each route, at most :data:`RECENT_GROUPS`: how many, those of them whose rewards
+    differ, and the sums over them of a group's mean reward and of its standard deviation."""
+
+    groups: int = 0
+    with_signal: int = 0
+    reward: float = 0.0
+    spread: float = 0.0
+    _each: deque[tuple[bool, float, float]] = PrivateAttr(default_factory=lambda: deque(maxlen=RECENT_GROUPS))
+
+    def add(self, score: GroupScore) -> None:
+        """Take in a judged group."""
+        self._each.append((score.informative, score.mean, pstdev(score.values)))
+        self.groups = len(self._each)
+        self.with_signal = sum(differs for differs, _, _ in self._each)
+        self.reward, self.spread = sum(mean for _, mean, _ in self._each), sum(each for _, _, each in self._each)
+
+
 class Tokens(_Part):
     """Completion tokens of groups: of delivered answers, and of the others."""
 
@@ -102,6 +156,7 @@ class Stats(_Part):
         default_factory=Counter[str], description="by how they were chosen, see `gateway.stats.Choice`"
     )
     groups: Groups = Field(default_factory=Groups)
+    recent: Recent = Field(default_factory=Recent)
     tokens: Tokens = Field(default_factory=Tokens)
     malformed_calls: int = Field(
         default=0, description="tool calls in any answer of a group whose arguments are no JSON object"
@@ -111,6 +166,9 @@ class Stats(_Part):
         default_factory=Kinds, description="requests answered once by a rule of `pass_through`, or by the submit hook"
     )
     hook_failures: Counter[str] = Field(default_factory=Kinds, description="hook calls without a result, by error code")
+    hook_errors: Counter[str] = Field(
+        default_factory=Sentences, description="the same by a sentence about the first of its kind, which quotes nobody"
+    )
     fallbacks: Counter[str] = Field(default_factory=Kinds, description="answers without a group of the swarm's, by why")
     errors: Counter[str] = Field(default_factory=Kinds, description="that callers got, by code")
 
@@ -159,6 +217,7 @@ class SessionCounts(_Part):
     signals: Counter[str] = Field(default_factory=Counter[str], description="by name")
     feedback: Counter[str] = Field(default_factory=Counter[str], description="that counts, or came too late to train")
     hook_failures: Counter[str] = Field(default_factory=Kinds, description="of session hooks, by code")
+    hook_errors: Counter[str] = Field(default_factory=Sentences, description="the same by sentence, see `Stats`")
     credited: int = Field(default=0, description="rewards of session hooks that reached their open group")
     credit_dropped: int = Field(
         default=0, description="those that came too late for it, or to an answer that is not trained"
@@ -178,4 +237,6 @@ class GatewayStatus(Stats):
     control: str = "none"
     routes: dict[str, RouteStatus]
     sessions: SessionCounts = SessionCounts()
+    reload_failures: int = Field(default=0, description="of its configuration; the one before stays")
+    reload_error: str = Field(default="", description="why the last reload failed; empty once one succeeds")
     swarms: list[SwarmStatus] = []

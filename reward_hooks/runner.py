@@ -12,7 +12,6 @@ import contextlib
 import copy
 import inspect
 import json
-import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,12 +41,14 @@ from reward_hooks.contract import (
 from swarm.errors import HookError
 from swarm.types import Model, Task
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 #: Seconds that a cancelled async hook gets to stop before it is left behind.
 CANCEL_GRACE = 0.5
+
+
+class _ResultError(ValueError):
+    """What a hook returned is not what it must return; the message quotes nothing of it but types and numbers."""
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,14 @@ class HookRunner:
             copies = _copied(list(args), {})
         except Exception as exc:
             reason = f"cannot be given a copy of its arguments: {type(exc).__name__}: {exc}"
-            raise self._error(name, reason, "hook_arguments") from exc
+            told = f"cannot be given a copy of its arguments: {type(exc).__name__}"
+            raise self._error(name, reason, "hook_arguments", told) from exc
         result = await self._call(name, hook, context, *copies)
         try:
             return check(result)
         except Exception as exc:  # objects of user code may raise whenever they are touched
-            raise self._error(name, str(exc), "hook_result") from exc
+            told = str(exc) if isinstance(exc, _ResultError) else f"returned what is no result: {type(exc).__name__}"
+            raise self._error(name, str(exc), "hook_result", told) from exc
 
     async def _call(self, name: str, hook: Callable[..., Any], context: HookContext, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -228,17 +231,21 @@ class HookRunner:
             if inspect.isawaitable(done.value):
                 done = await self._settle(done.value, deadline - loop.time())
         except TimeoutError:
-            raise self._error(name, f"took longer than {seconds:g} s", "hook_timeout") from None
+            late = f"took longer than {seconds:g} s"
+            raise self._error(name, late, "hook_timeout", late) from None
         except HookError as exc:
-            raise self._error(name, exc.message, exc.code or "hook_busy") from exc
+            raise self._error(name, exc.message, exc.code or "hook_busy", exc.message) from exc
         if done.error is None:
             return done.value
         if isinstance(done.error, HookError):
             code = done.error.code if done.error.code != HookError.default_code else "hook_refused"
-            raise self._error(name, f"gives no result: {done.error.message}", code or "hook_refused") from done.error
+            told = "gives no result" + (f": {done.error.told}" if done.error.told else _place(done.error, hook))
+            said = f"gives no result: {done.error.message}"
+            raise self._error(name, said, code or "hook_refused", told) from done.error
         # SystemExit and KeyboardInterrupt must not travel on, not even as a cause
         cause = done.error if isinstance(done.error, Exception) else None
-        raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised") from cause
+        told = f"raised {type(done.error).__name__}{_place(done.error, hook)}"
+        raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised", told) from cause
 
     async def _settle(self, awaitable: Awaitable[Any], seconds: float) -> Done:
         """Await user code in its own task, so that code which swallows its cancellation can be left behind."""
@@ -264,10 +271,10 @@ class HookRunner:
                 task.add_done_callback(self._stray.discard)
         raise TimeoutError
 
-    def _error(self, name: str, reason: str, code: str) -> HookError:
+    def _error(self, name: str, reason: str, code: str, told: str) -> HookError:
         # the text of an exception may hold a lone surrogate
         error = HookError(f"{self._hooks.source}: {name} {sendable(reason)}", code=code)
-        logger.warning("%s fails: %s", name, error)
+        error.told = f"{name} {sendable(told)}"
         return error
 
 
@@ -313,32 +320,32 @@ def _checked_submission(result: object, request: UserRequest, context: HookConte
     elif isinstance(result, list | tuple):
         task, listed = default_task(request), list(cast("Sequence[Any]", result))
     else:
-        raise ValueError(
+        raise _ResultError(
             f"returned a {type(result).__name__}; return a list of request bodies, a Submission or a PassThrough"
         )
     if len(listed) != context.num_repeat:
-        raise ValueError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
+        raise _ResultError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
     checked: set[int] = set()
     for index, body in enumerate(listed):
         if not isinstance(body, dict):
-            raise ValueError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
+            raise _ResultError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
         if id(cast(object, body)) not in checked:  # usually the same body N times
             try:
                 json.dumps(body, allow_nan=False)
             except (TypeError, ValueError) as exc:
-                raise ValueError(f"returned request {index} that is not JSON: {exc}") from exc
+                raise _ResultError(f"returned request {index} that is not JSON: {exc}") from exc
             checked.add(id(cast(object, body)))
     return Submission(task=task, requests=listed)
 
 
 def _checked_rewards(result: object, count: int, of: str) -> list[Reward]:
     if not isinstance(result, list | tuple):
-        raise ValueError(f"returned a {type(result).__name__}; return a list with one reward per {of[:-1]}")
+        raise _ResultError(f"returned a {type(result).__name__}; return a list with one reward per {of[:-1]}")
     values = list(cast("Sequence[object]", result))
     if len(values) != count:
-        raise ValueError(f"returned {len(values)} rewards for {count} {of}")
+        raise _ResultError(f"returned {len(values)} rewards for {count} {of}")
     if not values:
-        raise ValueError(f"was given no {of}")
+        raise _ResultError(f"was given no {of}")
     return [_checked_reward(value, index) for index, value in enumerate(values)]
 
 
@@ -352,9 +359,9 @@ def _checked_reward(value: object, index: int) -> Reward:
     reward = value if isinstance(value, Reward) else None
     number = reward.value if reward is not None else value
     if not isinstance(number, Real):
-        raise ValueError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
+        raise _ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
     if not math.isfinite(number):
-        raise ValueError(f"returned {number} as reward {index}; rewards must be finite")
+        raise _ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
     if reward is None:
         return Reward(value=float(number))
     # validated again: model_construct and subclasses can hold anything
@@ -363,8 +370,12 @@ def _checked_reward(value: object, index: int) -> Reward:
 
 def _describe(error: BaseException, hook: Callable[..., Any]) -> str:
     """Type, message and the line of user code that raised."""
-    said = traceback.format_exception_only(error)[-1].strip()
+    return traceback.format_exception_only(error)[-1].strip() + _place(error, hook)
+
+
+def _place(error: BaseException, hook: Callable[..., Any]) -> str:
+    """The line of user code that raised, in brackets."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(inspect.unwrap(hook), "__code__", None)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename] or frames
-    return f"{said} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else said
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 
 #: Prefixes of the metrics of a training step's batch, and of evaluations.
 TRAIN, EVAL = "swarm/", "eval/"
+#: Metrics of a step's batch that people read: means over its episodes and the deviation of their rewards, its groups,
+#: and those of them whose rewards differ.
+REWARD, SPREAD = f"{TRAIN}reward_mean", f"{TRAIN}reward_std"
+SUCCESS, CALLS = f"{TRAIN}success_rate", f"{TRAIN}calls_mean"
+RESPONSE_TOKENS = f"{TRAIN}response_tokens_mean"
+TASKS, TASKS_WITH_SIGNAL = f"{TRAIN}tasks", f"{TRAIN}tasks_with_signal"
 #: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out.
 MAX_LOGGED, MAX_NAME = 64, 100
 #: Begins the name of what workflows log.

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gateway.observability.scrubbing import without_credentials
 from gateway.routing.breaker import BreakerState
-from gateway.stats import Stats
+from gateway.stats import RECENT_GROUPS, Stats
 from swarm.http.exposition import counter, exposition, gauge
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         gateway = self._gateway
         yield from _groups(gateway.routes.stats)
+        yield counter("gateway_reload_failures", "Reloads that a wrong configuration failed", gateway.reload_failures)
         yield counter("gateway_errors", "Errors that callers got, by code", gateway.door.errors, "code")
         yield from _limits(gateway)
         yield from _swarms(gateway)
@@ -56,8 +57,7 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     chosen = by(lambda one: one.answers)
     yield counter("gateway_answers", "Answers by how they were chosen", chosen, "route", "chosen")
     groups = {name: one.groups for name, one in stats.items()}
-    submitted = {name: one.informative + one.uninformative for name, one in groups.items()}
-    shares = {name: groups[name].informative / count for name, count in submitted.items() if count}
+    recent = {name: one.recent for name, one in stats.items() if one.recent.groups}
     trained = {name: one.trained for name, one in groups.items()}
     yield counter("gateway_trained_groups", "Groups that the swarm server acknowledged", trained, "route")
     yield counter(
@@ -70,7 +70,25 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
         "route",
         "informative",
     )
-    yield gauge("gateway_informative_group_share", "Of the groups submitted since the start", shares, "route")
+    lately = f"over the latest {RECENT_GROUPS} judged groups of the route"
+    yield gauge(
+        "gateway_informative_group_share",
+        f"Share (0 to 1) of groups whose rewards differ, {lately}",
+        {name: one.with_signal / one.groups for name, one in recent.items()},
+        "route",
+    )
+    yield gauge(
+        "gateway_reward_mean",
+        f"Mean reward of all answers, in the hook's own units, {lately}",
+        {name: one.reward / one.groups for name, one in recent.items()},
+        "route",
+    )
+    yield gauge(
+        "gateway_reward_spread",
+        f"Standard deviation of the rewards within a group, its mean {lately}",
+        {name: one.spread / one.groups for name, one in recent.items()},
+        "route",
+    )
     yield counter(
         "gateway_tokens",
         "Completion tokens of groups: delivered, or wasted on answers that nobody got",
@@ -82,7 +100,7 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
     passed, failures = by(lambda one: one.passed_through), by(lambda one: one.hook_failures)
     yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
-    yield counter("gateway_hook_failures", "Hook calls without a result", failures, "route", "code")
+    yield counter("gateway_hook_failures", "Hook calls without a result, by kind", failures, "route", "code")
     fallbacks = by(lambda one: one.fallbacks)
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"

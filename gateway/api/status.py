@@ -71,6 +71,8 @@ async def status(request: Request) -> GatewayStatus:
             control=gateway.config.control,
             joined=gateway.retries.joined,
             routes={route.name: _route(gateway, route) for route in table.routes},
+            reload_failures=gateway.reload_failures,
+            reload_error=gateway.reload_error,
             sessions=gateway.sessions.status(),
             swarms=[swarm.status() for swarm in swarms],
         )

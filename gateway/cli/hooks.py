@@ -64,10 +64,9 @@ def try_hooks(
         ConfigError: a hook does not load, the file holds no group, or a line of it is not a group.
     """
     import asyncio
-    import logging
     from itertools import islice
 
-    from reward_hooks import HookRunner, load_hooks
+    from reward_hooks import load_hooks
     from reward_hooks.offline import run_offline
     from reward_hooks.recorded import read_groups
 
@@ -76,14 +75,9 @@ def try_hooks(
     groups = list(islice(read_groups(data), limit))
     if not groups:
         raise ConfigError(f"{data} holds no group")
-    # failures are in the report; a log line for each would bury it
-    logging.getLogger(HookRunner.__module__).setLevel(logging.CRITICAL)
-    try:
-        return asyncio.run(
-            run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
-        )
-    finally:
-        logging.getLogger(HookRunner.__module__).setLevel(logging.NOTSET)
+    return asyncio.run(
+        run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
+    )
 
 
 def print_hook_report(report: HookReport, show: int) -> None:

@@ -41,30 +41,65 @@ def replay(
     swarm_token: Annotated[str | None, typer.Option(envvar="SWARM_TOKEN", help="its token, if it has one")] = None,
     seed: Annotated[int, typer.Option(help="of the order of the prompts")] = 0,
     report: Annotated[Path | None, typer.Option(help="folder for report.json and report.png")] = None,
+    no_train: Annotated[
+        bool,
+        typer.Option(
+            "--no-train",
+            help="score the prompts and train nothing: by the gateway's hook, which must score each answer by itself, "
+            "or by --hooks",
+        ),
+    ] = False,
+    hooks: Annotated[
+        str | None,
+        typer.Option(
+            help="with --no-train: hook folder, blend file, name, or module:attribute that judges the model's own "
+            "answers here; with --compare those of both versions in one call, which is right for hooks that rank as "
+            "well; needs no gateway, so the address may be a plain vLLM. --epochs says how many answers to each prompt"
+        ),
+    ] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option(help="earlier report (folder or file) to draw beside this one")
+        list[Path] | None,
+        typer.Option(
+            help="earlier report (folder or file) to draw beside this one; with --no-train: of the version to compare "
+            "with, prompt by prompt: is this one better?"
+        ),
     ] = None,
     label: Annotated[str, typer.Option(help="name of this run in the table and the plot")] = "run",
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON, no progress bar")] = False,
 ) -> None:
-    """Send a dataset through an application and report reward by step, latency and failures."""
+    """Send a dataset through an application and report reward by step, latency and failures; or score held-out prompts
+    on two versions of the model and say which is better."""
     import asyncio
     from contextlib import nullcontext
     from urllib.parse import urlsplit
 
+    from gateway.replay.compare import ENGINE_HEADERS, GATEWAY_HEADERS, scored
     from gateway.replay.output import print_report, replay_bar, write_report
     from gateway.replay.plot import check_plots
     from gateway.replay.report import Report, read_report
     from gateway.replay.run import Progress, make_config
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
+    from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
 
     if steps is not None and swarm_url is None:
         raise ConfigError("--steps needs --swarm-url to see the steps")
-    if report is not None:
+    if hooks is not None and not no_train:
+        raise ConfigError("--hooks goes with --no-train: what is trained is judged by the gateway's hook")
+    if no_train and (command is not None or steps is not None):
+        raise ConfigError("--no-train sends the prompts itself and trains nothing: leave out --command and --steps")
+    if no_train and compare and len(compare) > 1:
+        raise ConfigError("--no-train compares with one earlier report: give --compare once")
+    if report is not None and not no_train:
         check_plots()
     others = [read_report(path) for path in compare or []]
+    earlier = others[0] if no_train and others else None
+    if earlier is not None and not (isinstance(earlier, Report) and earlier.scores):
+        raise ConfigError(
+            f"{earlier.label} is no report of `replay --no-train`: it has no scored prompts to compare with"
+        )
+    judge = load_hooks(hooks) if hooks is not None else None
     config = make_config(
         data=data,
         target=command or base_url,
@@ -76,6 +111,7 @@ def replay(
         steps=steps,
         time_limit=time_limit,
         seed=seed,
+        no_train=no_train,
     )
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -89,19 +125,21 @@ def replay(
                 env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
                 return await send(config, CommandSender(command, env, request_timeout), client, on_progress)
             body = {} if max_tokens is None else {"max_tokens": max_tokens}
-            async with HttpSender(base_url, api_key, body, request_timeout) as sender:
+            headers = {} if not no_train else ENGINE_HEADERS if judge is not None else GATEWAY_HEADERS
+            async with HttpSender(base_url, api_key, body, request_timeout, headers) as sender:
                 sender.body["model"] = model or await sender.first_model()
                 with_model = config.model_copy(update={"model": sender.body["model"]})
-                return await send(with_model, sender, client, on_progress)
+                sent = await send(with_model, sender, client, on_progress)
+        return await scored(sent, earlier, judge) if no_train and sent.scores else sent
 
     with replay_bar(visible=not as_json) as bar:
         result = asyncio.run(send_all(bar))
     if report is not None:
-        write_report(result, report, others)
+        write_report(result, report, () if no_train else others)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        print_report(result, others)
+        print_report(result, () if no_train else others)
         if report is not None:
             typer.echo(f"report: {report}")
     if result.interrupted:

@@ -186,7 +186,8 @@ def _words(kind: str, values: Any) -> str:
 def _draw(study: Study, state: State, path: Path) -> str:
     """The plot's name; empty if there is nothing to draw, or matplotlib is not installed."""
     from gateway.replay.plot import COLOURS, INK, check_plots, evaluated, picture
-    from swarm.research.decisions import arm_scores, mean_interval
+    from swarm.intervals import mean_interval
+    from swarm.research.decisions import arm_scores
     from swarm.research.ledger import BASE
 
     first = {name: run for name, run in state.runs.items() if "." not in name and run.scores}

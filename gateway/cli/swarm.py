@@ -76,8 +76,9 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
 
     Parts without content are left out.
     """
-    from gateway.tui.format import printable, step_line, text_lines
+    from gateway.tui.format import printable, text_lines
     from gateway.tui.swarm_view import Order, episodes, view
+    from swarm.progress import step_line
 
     shown = view(status, ())
     lines = [f"{line.label:<6} {line.text}" for line in shown.head]

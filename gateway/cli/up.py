@@ -42,6 +42,8 @@ _LINES = {
     "meanwhile users are answered, and nothing is trained whose record would be lost",
     "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
+    "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "such groups are not trained; "
+    "`swarm-gateway groups list --reason hook_failed` shows them",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
     "evaluation": "evaluation of step {step}: {results}",
@@ -60,7 +62,7 @@ _LINES = {
 _DOING = {
     "boot": "booting: {doing}",
     "state": "{doing}",
-    "batch": "collecting a batch: {tasks} of {of} tasks, {wanted} requests to go",
+    "batch": "collecting a batch: {words}",
     "progress": "{words}",
     "stopping": "stopping the {name}",
 }
@@ -234,6 +236,8 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
 
 def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     """Parts of a line that depend on an event's values."""
+    from swarm.progress import DOING
+
     lines = values.get("last_lines", [])
     step = values.get("step")
     without = "the job's model: there is no checkpoint yet"
@@ -244,8 +248,7 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
         + (f"the checkpoint of step {saved}" if saved else without),
         "later": f"; what it saved later is kept in {values['kept']}" if values.get("kept") else "",
         "lost": unsaved + (f"step {saved}" if saved else without),
-        "doing": values.get("detail") or values.get("stage") or values.get("state", "").removeprefix("ENGINE.").lower(),
-        "wanted": str(max(0, values.get("of", 0) - values.get("tasks", 0))),
+        "doing": values.get("detail") or values.get("stage") or DOING.get(values.get("state", ""), ""),
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",
         "origin": f"the checkpoint of step {step}" if step else without,
@@ -261,7 +264,7 @@ def _results(values: dict[str, Any]) -> str:
 
 
 def _step(values: dict[str, Any]) -> str:
-    from gateway.tui.format import step_line
+    from swarm.progress import step_line
     from swarm.types import StepResult
 
     return step_line(StepResult.model_validate({name: values[name] for name in StepResult.model_fields}))

@@ -35,6 +35,7 @@ class Child:
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name = name
         self.log = log
+        self._read = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         keep_earlier(log)
         with log.open("wb") as output:
@@ -62,6 +63,17 @@ class Child:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return [line.rstrip() for line in lines if line.strip()][-count:]
+
+    def new_lines(self) -> list[str]:
+        """The whole lines of its log since the last call; none where somebody has taken the log away."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._read)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._read += len(whole) + len(newline)
+        return whole.decode(errors="replace").splitlines()
 
     def find(self, pattern: str) -> re.Match[str] | None:
         """The first match of ``pattern`` in its log."""

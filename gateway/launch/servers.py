@@ -6,7 +6,10 @@ saved is never trained over, or mixed with another job, unless the user says so.
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +20,7 @@ from gateway.launch.children import Child
 from gateway.launch.plan import EarlierRun, ServerPlan
 from gateway.launch.run_folder import checkpoint_folder, saved_step
 from gateway.launch.watch import EngineWatch, OnEvent, UpFailedError
+from gateway.stats import HOOK_FAILS
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
@@ -27,6 +31,9 @@ from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
 TOKEN_VARIABLE = "SWARM_TOKEN"
 LISTENING = r"listening on (https?://\S+)"
 START_DEADLINE = 60.0
+_HOOK_FAILS = re.compile(re.escape(HOOK_FAILS) + r": (?P<code>[^:]+): (?P<sentence>.*)")
+#: A line of our logs that tells no failure, in both of their forms.
+_NO_CAUSE = re.compile(r'\S+ \S+ (DEBUG|INFO|WARNING) |\{.*"level": "(debug|info|warning)"')
 #: A gateway that has lived for so long does not die of its start.
 _LASTING_SECONDS = 60.0
 _START_PAUSE = 2.0
@@ -179,7 +186,8 @@ class Gateway:
         self._serves, self._said = True, ""
 
     def look(self) -> None:
-        """Report its death and its return, and start it again when that is due.
+        """Report its death and its return, and the first of each kind of failure of its hooks; start it again when
+        that is due.
 
         Raises:
             UpFailedError: it died too often in a row.
@@ -194,7 +202,10 @@ class Gateway:
                     self._restart_at = now + _START_PAUSE
                     self._say(f"the gateway cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s")
             return
-        if (code := self.child.exit_code) is None:
+        for line in self.child.new_lines():
+            if HOOK_FAILS in line and (told := _HOOK_FAILS.search(_message(line))):
+                self._on_event("hook_failed", told.groupdict())
+        if self.child.exit_code is None:
             if not self._serves and self._listens():
                 self._serves = True
                 self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
@@ -206,11 +217,11 @@ class Gateway:
         self.child.stop(0.0)
         if self._deaths > MAX_RESTARTS:
             raise ended(self.child)
-        reason = f"the gateway ended with exit code {code}"
+        reason = str(ended(self.child))
         pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
         self._restart_at, self._said = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
-        self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": self.child.last_lines()})
+        self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": ended(self.child).last_lines})
 
     def _listens(self) -> bool:
         # a log on a full disk does not tell
@@ -226,8 +237,22 @@ class Gateway:
             self._on_event("warning", {"message": text})
 
 
+def _message(line: str) -> str:
+    """The message of a line of our log, in either form."""
+    try:
+        return str(json.loads(line)["message"]) if line.startswith("{") else line
+    except (ValueError, LookupError):
+        return line
+
+
 def ended(child: Child) -> UpFailedError:
-    return UpFailedError(f"the {child.name} ended with exit code {child.exit_code}", child.last_lines(), child.log)
+    """How it ended, with those of its last lines that may say why."""
+    code = child.exit_code
+    how = f"ended with exit code {code}"
+    if code is not None and -code in set(signal.Signals):
+        how = f"was killed by {signal.Signals(-code).name}"
+    lines = [line for line in child.last_lines() if not _NO_CAUSE.match(line)]
+    return UpFailedError(f"the {child.name} {how}", lines, child.log)
 
 
 def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> dict[str, Any]:

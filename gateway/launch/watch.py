@@ -16,14 +16,16 @@ from typing import Any, NoReturn
 from gateway.launch.run_folder import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.metrics import TRAIN
+from swarm.metrics import TASKS_WITH_SIGNAL
+from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus
 from swarm.types import StepResult
 
-_TASKS_WITH_SIGNAL = f"{TRAIN}tasks_with_signal"
-#: Steps in a row without a signal after which a warning is due.
-_SILENT_STEPS = 2
+#: Groups in a row, none of which got rewards, after which a warning is due.
+_FAILED_GROUPS = 3
+#: Begin the server's names of episodes that were given up because a hook failed; the hook's code follows.
+_HOOK_FAILED = ("reward_hook_failed", "submit_hook_failed")
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -79,7 +81,10 @@ class EngineWatch:
         self._steps_without_signal = 0
         self._warnings: set[str] = set()
         self._journal_error = ""
-        self._batch: tuple[int, int] | None = None
+        self._batch: tuple[int, int, str] | None = None
+        # episodes that a hook lost, and those that can be trained, when one of the latter came last
+        self._hook_lost = self._trainable = 0
+        self._hook_warned = False
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
         self.finished = False
@@ -124,6 +129,7 @@ class EngineWatch:
                 self._on_event("step", step.model_dump(mode="json"))
                 self._see_signal(step)
         self._see_batch(status)
+        self._see_hooks(status)
         for text in status.warnings:
             if text not in self._warnings:
                 self._warnings.add(text)
@@ -163,26 +169,34 @@ class EngineWatch:
         """Report how much of the batch there is, each time it changes."""
         if status.pool is None or status.engine.engine_status is not EngineState.ROLLING:
             return
-        batch = (status.pool.completed_tasks, self._job.batch_size)
+        batch = batch_progress(status.pool, self._job.collection)
         if batch != self._batch:
             self._batch = batch
-            self._on_event("batch", {"tasks": batch[0], "of": batch[1]})
+            self._on_event("batch", {"tasks": batch[0], "of": batch[1], "words": batch[2]})
 
     def _see_signal(self, step: StepResult) -> None:
         """Warn once when two steps in a row had no group whose rewards differ, and again after a step that had one."""
-        if step.metrics.get(_TASKS_WITH_SIGNAL, 1.0):
+        if step.metrics.get(TASKS_WITH_SIGNAL, 1.0):
             self._steps_without_signal = 0
             return
         self._steps_without_signal += 1
-        if self._steps_without_signal == _SILENT_STEPS:
-            self._on_event(
-                "warning",
-                {
-                    "message": f"in {_SILENT_STEPS} steps in a row all answers to a request got the same reward, so "
-                    "nothing was learned: make the reward finer, raise job.temperature, or set job.collection to "
-                    "finish_enough_non_dummy_tasks"
-                },
+        if self._steps_without_signal == SILENT_STEPS:
+            self._on_event("warning", {"message": NO_SIGNAL})
+
+    def _see_hooks(self, status: ServerStatus) -> None:
+        """Warn once when hooks fail on one group after the other, and again after one on which none failed."""
+        kinds = {kind: count for kind, count in status.dropped.items() if kind.startswith(_HOOK_FAILED)}
+        lost, trainable = sum(kinds.values()), status.outcomes.get("trainable", 0)
+        if trainable != self._trainable or lost < self._hook_lost:
+            self._trainable, self._hook_lost, self._hook_warned = trainable, lost, False
+        groups = (lost - self._hook_lost) // self._job.num_repeat
+        if groups >= _FAILED_GROUPS and not self._hook_warned:
+            self._hook_warned = True
+            message = (
+                f"the hook failed on each of the last {groups} groups ({', '.join(kinds)}): the batch gets no task, so "
+                "training waits until the hook is mended; `swarm-gateway groups list --reason hook_failed` shows them"
             )
+            self._on_event("warning", {"message": message})
 
     def _see_death(self, status: ServerStatus, entered: bool) -> None:
         """Plan a restart, unless the engine was stopped on purpose."""
@@ -256,5 +270,5 @@ class EngineWatch:
             else:
                 self._on_event("ready", values)
         if state is not self._state:
-            self._state = state
+            self._state, self._batch = state, None
             self._on_event("state", {"state": str(state), "detail": detail})

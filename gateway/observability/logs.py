@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from gateway.observability.request import RequestRecord, current, trace_id
 from gateway.observability.scrubbing import text_without_secrets
-from swarm.errors import CONTEXT_LENGTH, ConfigError, SwarmGatewayError, UnavailableError
+from swarm.errors import CONTEXT_LENGTH, ConfigError, HookError, SwarmGatewayError, UnavailableError
 
 access = logging.getLogger("gateway.access")
 
@@ -106,6 +106,8 @@ def log_access(record: RequestRecord) -> None:
 
 def _described(exc: BaseException) -> str:
     """The message of ``exc`` if it cannot quote a user, else its type and those of its causes."""
+    if isinstance(exc, HookError) and exc.told:
+        return exc.told[:_LONGEST]
     return str(exc)[:_LONGEST] if _quotes_nobody(exc) else " from ".join(map(_kind, _chain(exc)))
 
 

@@ -15,11 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from gateway.replay.compare import CONFIDENCE, by_prompt, mean_of, versions
 from gateway.replay.plot import draw
 from gateway.replay.report import PLOT_FILE, REPORT_FILE, Curves, Report, TrainingReport
 from gateway.replay.run import Progress
 from swarm.errors import ConfigError
+from swarm.intervals import mean_interval, welch_interval
+from swarm.progress import step_line
 
+#: What rewards by step cannot say: each step has other prompts, and the model has seen them.
+_TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts"
 #: Rows of the table of steps.
 _MAX_ROWS = 30
 
@@ -44,8 +49,9 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
             line = describe(progress, time.monotonic() - began)
             bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
             if visible and bars.disable and progress.step > printed:
+                for number in sorted(step for step in progress.steps if step > printed):
+                    console.print(step_line(progress.steps[number]), markup=False, soft_wrap=True)
                 printed = progress.step
-                console.print(f"{len(progress.outcomes)} requests  {line}", markup=False)
 
         yield show
 
@@ -56,9 +62,11 @@ def describe(progress: Progress, seconds: float) -> str:
     parts = [f"{60 * done / seconds:.0f}/min" if seconds > 1 else ""]
     failed = sum(1 for outcome in progress.outcomes if outcome.failure)
     parts.append(f"{failed} failed" if failed else "")
-    parts.append(f"step {progress.step}" if progress.steps else "")
-    parts.append("" if progress.reward is None else f"reward {progress.reward:.3f}")
-    parts.append(progress.engine.lower().replace("_", " "))
+    if progress.steps:
+        parts.append(step_line(progress.steps[max(progress.steps)]))
+    elif progress.reward is not None:
+        parts.append(f"reward {progress.reward:.3f}")
+    parts.append(progress.batch)
     return "  ".join(filter(None, parts))
 
 
@@ -96,7 +104,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
             table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
         console.print(table)
     for line in summary(report):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -125,13 +133,41 @@ def summary(report: Curves) -> list[str]:
             f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
             f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"
         )
+    if isinstance(report, Report) and report.scores:
+        return [*lines, *_held_out(report)]
     first, last = report.mean_of_first(), report.mean_of_last()
     if first is not None and last is not None:
         if len(report.steps) == 1:
-            return [*lines, f"mean reward: {first:.3f} in the only step"]
+            return [*lines, f"mean reward: {first:.3f} in the only step", _TEST]
         edge = f"first {report.edge} of {len(report.steps)} steps"
-        lines.append(f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f})")
+        told = f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f}"
+        lines.append(told + f"{_change(report)})")
+        lines += [] if report.evaluations else [_TEST]
     return lines
+
+
+def _change(report: Curves) -> str:
+    """Welch's interval of the last steps' rewards minus the first ones', and whether it tells anything."""
+    first, last = ([point.reward_mean for point in part] for part in (report.first, report.last))
+    if report.edge < 2:
+        return ": so few steps tell nothing"
+    _, low, high = welch_interval(last, first, CONFIDENCE)
+    return f" [{low:.3f}, {high:.3f}]" + (": no change can be told" if low <= 0 <= high else "")
+
+
+def _held_out(report: Report) -> list[str]:
+    """Of an untrained replay: the mean reward, and how it compares."""
+    which = f" ({told})" if (told := versions(report)) else ""
+    if (found := report.comparison) is not None:
+        left_out = f", {found.left_out} left out without a reward of both" if found.left_out else ""
+        means = "" if found.after is None else f" {found.after:.3f}{which}, {found.earlier}: {found.before:.3f}"
+        return [f"mean reward on {found.prompts} prompts of both{left_out}:{means}", found.verdict]
+    means = [mean for scores in by_prompt(report.scores).values() if (mean := mean_of(scores)) is not None]
+    if not means:
+        return [f"no reward: the hook failed on all {len(report.scores)} answers"]
+    mean, low, high = mean_interval(means, CONFIDENCE)
+    interval = f" [{low:.3f}, {high:.3f}]" if len(means) > 1 else ""
+    return [f"mean reward: {mean:.3f}{interval} on {len(means)} prompts{which}; nothing was trained"]
 
 
 def write_report(report: Curves, folder: Path, others: Sequence[Curves] = ()) -> None:

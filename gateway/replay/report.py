@@ -9,10 +9,11 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.replay.senders import Outcome
+from gateway.replay.senders import Outcome, SavedAnswer
 from swarm.errors import ConfigError
 from swarm.metrics import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
@@ -68,17 +69,60 @@ class Curves(Model):
         """How many steps are compared at either end: three, or fewer where they would overlap."""
         return min(_EDGE, max(1, len(self.steps) // 2))
 
+    @property
+    def first(self) -> list[StepPoint]:
+        """The first :attr:`edge` steps."""
+        return self.steps[: self.edge]
+
+    @property
+    def last(self) -> list[StepPoint]:
+        """The last :attr:`edge` steps."""
+        return self.steps[-self.edge :]
+
     def mean_of_first(self) -> float | None:
-        """Mean reward of the first :attr:`edge` steps; None without any step."""
-        return _mean(self.steps[: self.edge])
+        """Mean reward of :attr:`first`; None without any step."""
+        return _mean(self.first)
 
     def mean_of_last(self) -> float | None:
-        """Mean reward of the last :attr:`edge` steps; None without any step."""
-        return _mean(self.steps[-self.edge :])
+        """Mean reward of :attr:`last`; None without any step."""
+        return _mean(self.last)
+
+
+class Score(Model):
+    """What an untrained request to one prompt brought: the mean reward of its group by the gateway's hook (``None``:
+    it gave none), or the answers, for a hook that judges them later."""
+
+    messages: list[dict[str, Any]]
+    reward: float | None = None
+    policy_version: int | None = None
+    answers: list[SavedAnswer] = []
+
+
+class Comparison(Model):
+    """This replay against an ``earlier`` one on the prompts of both.
+
+    Attributes:
+        earlier: its label.
+        prompts: that both have a reward for; ``left_out``: the others.
+        before, after: mean rewards over these prompts.
+        difference, low, high: the mean of the differences by prompt and its 95 % interval.
+        verdict: in words.
+    """
+
+    earlier: str
+    prompts: int
+    left_out: int
+    before: float | None = None
+    after: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str
 
 
 class Report(Curves):
-    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers."""
+    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers; of an untrained replay
+    there are ``scores`` instead, and perhaps how they compare with those of an earlier one."""
 
     target: str
     seed: int
@@ -88,6 +132,8 @@ class Report(Curves):
     cancelled: int
     failures: dict[str, Failure]
     latency: Latency | None
+    scores: list[Score] = []
+    comparison: Comparison | None = None
 
     @property
     def failed(self) -> int:

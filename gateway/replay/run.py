@@ -10,18 +10,21 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway.replay.report import Report, failures_of, latency_of, points_of_answers, points_of_steps
+from gateway.replay.report import Report, Score, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Prompt, Sender
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import validated
+from swarm.metrics import REWARD
+from swarm.progress import DOING, batch_progress
+from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Model, StepResult
 
@@ -47,6 +50,7 @@ class ReplayConfig(Model):
     time_limit: float | None = Field(default=None, gt=0)
     max_failures_in_a_row: int = Field(default=50, ge=1)
     seed: int = 0
+    no_train: bool = Field(default=False, description="the prompts are scored, and nothing is trained")
 
     @model_validator(mode="after")
     def _ends(self) -> ReplayConfig:
@@ -66,20 +70,25 @@ def make_config(**fields: Any) -> ReplayConfig:
 
 @dataclass
 class Progress:
-    """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 if there is none yet."""
+    """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 if there is none yet;
+    ``batch``: how full its next batch is, or what it does."""
 
     total: int | None
     begun: int = 0
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    scores: list[Score] = field(default_factory=list[Score])
     cancelled: int = 0
     first_step: int | None = None
     step: int = 0
     steps: dict[int, StepResult] = field(default_factory=dict[int, StepResult])
-    engine: str = ""
+    batch: str = ""
 
     def see(self, status: ServerStatus) -> None:
         """Take in a status; steps that were done before the first one belong to an earlier replay."""
-        self.engine = str(status.engine.engine_status).removeprefix("ENGINE.")
+        state = status.engine.engine_status
+        self.batch = DOING[state]
+        if state is EngineState.ROLLING and status.pool is not None and status.job is not None:
+            self.batch = batch_progress(status.pool, status.job.collection)[2]
         self.step = max((step.step for step in status.steps), default=0)
         if self.first_step is None:
             self.first_step = self.step
@@ -89,7 +98,7 @@ class Progress:
     def reward(self) -> float | None:
         """Mean reward of the last step, or of the latest answers where there is no swarm server."""
         if self.steps:
-            return self.steps[max(self.steps)].metrics.get("swarm/reward_mean")
+            return self.steps[max(self.steps)].metrics.get(REWARD)
         latest = [outcome.reward for outcome in self.outcomes[-20:] if outcome.reward is not None]
         return sum(latest) / len(latest) if latest else None
 
@@ -157,7 +166,17 @@ async def replay(
         cancelled=progress.cancelled,
         failures=failures_of(outcomes),
         latency=latency_of(outcomes),
-        steps=points_of_steps(steps) if swarm is not None else points_of_answers(outcomes),
+        steps=[] if config.no_train else points_of_steps(steps) if swarm else points_of_answers(outcomes),
+        scores=progress.scores,
+    )
+
+
+def _score(prompt: Prompt, outcome: Outcome) -> Score:
+    return Score(
+        messages=prompt.messages,
+        reward=outcome.reward,
+        policy_version=outcome.policy_version,
+        answers=list(outcome.answers),
     )
 
 
@@ -204,7 +223,10 @@ class _Run:
             except asyncio.CancelledError:
                 progress.cancelled += 1
                 raise
-            progress.outcomes.append(outcome)
+            if self.config.no_train and not outcome.failure:
+                progress.scores.append(_score(prompt, outcome))
+            # the answers of a long replay would fill the memory
+            progress.outcomes.append(replace(outcome, answers=()))
             self.on_progress(progress)
             if outcome.failure:
                 latest = progress.outcomes[-most:]

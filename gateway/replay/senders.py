@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from adapters.dialects.jsons import error_in, object_in
@@ -37,13 +38,22 @@ class Prompt(Model):
     messages: list[dict[str, Any]]
 
 
+class SavedAnswer(Model):
+    """One answer as it is kept for a hook: its OpenAI message, how it ended, its completion tokens (0: not known)."""
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+    completion_tokens: int = 0
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one request.
 
     ``failure`` is its kind, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean of the
     request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
-    ``retry_after``: seconds to wait before the next request, as the server asks.
+    ``retry_after``: seconds to wait before the next request, as the server asks. ``answers``: the choices, with the
+    completion tokens of each where there is one alone.
     """
 
     seconds: float
@@ -52,6 +62,7 @@ class Outcome:
     reward: float | None = None
     policy_version: int | None = None
     retry_after: float = 0.0
+    answers: tuple[SavedAnswer, ...] = ()
 
 
 class Sender(Protocol):
@@ -68,13 +79,20 @@ class HttpSender:
         api_key: sent as the bearer token.
         body: further fields of each request (model, temperature, ...).
         timeout: seconds that one request may take.
+        headers: further ones of each request.
     """
 
-    def __init__(self, base_url: str, api_key: str, body: Mapping[str, Any], timeout: float = 300.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        body: Mapping[str, Any],
+        timeout: float = 300.0,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._base_url = base_url.rstrip("/")
-        self._headers = {"content-type": "application/json"} | (
-            {"authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"content-type": "application/json", **key, **headers}
         self.body = dict(body)
         self._timeout = timeout
         self._http = HttpClient()
@@ -132,13 +150,28 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
             str(message).strip().partition("\n")[0][:300],
             retry_after=min(_MAX_PAUSE, retry_after(answer.headers)),
         )
-    if not (object_in(text) or {}).get("choices"):
+    completion = object_in(text) or {}
+    if not completion.get("choices"):
         return Outcome(seconds, "no choices", text[:300])
     version = _number(answer.headers.get(POLICY_VERSION))
     return Outcome(
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),
         policy_version=None if version is None else int(version),
+        answers=_answers(completion),
+    )
+
+
+def _answers(completion: Mapping[str, Any]) -> tuple[SavedAnswer, ...]:
+    choices: list[dict[str, Any]] = completion["choices"]
+    tokens = (completion.get("usage") or {}).get("completion_tokens") if len(choices) == 1 else None
+    return tuple(
+        SavedAnswer(
+            message=choice.get("message") or {},
+            finish_reason=choice.get("finish_reason") or "stop",
+            completion_tokens=tokens or 0,
+        )
+        for choice in choices
     )
 
 

@@ -25,7 +25,7 @@ from gateway.rollout.policy import GroupReport, Policy
 from gateway.rollout.sampling import EpisodeLostError, Shaped, Unclaimed
 from gateway.rollout.server import Serving, Training, Waiting
 from gateway.sessions.sessions import SessionLink
-from gateway.stats import Choice, DropReason
+from gateway.stats import Choice, DropReason, hook_failed
 from gateway.types import Decided, Incoming
 from reward_hooks import HookContext, PassThrough, Submission, UserRequest
 from swarm.client import EpisodeGroup
@@ -176,8 +176,8 @@ async def shape(training: Training, incoming: Incoming, serving: Serving) -> Sha
         with phase("hook"):
             submission = await training.hooks.submit(request, context)
     except HookError as exc:
-        logger.error("group %s is not trained: %s", group_id, exc)
-        training.stats.hook_failures[exc.code or exc.type] += 1
+        logger.debug("group %s is not trained: %s", group_id, exc)
+        hook_failed(exc, training.stats.hook_failures, training.stats.hook_errors)
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc
     if isinstance(submission, PassThrough):

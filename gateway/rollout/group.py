@@ -19,7 +19,7 @@ from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
-from gateway.stats import Accounted, DropReason
+from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
 from swarm.client import EpisodeEndpoint, EpisodeGroup
@@ -149,9 +149,9 @@ class GroupRun:
             self._failure = None
             return score
         except HookError as exc:
-            logger.error("group %s has no rewards: %s", self.shaped.group_id, exc)
+            logger.debug("group %s has no rewards: %s", self.shaped.group_id, exc)
             self._failure = exc
-            self.training.stats.hook_failures[exc.code or exc.type] += 1
+            hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
             return None
 
     # ------------------------------------------------------------------ its end
@@ -212,6 +212,8 @@ class GroupRun:
         self._count_tokens(delivered)
         places = tuple(self.samples)
         if not self.trains:
+            if score is not None:
+                self.training.stats.recent.add(score)
             return self._objection(places, score)
         best = delivered[0] if delivered and delivered[0] in places else None
         if places and places != judged:
@@ -226,6 +228,8 @@ class GroupRun:
             if closing.feedback:
                 given = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
                 score = await self.judge(given)
+        if score is not None:
+            self.training.stats.recent.add(score)
         reason = self._objection(places, score)
         if reason is None and score is not None:
             return await self._submit(

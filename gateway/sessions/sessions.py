@@ -31,7 +31,7 @@ from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Memory, Place
 from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
-from gateway.stats import SessionCounts
+from gateway.stats import SessionCounts, hook_failed
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
@@ -264,8 +264,8 @@ class Sessions:
                     self.counts.credit_dropped += bool(credit)
                     conversation.report.credit_dropped += bool(credit)
         except HookError as exc:
-            logger.error("session %s earns nothing: %s", conversation.session_id, exc)
-            self.counts.hook_failures[exc.code or exc.type] += 1
+            logger.debug("session %s earns nothing: %s", conversation.session_id, exc)
+            hook_failed(exc, self.counts.hook_failures, self.counts.hook_errors)
         finally:
             _release(conversation)
 

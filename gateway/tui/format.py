@@ -14,17 +14,9 @@ from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
-from swarm.types import StepResult
-
 T = TypeVar("T")
 #: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
 Columns = Mapping[str, Callable[[T], str]]
-
-REWARD, SPREAD = "swarm/reward_mean", "swarm/reward_std"
-TASKS, TASKS_WITH_SIGNAL = "swarm/tasks", "swarm/tasks_with_signal"
-RESPONSE_TOKENS = "swarm/response_tokens_mean"
-SUCCESS = "swarm/success_rate"
-CALLS = "swarm/calls_mean"
 
 #: Stands for an unknown number.
 UNKNOWN = "-"
@@ -65,7 +57,7 @@ class View:
     """What the monitor shows of one status.
 
     Attributes:
-        state, version, batch, now: cells of the overview.
+        state, version, batch, now, reward: cells of the overview.
         head: lines above the panels.
         tables: by the key of their panel.
     """
@@ -74,6 +66,7 @@ class View:
     version: str
     batch: str
     now: str
+    reward: str
     head: Sequence[Line]
     tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
 
@@ -130,27 +123,6 @@ def short(text: str, width: int) -> str:
     return set_cell_size(clean, width - 1).rstrip() + "…" if width > 0 else ""
 
 
-def step_line(step: StepResult) -> str:
-    """``step 12  reward 0.412 ±0.250  4 of 4 groups differ  success 40%  9.8 s  43 tokens/answer  2.0 calls``. Unknown
-    values are left out, and the calls if each episode made one."""
-    parts = [f"step {step.step:>4}"]
-    if REWARD in step.metrics:
-        spread = f" ±{step.metrics[SPREAD]:.3f}" if SPREAD in step.metrics else ""
-        parts.append(f"reward {step.metrics[REWARD]:.3f}{spread}")
-    if TASKS_WITH_SIGNAL in step.metrics:
-        differ = step.metrics[TASKS_WITH_SIGNAL]
-        nothing = "" if differ else ": nothing to learn"
-        parts.append(f"{differ:.0f} of {step.metrics[TASKS]:.0f} groups differ{nothing}")
-    if SUCCESS in step.metrics:
-        parts.append(f"success {step.metrics[SUCCESS]:.0%}")
-    parts.append(f"{step.seconds:.1f} s")
-    if RESPONSE_TOKENS in step.metrics:
-        parts.append(f"{step.metrics[RESPONSE_TOKENS]:.0f} tokens/answer")
-    if step.metrics.get(CALLS, 1.0) != 1.0:
-        parts.append(f"{step.metrics[CALLS]:.1f} calls")
-    return "  ".join(parts)
-
-
 def seconds(value: float) -> str:
     """``0.4 s``, ``12 s``, ``3m 12s``, ``2h 05m``, ``3d 04h``; :data:`UNKNOWN` for infinities."""
     if not math.isfinite(value):
@@ -175,6 +147,11 @@ def number(value: float) -> str:
 def measure(value: float) -> str:
     """A metric with three significant digits, or as a whole number: ``0.412``, ``43.1``, ``5679``, ``1.24e-06``."""
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def reward(value: float) -> str:
+    """A reward as the lines of steps have it, ``0.006``; a smaller one that is not zero with its digits."""
+    return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def share(part: float, whole: float) -> str:

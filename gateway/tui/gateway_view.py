@@ -1,6 +1,7 @@
 """What the monitor shows of a gateway's status.
 
-Invariant: shares are of counts since the gateway's start; a share of nothing is unknown.
+Invariant: shares are of counts since the gateway's start, those of rewards are of the latest groups; a share of nothing
+is unknown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.tui.format import (
     counts_table,
     number,
     printable,
+    reward,
     seconds,
     share,
     short,
@@ -34,8 +36,9 @@ _ROUTES: Columns[tuple[str, RouteStatus]] = {
     ">errors": lambda one: number(sum(one[1].errors.values())),
     "breaker": lambda one: UNKNOWN if one[1].breaker is None else f"{'! ' if _is_ill(one[1]) else ''}{one[1].breaker}",
     ">trained": lambda one: number(one[1].groups.trained),
-    ">informative": lambda one: _informative(one[1]),
-    ">wasted": lambda one: _waste(one[1]),
+    ">reward": lambda one: _reward(one[1]),
+    ">groups differ": lambda one: _differ(one[1]),
+    ">not delivered": lambda one: _waste(one[1]),
     "policy": lambda one: one[1].policy,
     "models": lambda one: ", ".join(one[1].models),
 }
@@ -46,10 +49,16 @@ _SWARMS: Columns[SwarmStatus] = {
     "down for": lambda swarm: "" if swarm.down_since is None else f"! {_since(swarm.down_since)}",
     ">version": lambda swarm: _version(swarm.policy_version),
     ">open groups": lambda swarm: str(swarm.open_groups),
-    ">behind": lambda swarm: str(swarm.background),
+    ">background": lambda swarm: str(swarm.background),
 }
 
-_ACCOUNTED = ("sampled", "timelines", "trained", "repeated", "dropped", "masked", "calls", "kept", "lost", "edited")
+#: Count of calls whose conversation cannot be joined to one row -> what happened.
+_TORN = {
+    "lost": "do not repeat the tokens of the answer before (the chat template renders it otherwise)",
+    "edited": "repeat another answer than was sampled",
+}
+#: Groups without a signal from which on that is a warning.
+_ENOUGH = 8
 
 
 def view(status: GatewayStatus, per_second: float) -> View:
@@ -58,6 +67,7 @@ def view(status: GatewayStatus, per_second: float) -> View:
         "errors that callers got, by code": status.errors,
         "groups that were not trained, by reason": status.groups.dropped,
         "hooks without a result, by code": status.hook_failures,
+        "the same by what happened first": status.hook_errors,
         "fallbacks: answered without a group of the swarm's, by reason": status.fallbacks,
     }
     return View(
@@ -65,6 +75,7 @@ def view(status: GatewayStatus, per_second: float) -> View:
         version=_version(status.policy_version),
         batch=f"{number(status.groups.trained)} groups trained",
         now=f"{status.in_flight} in flight, {per_second:.1f}/s",
+        reward=f"{_reward(status).partition(' ')[0]}, {_differ(status)} differ" if status.recent.groups else UNKNOWN,
         head=_head(status, per_second),
         tables={
             "g": table_of(
@@ -100,17 +111,23 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
             "users",
         ),
         Line(
-            f"{number(status.groups.trained)} trained, {_informative(status)} of those submitted informative; "
-            f"{number(sum(status.groups.dropped.values()))} dropped; "
+            f"{number(status.groups.trained)} trained, {number(sum(status.groups.dropped.values()))} dropped; "
             f"{number(sum(status.passed_through.values()))} requests passed through",
             label="groups",
         ),
         Line(
-            f"{number(status.tokens.delivered)} delivered, {number(status.tokens.wasted)} wasted ({_waste(status)} of "
-            "all: the price of the fan-out)",
+            f"{number(status.tokens.delivered)} of answers that users got, {number(status.tokens.wasted)} of the "
+            f"others ({_waste(status)}: the price of several answers to each request, not a fault)",
             label="tokens",
         ),
     ]
+    if recent := status.recent.groups:
+        told = f"reward {_reward(status)}; {_differ(status)} groups differ, of the latest judged"
+        nothing = recent >= _ENOUGH and not status.recent.with_signal
+        words = f"! {told}: nothing to learn, make the reward finer or raise job.temperature" if nothing else told
+        lines.append(Line(words, WARNING if nothing else "", "learns"))
+    if status.reload_error:
+        lines.append(Line(f"! the last reload failed: {printable(status.reload_error)}", WARNING, "config"))
     if any(status.accounted.tokens.values()):
         lines.append(_accounted(status.accounted))
     if status.engine_failure is not None:
@@ -118,31 +135,43 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
         reason = f"{short(failure.reason, 200)} ({failure.count} in a row without a step)"
         lines.insert(1, Line(reason, WARNING, "died"))
     sessions = status.sessions.open
-    behind = f"{status.background} pieces of work behind answers"
-    lines.append(Line(behind + (f", {sessions} sessions" if sessions else ""), label="behind"))
+    behind = f"{status.background} tasks after answers went out (other answers, judging, submitting)"
+    lines.append(Line(behind + (f"; {sessions} conversations" if sessions else ""), label="rest", minor=True))
     return lines
 
 
 def _accounted(accounted: Accounted) -> Line:
-    """What the swarm server counted, over all timelines."""
-    told, why = {name: number(count) for name, count in accounted.tokens.items()}, accounted.why
-    named = {name: told.get(name, UNKNOWN) for name in _ACCOUNTED}
+    """What became of the sampled tokens by the swarm server's count, over all timelines."""
+    told, why = accounted.tokens, accounted.why
     reasons = f" ({', '.join(short(reason, 60) for reason in list(why)[:3])})" if why else ""
+    parts = [f"{number(told['sampled'])} tokens sampled in {number(told['timelines'])} rows"]
+    parts += [f"{number(told['trained'])} trained"]
+    parts += [f"{number(told['repeated'])} trained once although sampled again"] if told["repeated"] else []
+    parts += [f"{number(told['dropped'])} not trained{reasons}"] if told["dropped"] else []
+    parts += [f"{number(told['masked'])} between answers, read but not trained"] if told["masked"] else []
+    calls = f"{number(told['calls'])} calls"
+    torn = [f"{number(told[name])} {words}" for name, words in _TORN.items() if told[name]]
     return Line(
-        "{sampled} sampled in {timelines} rows: {trained} trained, {repeated} repeated, {dropped} dropped".format(
-            **named
-        )
-        + reasons
-        + "; {masked} masked; of {calls} calls {kept} kept, {lost} lost, {edited} edited".format(**named),
+        ", ".join(parts) + f"; {calls}" + (f", of which {', '.join(torn)}" if torn else ""),
         WARNING if why else "",
         "server",
+        minor=not why,
     )
 
 
-def _informative(counts: Stats) -> str:
-    """The share of submitted groups whose rewards differ: only those teach."""
-    groups = counts.groups
-    return share(groups.informative, groups.informative + groups.uninformative)
+def _reward(counts: Stats) -> str:
+    """Mean reward and spread within a group, of the latest groups."""
+    recent = counts.recent
+    return (
+        f"{reward(recent.reward / recent.groups)} ±{reward(recent.spread / recent.groups)}"
+        if recent.groups
+        else UNKNOWN
+    )
+
+
+def _differ(counts: Stats) -> str:
+    """``37 of 40``: those of the latest groups whose rewards differ."""
+    return f"{counts.recent.with_signal} of {counts.recent.groups}" if counts.recent.groups else UNKNOWN
 
 
 def _waste(counts: Stats) -> str:

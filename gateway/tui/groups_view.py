@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Table, measure, printable, seconds, short, table_of
+from gateway.tui.format import (
+    BAD,
+    DIM,
+    UNKNOWN,
+    WARNING,
+    Columns,
+    Table,
+    measure,
+    printable,
+    reward,
+    seconds,
+    short,
+    table_of,
+)
 from swarm.groups import Group, GroupAnswer, StepRewards, Wanted
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -16,7 +29,7 @@ _BOUNDS = {">=": "at_least", "<=": "at_most"}
 
 _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
     ">": lambda one: str(one[0]),
-    ">reward": lambda one: UNKNOWN if one[1].reward is None else measure(one[1].reward),
+    ">reward": lambda one: UNKNOWN if one[1].reward is None else reward(one[1].reward),
     ">rank": lambda one: str(one[1].rank or ""),
     "what became of it": lambda one: _fate(one[1]),
     ">tokens": lambda one: str(one[1].sampled_tokens or ""),
@@ -28,9 +41,9 @@ _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
 }
 _REWARDS: Columns[StepRewards] = {
     ">step": lambda one: str(one.step),
-    ">lowest": lambda one: measure(one.low),
+    ">lowest": lambda one: reward(one.low),
     "rewards": lambda one: bars(one.counts),
-    ">highest": lambda one: measure(one.high),
+    ">highest": lambda one: reward(one.high),
     ">answers": lambda one: str(sum(one.counts)),
 }
 
@@ -110,7 +123,7 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def _rewards(group: Group) -> str:
-    shown = " ".join(measure(one) for one in group.rewards[:_REWARDS_SHOWN])
+    shown = " ".join(reward(one) for one in group.rewards[:_REWARDS_SHOWN])
     more = len(group.rewards) - _REWARDS_SHOWN
     return (shown or UNKNOWN) + (f" +{more}" if more > 0 else "")
 

@@ -36,16 +36,19 @@ _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
     ">tab": lambda one: str(one[0]),
     "server": lambda one: one[1].target.name,
     "state": lambda one: f"! {one[1].trouble.reason}" if one[1].trouble else _cells(one[1])[0],
-    ">heard": lambda one: UNKNOWN if one[1].age is None else seconds(one[1].age),
+    "reward": lambda one: _cells(one[1])[4],
     "batch": lambda one: _cells(one[1])[1],
     "now": lambda one: _cells(one[1])[2],
     ">version": lambda one: _cells(one[1])[3],
+    ">as of": lambda one: UNKNOWN if one[1].age is None else f"{seconds(one[1].age)} ago",
 }
 
 
-def _cells(poller: AnyPoller) -> tuple[str, str, str, str]:
+def _cells(poller: AnyPoller) -> tuple[str, str, str, str, str]:
     view = poller.view
-    return (view.state, view.batch, view.now, view.version) if view else (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+    if view is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
+    return view.state, view.batch, view.now, view.version, view.reward
 
 
 class Page(Vertical):
@@ -198,7 +201,7 @@ class GatewayPage(Page):
 
 
 class OverviewPage(VerticalScroll):
-    """All servers: a row for each, and their troubles below."""
+    """All servers: a row for each, and below what stands in the way of any."""
 
     DEFAULT_CSS = "OverviewPage { padding: 0 1; } OverviewPage > Grid { height: auto; }"
 
@@ -230,6 +233,13 @@ class OverviewPage(VerticalScroll):
                 if engine.engine_status is EngineState.OFFLINE:
                     why = printable(engine.engine_status_detail)
                     lines.append(Line(f"! {poller.target.name} is OFFLINE: {why}", WARNING))
+            if poller.trouble is None and poller.view is not None:
+                # what stands in the way on a page is seen from here
+                lines += [
+                    Line(f"! {poller.target.name}, {line.label}: {line.text[2:]}", line.style)
+                    for line in poller.view.head
+                    if line.text.startswith("! ")
+                ]
         self._troubles.update(content(lines))
 
 

@@ -19,9 +19,10 @@ from pydantic import BaseModel
 from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view, swarm_view
 from gateway.tui.client import STEPS, Kind, StatusClient, Target, Trouble, nonsense
-from gateway.tui.format import View, seconds, step_line
+from gateway.tui.format import View, seconds
 from swarm.client import RetryPolicy
 from swarm.groups import JudgedGroups, Wanted
+from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult
 
@@ -277,6 +278,11 @@ class GatewayPoller(Poller[GatewayStatus]):
         for code, count in status.errors.items():
             if (more := count - earlier.errors.get(code, 0)) > 0:
                 self.log.note(f"{more} callers got the error {code}")
+        for sentence, count in status.hook_errors.items():
+            if (more := count - earlier.hook_errors.get(sentence, 0)) > 0 or before is None:
+                self.log.note(f"the hook fails, {more or count} x {sentence}")
+        if status.reload_error and status.reload_failures != (before.reload_failures if before else 0):
+            self.log.note(f"a reload failed, the configuration before stays: {status.reload_error}")
         for name, route in status.routes.items():
             known = earlier.routes.get(name)
             if known is not None and route.breaker is not None and known.breaker != route.breaker:

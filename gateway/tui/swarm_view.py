@@ -14,12 +14,8 @@ from rich.filesize import decimal
 from gateway.tui.format import (
     ACCENT,
     BAD,
-    CALLS,
     DIM,
     GOOD,
-    RESPONSE_TOKENS,
-    REWARD,
-    SUCCESS,
     UNKNOWN,
     WARNING,
     Columns,
@@ -33,13 +29,14 @@ from gateway.tui.format import (
     measure,
     number,
     printable,
+    reward,
     seconds,
     share,
     short,
     table_of,
 )
-from swarm.job import TrainJob
-from swarm.metrics import EVAL, LOGGED, TRAIN
+from swarm.metrics import CALLS, EVAL, LOGGED, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL, TRAIN
+from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress, groups_that_differ
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.types import StepResult
@@ -109,20 +106,20 @@ _CLIENTS: Columns[ClientRow] = {
 }
 _STEPS: Columns[StepResult] = {
     ">step": lambda step: str(step.step),
-    ">reward": lambda step: _metric(step, REWARD),
-    ">±": lambda step: _metric(step, "swarm/reward_std"),
-    ">success": lambda step: share(step.metrics[SUCCESS], 1) if SUCCESS in step.metrics else UNKNOWN,
+    ">reward": lambda step: _reward(step, REWARD),
+    ">±": lambda step: _reward(step, SPREAD),
+    ">groups differ": lambda step: _differ(step),
+    ">success": lambda step: _share(step, SUCCESS),
     ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
     ">calls": lambda step: _metric(step, CALLS),
     ">time": lambda step: seconds(step.seconds),
-    ">tasks": lambda step: _metric(step, "swarm/tasks"),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
-    ">lost": lambda step: _metric(step, "swarm/lost_history"),
+    ">history lost": lambda step: _share(step, "swarm/lost_history"),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {
     "reward": REWARD,
-    "reward spread": "swarm/reward_std",
+    "reward spread": SPREAD,
     "success rate": SUCCESS,
     "tokens/answer": RESPONSE_TOKENS,
     "calls/episode": CALLS,
@@ -132,6 +129,8 @@ _CURVES = {
 }
 #: The same for the metrics of an evaluation.
 _EVALUATION_CURVES = {"evaluation reward": f"{EVAL}reward_mean", "evaluation success": f"{EVAL}success_rate"}
+#: Steps over which groups with a signal are counted.
+_RECENT = 5
 #: Cells of a curve; larger values than this overflow in differences.
 _CURVE, _MAX_VALUE = 24, 1e300
 #: Begins the names of what workflows log.
@@ -155,8 +154,9 @@ def view(
     pool = status.pool
     batch, now = UNKNOWN, UNKNOWN
     if pool is not None:
-        done, total, words = progress(pool, status.job)
-        batch = f"{bar(done, total, _OVERVIEW_BAR)} {words}" if total else words
+        done, total, words = _progress(status, pool)
+        # the rest is on the server's own page
+        batch = f"{bar(done, total, _OVERVIEW_BAR)} {words.partition(',')[0]}" if total else words
         now = f"{pool.running_episodes} run, {status.waiting_claims} claims wait"
     losses = {
         "dropped: finished, or given up, and never trained": status.dropped,
@@ -180,7 +180,8 @@ def view(
         version=str(status.engine.global_step),
         batch=batch,
         now=now,
-        head=_head(status),
+        reward=_reward_cell(steps),
+        head=_head(status, steps),
         tables={
             "steps": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
             "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
@@ -216,23 +217,27 @@ def _metric(step: StepResult, name: str) -> str:
     return measure(step.metrics[name]) if name in step.metrics else UNKNOWN
 
 
+def _reward(step: StepResult, name: str) -> str:
+    return reward(step.metrics[name]) if name in step.metrics else UNKNOWN
+
+
+def _share(step: StepResult, name: str) -> str:
+    return share(step.metrics[name], 1) if name in step.metrics else UNKNOWN
+
+
+def _differ(step: StepResult) -> str:
+    """``3 of 4``: groups whose rewards differ, of all."""
+    told = groups_that_differ(step.metrics.get(TASKS_WITH_SIGNAL), step.metrics.get(TASKS))
+    return told.partition(" groups")[0] or UNKNOWN
+
+
 def _curve_rows(curves: Mapping[str, Iterable[float | None]]) -> Iterator[Row]:
     """Last, lowest and highest value of each curve, and its course; without curves that have no values."""
     for name, values in curves.items():
         known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
         if known:
-            yield Row((name, *map(measure, (known[-1], min(known), max(known))), curve(known, _CURVE)))
-
-
-def progress(pool: PoolInformation, job: TrainJob | None) -> tuple[int, int, str]:
-    """How full the next batch is: done, of how many (0: there is no such number), and both in words."""
-    method = job.collection if job is not None else "finish_enough_tasks"
-    if method == "finish_enough_episodes":
-        total = pool.batch_size * pool.num_repeat
-        return pool.completed_episodes, total, f"{pool.completed_episodes}/{total} episodes"
-    if method in ("any_client_agree_sync_weight", "all_clients_agree_sync_weight"):
-        return 0, 0, f"{len(pool.tasks)} tasks wait for agreement"
-    return pool.completed_tasks, pool.batch_size, f"{pool.completed_tasks}/{pool.batch_size} tasks"
+            shown = map(reward if "reward" in name else measure, (known[-1], min(known), max(known)))
+            yield Row((name, *shown, curve(known, _CURVE)))
 
 
 def _state(status: ServerStatus) -> str:
@@ -240,7 +245,34 @@ def _state(status: ServerStatus) -> str:
     return f"{STATES[state][0]} {state.removeprefix('ENGINE.')}"
 
 
-def _head(status: ServerStatus) -> list[Line]:
+def _reward_cell(steps: Sequence[StepResult]) -> str:
+    """Of the last step, for the overview."""
+    if not steps or REWARD not in steps[-1].metrics:
+        return UNKNOWN
+    sign = "! " if _is_silent(steps) else ""
+    return f"{sign}{_reward(steps[-1], REWARD)}, {_differ(steps[-1])} differ"
+
+
+def _is_silent(steps: Sequence[StepResult]) -> bool:
+    """Whether the last steps had no group to learn from."""
+    last = [step.metrics.get(TASKS_WITH_SIGNAL) for step in steps[-SILENT_STEPS:]]
+    return len(last) == SILENT_STEPS and not any(count is None or count for count in last)
+
+
+def _learns(steps: Sequence[StepResult]) -> list[Line]:
+    """The reward of the last step, and how many groups of the last steps had something to learn from."""
+    if not steps or REWARD not in steps[-1].metrics:
+        return []
+    if _is_silent(steps):
+        return [Line(f"! {NO_SIGNAL}", WARNING, "learns")]
+    last = [step.metrics for step in steps[-_RECENT:] if TASKS in step.metrics]
+    differ, of = (sum(one.get(name, 0.0) for one in last) for name in (TASKS_WITH_SIGNAL, TASKS))
+    told = f"reward {_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)} in step {steps[-1].step}"
+    groups = f"; {groups_that_differ(differ, of)} in the last {len(last)} step{'s' * (len(last) > 1)}" if of else ""
+    return [Line(told + groups, label="learns")]
+
+
+def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
     engine = status.engine
     _, style, meaning = STATES[engine.engine_status]
     if engine.engine_status is EngineState.BOOTING and status.serving is not None:
@@ -261,6 +293,8 @@ def _head(status: ServerStatus) -> list[Line]:
     if failure := status.engine_failure:
         reason = f"{printable(failure.reason)} ({failure.count} in a row without a step)"
         lines.append(Line(reason, WARNING, "died"))
+    lines += [Line(f"! {printable(warning)}", WARNING, "warns") for warning in status.warnings[-2:]]
+    lines += _learns(steps)
     if status.pool is not None:
         lines.append(Line(_batch(status, status.pool), label="batch"))
         lines.append(Line(_slots(status, status.pool), label="pool"))
@@ -279,8 +313,12 @@ def _head(status: ServerStatus) -> list[Line]:
     return [*lines, *_disk(status), *_replicas(status), Line(_model(status), label="model", minor=True)]
 
 
+def _progress(status: ServerStatus, pool: PoolInformation) -> tuple[int, int, str]:
+    return batch_progress(pool, status.job.collection if status.job is not None else "finish_enough_tasks")
+
+
 def _batch(status: ServerStatus, pool: PoolInformation) -> str:
-    done, total, words = progress(pool, status.job)
+    done, total, words = _progress(status, pool)
     if not total:
         taking_part = [client for client in status.clients if client.agreed or (client.active and client.takes_part)]
         agreed = sum(client.agreed for client in taking_part)
@@ -307,7 +345,8 @@ def _disk(status: ServerStatus) -> list[Line]:
         return []
     waiting = f"{journal.pending} records wait"
     if journal.error:
-        return [Line(f"! {waiting}: {printable(journal.error)}", BAD, "disk")]
+        cure = "; make room on the disk of the run folder" if "full" in journal.error else ""
+        return [Line(f"! {waiting}: {printable(journal.error)}{cure}", BAD, "disk")]
     if journal.oldest_pending_seconds > 1:
         return [Line(f"! {waiting}, the oldest for {seconds(journal.oldest_pending_seconds)}", WARNING, "disk")]
     text = (

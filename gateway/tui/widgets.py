@@ -198,8 +198,12 @@ States of an engine
  batch              what the next step still needs
  idle               an episode's time without an LLM call; `!` from half of its
                     timeout (`of`) on, at whose end the server takes it back
- informative        submitted groups whose rewards differ: only those teach
- wasted             completion tokens of answers that nobody got
+ reward, ±          mean of the answers' rewards, and their standard deviation: over
+                    the whole step at a server, within a group at a gateway
+ groups differ      those whose answers got different rewards: only those teach
+ not delivered      tokens of answers that nobody got: of N answers a user gets
+                    the best, the others are the price of choosing and learning
+ history lost       calls that do not repeat the tokens of the answer before
  breaker            of a route's upstream: open while it fails
 
 A line that begins with `!` says what is wrong and what to do. The monitor asks a server

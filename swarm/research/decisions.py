@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from statistics import NormalDist, fmean, variance
+from statistics import fmean
 from typing import Any, NamedTuple
 
+from swarm.intervals import Interval, mean_interval, welch_interval
 from swarm.metrics import TRAIN
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
@@ -28,14 +28,6 @@ from swarm.types import StepResult
 
 #: Metric of a step: how many others are not finite.
 NOT_FINITE = f"{TRAIN}non_finite_metrics"
-
-
-class Interval(NamedTuple):
-    """A mean, and the ends of its two-sided interval; without end where there are too few values."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class Ending(NamedTuple):
@@ -68,60 +60,6 @@ class Record:
 
 
 Action = Claim | Propose | Record
-
-
-# ---------------------------------------------------------------------- intervals
-
-
-@cache
-def student_quantile(probability: float, freedom: float) -> float:
-    """The quantile of Student's t distribution for ``probability`` in (0.5, 1) and ``freedom`` >= 1.
-
-    Bisection on the integral of its density by Simpson's rule, with t = sqrt(freedom) * tan(angle); beyond 100 degrees
-    of freedom the normal quantile with the first two terms of its expansion (Abramowitz and Stegun, 26.7.5).
-    """
-    if freedom > 100:
-        z = NormalDist().inv_cdf(probability)
-        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-
-    def above_half(angle: float) -> float:
-        parts = 200
-        values = [math.cos(place * angle / parts) ** (freedom - 1) for place in range(parts + 1)]
-        return (
-            constant * angle / parts / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
-        )
-
-    low, high = 0.0, math.pi / 2 - 1e-9
-    for _ in range(45):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above_half(middle) < probability - 0.5 else (low, middle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
-
-
-def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """Student's interval of the mean of ``values``."""
-    mean, count = fmean(values), len(values)
-    if count < 2:
-        return Interval(mean, -math.inf, math.inf)
-    half = student_quantile((1 + confidence) / 2, count - 1) * math.sqrt(variance(values) / count)
-    return Interval(mean, mean - half, mean + half)
-
-
-def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float) -> Interval:
-    """Welch's interval of the mean of ``one`` minus that of ``other``."""
-    difference = fmean(one) - fmean(other)
-    if min(len(one), len(other)) < 2:
-        return Interval(difference, -math.inf, math.inf)
-    parts = [variance(values) / len(values) for values in (one, other)]
-    total = sum(parts)
-    if total == 0:
-        return Interval(difference, difference, difference)
-    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
-    # rounded, so that equal cases share one quantile; down, which only widens the interval
-    freedom = math.floor(freedom * 100) / 100
-    half = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(total)
-    return Interval(difference, difference - half, difference + half)
 
 
 def gain(study: Study, state: State, run: str, step: int, confidence: float) -> Interval | None:

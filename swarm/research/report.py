@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from swarm.research.decisions import arm_scores, last_gain, mean_interval
+from swarm.intervals import mean_interval
+from swarm.research.decisions import arm_scores, last_gain
 from swarm.research.ledger import BASE, Experiment, RunState, State
 from swarm.research.study import Study
 

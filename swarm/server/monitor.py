@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from swarm.http.exposition import new_registry
+from swarm.metrics import TASKS, TASKS_WITH_SIGNAL
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.episodes.episode import Episode
@@ -143,6 +144,13 @@ class Meters:
         )
         self._steps = Histogram("swarm_step_seconds", "Duration of training steps", buckets=_STEPS, registry=registry)
         self._trained = CounterMetric("swarm_trained_episodes", "Episodes of recorded steps", registry=registry)
+        groups = CounterMetric(
+            "swarm_trained_groups",
+            "Groups of recorded steps, by whether their rewards differ: only those teach",
+            ["informative"],
+            registry=registry,
+        )
+        self._groups = {told: groups.labels(told) for told in ("true", "false")}
         tokens = CounterMetric("swarm_tokens", "Tokens of recorded calls", ["kind"], registry=registry)
         kinds = ("sampled", "trained", "repeated", "dropped", "masked")
         self._token_counters = {kind: tokens.labels(kind) for kind in kinds}
@@ -186,6 +194,9 @@ class Meters:
             case StepRow(result=result):
                 self._steps.observe(result.seconds)
                 self._trained.inc(self._episodes_of_batch)
+                with_signal = result.metrics.get(TASKS_WITH_SIGNAL, 0.0)
+                self._groups["true"].inc(with_signal)
+                self._groups["false"].inc(max(0.0, result.metrics.get(TASKS, 0.0) - with_signal))
                 self._count("trained", self._tokens_of_batch)
                 self._trained_rate.add(self._tokens_of_batch, self._clock())
                 self._episodes_of_batch = self._tokens_of_batch = 0

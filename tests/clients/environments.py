@@ -112,6 +112,12 @@ AI_SDK = NodeEnv(
     "ai-sdk",
     f"ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 {_NODE}",
 )
+#: What AgentJet's client imports; AgentJet itself is a checkout (:mod:`tests.clients.test_agentjet`).
+AGENTJET = PythonEnv(
+    "agentjet",
+    "agentscope==1.0.21 mcp==1.19.0 pydantic==2.11.9 beast-logger==0.1.8 tenacity==9.2.1 loguru==0.7.3 networkx==3.6.1 "
+    "hydra-core==1.3.8 datasets==5.2.0 swanlab==0.10.3 greenlet==3.5.6",
+)
 ALL = (
     AIDER,
     AGENTS,
@@ -152,7 +158,7 @@ def _run(*command: str) -> None:
 
 def main() -> None:
     HOME.mkdir(exist_ok=True)
-    for one in ALL:
+    for one in (*ALL, *((AGENTJET,) if os.environ.get("AGENTJET") else ())):
         if not one.installed:
             print(f"installing {one.requirement} into {HOME / one.name}", flush=True)
             one.install()

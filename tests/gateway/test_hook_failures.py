@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from gateway.observability.logs import TextFormatter
+from gateway.stats import Sentences
 from tests.gateway.conftest import OpenGateway, ask
 from tests.standins.swarm import Swarm
 
@@ -40,6 +42,51 @@ async def test_a_hook_that_fails_costs_the_group_and_not_the_answer(
     assert counts["hook_failures"] == {code: 1}
     await swarm.until(lambda: not swarm.open_episodes)
     assert not swarm.ends
+
+
+SECRET = "my grandmother's pin"
+#: A hook, and the sentence about it, which quotes nobody.
+TOLD = {
+    HEAD + "return [1.0, 2.0, 3.0]": "returned 3 rewards for 4 candidates",
+    HEAD + "return [0.0, 1.0, float('nan'), 1.0]": "returned nan as reward 2; rewards must be finite",
+    HEAD + "raise KeyError(task.main_query)": "raised KeyError (on_compute_relative_reward.py, line 2)",
+    "from swarm.errors import HookError\n" + HEAD + "raise HookError(task.main_query)": "gives no result "
+    "(on_compute_relative_reward.py, line 3)",
+    f'class Odd(list):\n    def __iter__(self):\n        raise LookupError("{SECRET}")\n'
+    + HEAD
+    + "return Odd()": "returned what is no result: LookupError",
+}
+
+
+@pytest.mark.parametrize(("hook", "sentence"), TOLD.items(), ids=range(len(TOLD)))
+async def test_the_first_failure_of_a_kind_is_told_and_the_others_are_counted(
+    swarm: Swarm, open_gateway: OpenGateway, caplog: pytest.LogCaptureFixture, hook: str, sentence: str
+) -> None:
+    async with open_gateway(reward=hook) as http:
+        for _ in range(11):
+            await ask(http, messages=[{"role": "user", "content": SECRET}])
+        counts = (await http.get("/status")).json()
+    assert counts["hook_errors"] == {f"on_compute_relative_reward {sentence}": 11}
+    [code] = counts["hook_failures"]
+    lines = [TextFormatter().format(line) for line in caplog.records if line.levelname == "ERROR"]
+    told = [line.partition("gateway.stats: ")[2] for line in lines]
+    assert told == [
+        f"the hook fails{times}: {code}: on_compute_relative_reward {sentence}" for times in ("", " (10 times)")
+    ]
+    assert not [line for line in lines if SECRET in line]
+    assert not [line for line in caplog.records if SECRET in line.getMessage() and line.levelname != "DEBUG"]
+
+
+def test_sentences_that_differ_in_numbers_alone_are_of_one_kind_and_lines_are_not() -> None:
+    sentences = Sentences()
+    for told in (
+        "returned 3 rewards for 8",
+        "returned 12 rewards for 8",
+        "raised A (x, line 3)",
+        "raised A (x, line 14)",
+    ):
+        sentences.add(told)
+    assert sentences == {"returned 3 rewards for 8": 2, "raised A (x, line 3)": 1, "raised A (x, line 14)": 1}
 
 
 async def test_equal_rewards_are_submitted_as_they_are_and_counted(swarm: Swarm, open_gateway: OpenGateway) -> None:

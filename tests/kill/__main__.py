@@ -1,7 +1,7 @@
 """``python -m tests.kill --kills 200``: the kill test at full length; prints what it did as JSON.
 
 ``--up``: ``swarm-gateway up`` and what it started are killed instead, and the same command is run again after each;
-``--engine real``: on a tiny model.
+``--engine real``: on a tiny model. A Ctrl-C then ends the killing, and the report follows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -49,12 +50,15 @@ def main() -> None:
 
 
 def _kill_up(folder: Path, seed: int, kills: int, *, real: bool) -> dict[str, Any]:
-    if not real:
-        return GoingOn(folder, seed).run(kills).summary()
-    from tests.engine import tiny_model
+    model, deadlines = None, Deadlines()
+    if real:
+        from tests.engine import tiny_model
 
-    deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
-    return GoingOn(folder, seed, tiny_model.build(folder / "tiny"), deadlines).run(kills).summary()
+        model = tiny_model.build(folder / "tiny")
+        deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
+    going = GoingOn(folder, seed, model, deadlines)
+    signal.signal(signal.SIGINT, lambda *_: going.enough.set())
+    return going.run(kills).summary()
 
 
 if __name__ == "__main__":

@@ -112,6 +112,9 @@ class GoingOn:
     Args:
         folder: of everything.
         model: path of a model for the real engine; ``None``: the stand-in.
+
+    Attributes:
+        enough: once it is set, nothing more is killed.
     """
 
     folder: Path
@@ -120,6 +123,7 @@ class GoingOn:
     deadlines: Deadlines = field(default_factory=Deadlines)
     kills: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
+    enough: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -145,7 +149,8 @@ class GoingOn:
             # a kill before the first checkpoint may rightly begin anew
             self._until(lambda: self._saved() > 0, self.deadlines.ready, "there is no first checkpoint")
             for victim in self._plan(kills):
-                self._kill_one(victim)
+                if not self.enough.is_set():
+                    self._kill_one(victim)
             (self.folder / "stop").touch()
             for client in clients:
                 assert client.wait(self.deadlines.finish) == 0, self._last("client.log")

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 
 from swarm.groups import JudgedGroups, Wanted
 from swarm.http.exposition import counter, exposition, gauge
+from swarm.metrics import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.journal.browse import MAX_GROUPS, judged_groups
@@ -50,8 +51,9 @@ class ServerCollector(Collector):
         self._monitor = monitor
 
     def collect(self) -> Iterator[Metric]:
-        status = self._monitor.status(steps=0, episodes=0)
+        status = self._monitor.status(steps=1, episodes=0)
         yield from _engine(status)
+        yield from _learning(status)
         yield from self._pool(status)
         yield counter("swarm_episodes", "How episodes ended", status.outcomes, "outcome")
         yield counter("swarm_quarantined_episodes", "Never to be trained", status.quarantined, "reason")
@@ -83,6 +85,35 @@ def _engine(status: ServerStatus) -> Iterator[Metric]:
     yield gauge("swarm_engine_state_seconds", "Since the engine entered its state", status.engine_seconds)
     yield gauge("swarm_policy_version", "Step whose weights are served", status.engine.global_step)
     yield counter("swarm_weight_syncs", "Entries into WEIGHT_SYNCING", status.weight_syncs)
+
+
+def _learning(status: ServerStatus) -> Iterator[Metric]:
+    """Of the run's last step and last evaluation; a value that it lacks has no series."""
+    if status.steps:
+        metrics = status.steps[-1].metrics
+        for name, about, metric in (
+            ("reward_mean", "Mean reward of the episodes of the last training step, in the hook's own units", REWARD),
+            ("reward_spread", "Standard deviation of the rewards of the last training step", SPREAD),
+            ("success_share", "Share (0 to 1) of successes among the episodes of the last training step", SUCCESS),
+        ):
+            if metric in metrics:
+                yield gauge(f"swarm_step_{name}", about, metrics[metric])
+        if metrics.get(TASKS) and TASKS_WITH_SIGNAL in metrics:
+            yield gauge(
+                "swarm_step_informative_group_share",
+                "Share (0 to 1) of the groups of the last training step whose rewards differ: only those teach",
+                metrics[TASKS_WITH_SIGNAL] / metrics[TASKS],
+            )
+    if status.evaluations:
+        last = status.evaluations[-1]
+        yield gauge("swarm_evaluation_step", "Step whose weights the last evaluation tried", last.step)
+        yield gauge("swarm_evaluation_episodes", "Episodes of the last evaluation", last.episodes)
+        for name, about, metric in (
+            ("reward_mean", "Mean reward of the last evaluation, in the hook's own units", f"{EVAL}reward_mean"),
+            ("success_share", "Share (0 to 1) of successes in the last evaluation", f"{EVAL}success_rate"),
+        ):
+            if metric in last.metrics:
+                yield gauge(f"swarm_evaluation_{name}", about, last.metrics[metric])
 
 
 def _journal(journal: JournalStatus) -> Iterator[Metric]:

@@ -301,14 +301,15 @@ class Controller(EpisodeRequests):
             self._to(EngineState.BOOTING, self._detail)
         return self._training.start()
 
-    def died(self, reason: str, *, wrong_config: bool = False, cause: str = "") -> None:
+    def died(self, reason: str, *, wrong_config: bool = False, cause: str = "", counts: bool = True) -> None:
         """Count a death of the engine before it goes :meth:`offline`; a step or a stop on purpose resets the count.
 
-        ``cause`` is as in :class:`~swarm.link.messages.Finished`.
+        ``cause`` is as in :class:`~swarm.link.messages.Finished`. An engine that found no room on the disk is no death
+        that ``counts``: it may be started as often as it takes until there is room.
         """
         before, explained = self.failure, self._explained
         self._explained = 0
-        count = before.count + 1 if before is not None else 1
+        count = max(1, (before.count if before is not None else 0) + counts)
         again = before is not None and before.cause == cause and not self._answered
         self.failure = EngineFailure(
             reason=f"{reason} (of a request that is refused from now on)" if explained else reason,

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two looks at the clock, at the least
 _SHORTEST_PAUSE = 0.02
+#: between two looks whether the disk refuses what is pending
+_LOOK_SECONDS = 0.1
 #: Kept of an engine's warnings.
 _MAX_WARNINGS = 20
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
@@ -231,13 +233,10 @@ class EpisodeRequests(EngineBoard):
                     param="count",
                 )
             self._pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
-        if error := self._journal.error:
-            raise UnavailableError(
-                f"the journal cannot write: {error}; claims are refused meanwhile", code="journal_unavailable"
-            )
+        self._check_disk()
         if self._journal.behind:
             # a claim is answered before it is on disk: without this, claims would outrun the disk
-            await self._journal.synced()
+            await self._caught_up()
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
         if isinstance(outcome, WaitingClaim):
@@ -323,6 +322,23 @@ class EpisodeRequests(EngineBoard):
                 self.pool_changed()
 
     # ------------------------------------------------------------------ inside
+
+    def _check_disk(self) -> None:
+        if error := self._journal.error:
+            raise UnavailableError(
+                f"the journal cannot write: {error}; claims are refused meanwhile", code="journal_unavailable"
+            )
+
+    async def _caught_up(self) -> None:
+        """Wait until what is pending is on disk, or the disk refuses it: no claim waits for room."""
+        synced = asyncio.ensure_future(self._journal.synced())
+        try:
+            while not synced.done():
+                self._check_disk()
+                await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
+            await synced
+        finally:
+            synced.cancel()
 
     @property
     def _journal(self) -> JournalPort:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -121,7 +122,7 @@ class Supervisor:
 
     async def _supervise(self, job: TrainJob, started: asyncio.Future[int]) -> None:
         controller = self._controller
-        reason, lines = "the engine could not be started", list[str]()
+        reason, lines, no_room = "the engine could not be started", list[str](), False
         goodbye: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         try:
             # a crash must not make us forget for which run the engine runs
@@ -146,6 +147,7 @@ class Supervisor:
                     lines = [] if asked_for else process.last_lines()
         except (OSError, UnavailableError) as exc:
             reason = f"the engine could not be started: {exc}"
+            no_room = isinstance(exc, UnavailableError) or exc.errno in (errno.ENOSPC, errno.EDQUOT)
         except asyncio.CancelledError:
             reason = "the swarm server was shut down"
             raise
@@ -155,7 +157,7 @@ class Supervisor:
         finally:
             self._run = None
             if not started.done():
-                controller.died(reason)
+                controller.died(reason, counts=not no_room)
             controller.offline(reason, lines)
             self._history.end(reason)
             if not started.done():

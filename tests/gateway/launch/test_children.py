@@ -80,6 +80,21 @@ def test_the_last_lines_of_one_that_died(tmp_path: Path) -> None:
     assert one.exit_code == 1
 
 
+def test_new_lines_are_whole_and_come_once(tmp_path: Path) -> None:
+    one = child(tmp_path, f"print('one'); print('two', end='', flush=True); {READY.replace('ready', ' more')}")
+    wait_for(one, "more")
+    assert one.new_lines() == ["one", "two more"]
+    with one.log.open("a") as log:
+        log.write("half")
+    assert one.new_lines() == []
+    with one.log.open("a") as log:
+        log.write(" a line\nthree\n")
+    assert one.new_lines() == ["half a line", "three"]
+    one.log.unlink()
+    assert one.new_lines() == []
+    one.stop(grace=0)
+
+
 def test_what_an_earlier_start_left_is_waited_for_and_then_killed(tmp_path: Path) -> None:
     script = "import time; print('up', flush=True); time.sleep(60)"
     env = {**os.environ, FOLDER_VARIABLE: str(tmp_path)}

@@ -360,7 +360,7 @@ def test_a_gateway_that_was_killed_comes_back_at_its_address_and_training_goes_o
     run()
     assert answers == [200]
     [died] = [values for kind, values in run.events if kind == "gateway_restarting"]
-    assert (died["reason"], died["attempt"]) == ("the gateway ended with exit code -9", 1)
+    assert (died["reason"], died["attempt"]) == ("the gateway was killed by SIGKILL", 1)
     assert not {"engine_stopped", "restarting", "recovered"} & set(run.kinds), "the engine was not touched"
     logs = tmp_path / "run" / "logs"
     assert (logs / "gateway.log").exists() and (logs / "gateway.log.1").exists()

@@ -235,13 +235,36 @@ def test_what_the_engine_warns_of_is_told_once(tmp_path: Path) -> None:
     assert watched.see(EngineState.ROLLING, warnings=[full]) == []
 
 
+def test_hooks_that_fail_on_every_group_are_a_warning_once_and_again_after_a_group_that_trains(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    group = TrainJob(model="m").num_repeat
+    told: list[bool] = []
+    for lost, trainable in ((2, 0), (3, 0), (9, 0), (9, 1), (11, 1), (12, 1)):
+        dropped = {"reward_hook_failed: hook_result": lost * group, "stale": 99 * group}
+        kinds = watched.see(EngineState.ROLLING, dropped=dropped, outcomes={"trainable": trainable * group})
+        told.append("warning" in kinds)
+    assert told == [False, True, False, False, False, True]
+    message = next(values["message"] for kind, values in watched.events if kind == "warning")
+    assert message.startswith("the hook failed on each of the last 3 groups (reward_hook_failed: hook_result): ")
+    assert "training waits until the hook is mended" in message and "groups list --reason hook_failed" in message
+
+
+def test_the_progress_of_a_batch_is_told_again_after_the_words_of_a_state(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    for state in (EngineState.ROLLING, EngineState.WEIGHT_SYNCING, EngineState.ROLLING):
+        kinds = watched.see(state, pool=PoolInformation(completed_tasks=0))
+    assert kinds[-1] == "batch"
+
+
 def test_how_much_of_the_batch_there_is_is_told_when_it_changes(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.BOOTING)
     for tasks, told in ((0, True), (0, False), (3, True)):
-        kinds = watched.see(EngineState.ROLLING, pool=PoolInformation(completed_tasks=tasks))
+        kinds = watched.see(
+            EngineState.ROLLING, pool=PoolInformation(batch_size=32, num_repeat=8, completed_tasks=tasks)
+        )
         assert ("batch" in kinds) == told
-    assert watched.events[-1] == ("batch", {"tasks": 3, "of": 32})
+    assert watched.events[-1] == ("batch", {"tasks": 3, "of": 32, "words": "3 of 32 tasks, 29 requests to go"})
 
 
 def test_what_the_disk_does_to_the_journal_is_told_once_each_way(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.stats import RECENT_GROUPS, Recent
+from reward_hooks.contract import GroupScore, Reward
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask
 from tests.standins.swarm import Swarm, by_number, error, hanging, once
@@ -195,12 +197,40 @@ async def test_a_retry_that_joins_waits_and_is_not_ours_to_count(swarm: Swarm, g
     assert found.of("phase_seconds_count", route="default", phase="join") == 1
 
 
+async def test_the_rewards_of_the_latest_groups(open_gateway: OpenGateway) -> None:
+    scoring = """
+def on_compute_relative_reward(task, candidates, context):
+    return [0.5] * 4 if task.main_query == "all alike" else [0.0, 0.0, 1.0, 1.0]
+"""
+    async with open_gateway(reward=scoring) as http:
+        for asked in ("all alike", "one", "all alike", "two"):
+            answer = await ask(http, messages=[{"role": "user", "content": asked}])
+            assert answer.headers["x-swarm-trained"] == "true"
+        found = await scrape(http)
+    assert found.of("reward_mean", route="default") == 0.5
+    assert found.of("reward_spread", route="default") == 0.25
+    assert found.of("informative_group_share", route="default") == 0.5
+
+
+async def test_what_was_long_ago_no_longer_counts() -> None:
+    recent, alike = Recent(), GroupScore(rewards=[Reward(value=1.0)] * 2)
+    for _ in range(RECENT_GROUPS):
+        recent.add(GroupScore(rewards=[Reward(value=0.0), Reward(value=2.0)]))
+    assert (recent.groups, recent.with_signal, recent.spread) == (RECENT_GROUPS, RECENT_GROUPS, RECENT_GROUPS)
+    for _ in range(RECENT_GROUPS):
+        recent.add(alike)
+    assert (recent.groups, recent.with_signal, recent.reward, recent.spread) == (RECENT_GROUPS, 0, RECENT_GROUPS, 0)
+    both = recent + Recent(groups=1, with_signal=1)
+    assert (both.groups, both.with_signal) == (RECENT_GROUPS + 1, 1)
+
+
 async def test_a_hook_that_fails(open_gateway: OpenGateway) -> None:
     failing = "def on_compute_relative_reward(task, candidates, context):\n    raise KeyError(task.main_query)\n"
     async with open_gateway(reward=failing) as http:
         assert (await ask(http)).status_code == 200
         found = await scrape(http)
-    assert "gateway_hook_failures_total" in found.names()
+    assert found.of("hook_failures_total", route="default", code="hook_raised") == 1
+    assert "gateway_reward_mean" not in found.names(), "a value that nobody measured is absent"
     assert found.of("dropped_groups_total", route="default", reason="reward_hook_failed") == 1
 
 

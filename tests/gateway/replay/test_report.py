@@ -107,7 +107,18 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
-    assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600)" in text
+    assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600 [0.373, 0.827])" in text
+    assert "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [((0.1, 0.9, 0.8), ": so few steps tell nothing)"), ((0.1, 0.5, 0.2, 0.6), ": no change can be told)")],
+)
+def test_a_mean_of_few_steps_is_not_sold_as_a_result(rewards: tuple[float, ...], words: str) -> None:
+    console = Console(record=True, width=200)
+    print_report(report(rewards=rewards), console=console)
+    assert words in console.export_text()
 
 
 def test_of_a_single_step_its_reward_is_told() -> None:

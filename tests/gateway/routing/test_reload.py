@@ -43,10 +43,13 @@ async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm
             config.path.write_text(wrong)
             refused = await http.post("/admin/reload")
             assert refused.status_code == 400, refused.text
+        counts = (await http.get("/status")).json()
+        assert counts["reload_failures"] == len(WRONG) and "num_repeat" in counts["reload_error"]
         during = group.create_task(ask(http, model="old"))
         await swarm.until(lambda: len(swarm.calls) == 2)
         config.write("new")
         assert (await http.post("/admin/reload")).status_code == 200
+        assert (await http.get("/status")).json()["reload_error"] == ""
         after = group.create_task(ask(http, model="new"))
         assert (await ask(http, model="old")).status_code == 404
         go.set()

@@ -52,7 +52,9 @@ async def test_a_rolling_server_its_help_its_log_and_a_pause(rig: server.Rig) ->
     running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
     async with watching([url(rig)]) as screen:
         await screen.shows("● ROLLING", "task-one", "somebody", "task-two", "1 to come", running.uuid[-8:])
-        await screen.shows("0/2 tasks (0%) for step 1; 1 begun, 1 episodes wait", "1 of 4 slots run", "as of ")
+        await screen.shows(
+            "0 of 2 tasks, 2 requests to go (0%) for step 1; 1 begun, 1 episodes wait", "1 of 4 slots run", "as of "
+        )
         await screen.press("l")
         text = await screen.shows("[vllm] first \N{REPLACEMENT CHARACTER}]0;owned", "[bold]line[/bold]")
         assert "\x1b" not in text
@@ -83,7 +85,7 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
         for reward in (0.0, 1.0):
             await finish(rig, "one", reward)
             await finish(rig, "two", 0.5)
-        await screen.shows("2/2 tasks (100%)", "2 complete, 0 begun")
+        await screen.shows("2 of 2 tasks, 0 requests to go (100%)", "2 complete, 0 begun")
         async with asyncio.TaskGroup() as group:
             taking = group.create_task(rig.controller.next_batch())
             await screen.shows("◕ ROLLING_POST", "straggler")
@@ -156,7 +158,7 @@ async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: 
         await screen.press("4")
         await screen.shows("! AWAY: no swarm server answers at http://127.0.0.1:9")
         await screen.press("right_square_bracket")
-        await screen.shows("1 all", "2 of 3 servers answer", "heard")
+        await screen.shows("1 all", "2 of 3 servers answer", "as of", "reward")
 
 
 async def test_a_table_stays_where_it_is_scrolled_to() -> None:
@@ -225,14 +227,15 @@ async def test_a_gateway_its_groups_its_queue_and_its_failures(open_gateway: Ope
     ):
         await screen.shows("● engine ROLLING", "policy version 7, model tiny", "0 requests", "nothing has failed")
         assert (await http.post(CHAT, json=BODY)).status_code == 200
-        await screen.shows("1 requests", "1 trained, 100% of those submitted informative", "3 delivered")
-        await screen.shows("9 wasted (75% of all: the price of the fan-out)")
-        rows = ["100%", "75%", "│ default "]
+        await screen.shows("1 requests", "1 trained, 0 dropped", "3 of answers that users got", "9 of the others (75%")
+        await screen.shows("1 of 1 groups differ, of the latest judged")
+        rows = ["1 of 1", "75%", "│ default "]
         await screen.until(lambda text: any(all(word in row for word in rows) for row in text.splitlines()))
         await http.post(CHAT, json=BODY, headers={"x-swarm-policy": "nonsense"})
         await screen.shows("1 errors", "errors that callers got, by code", "1 callers got the error")
         await http.post(CHAT, json=BODY | {"messages": [{"role": "user", "content": "fail"}]})
         await screen.shows("1 dropped", "reward_hook_failed", "hooks without a result, by code")
+        await screen.shows("the hook fails, 1 x on_compute_relative_reward raised ValueError (")
 
         held = asyncio.Event()
 
@@ -307,7 +310,7 @@ async def test_the_answers_of_a_group_stand_side_by_side(rig: server.Rig) -> Non
     await finish(rig, "task-two", 0.5)
     async with watching([url(rig)]) as screen:
         await screen.press("a")
-        await screen.shows("task-one", "1 0.25", "task-two", "waiting", "what became of it")
+        await screen.shows("task-one", "1.000 0.250", "task-two", "waiting", "what became of it")
         # the newest one is open; the next is the one before it
         await screen.press("n")
         await screen.until(lambda text: ": task-one" in text, "the other group")

@@ -1,4 +1,4 @@
-"""Numbers, names and step lines."""
+"""Numbers, names and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gateway.tui import format
-from swarm.types import StepResult
 
 SIZES = st.floats(min_value=0, max_value=1e12)
 
@@ -72,9 +71,12 @@ def test_short_keeps_what_fits_and_marks_what_is_cut() -> None:
     assert format.short("日本語の名前", 5) == "日本…"
 
 
-def test_a_step_line_leaves_out_what_the_engine_did_not_report() -> None:
-    step = StepResult(step=1, batch_id="b", metrics={}, seconds=2.0)
-    assert format.step_line(step) == "step    1  2.0 s"
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.00625, "0.006"), (-0.5, "-0.500"), (0, "0.000"), (0.0001, "0.0001"), (1.5e308, "1.5e+308")],
+)
+def test_reward(value: float, written: str) -> None:
+    assert format.reward(value) == written
 
 
 def test_a_table_as_text_aligns_its_columns() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.tui.format import Table
-from gateway.tui.swarm_view import Order, episodes, progress, view
+from gateway.tui.swarm_view import Order, episodes, view
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import (
@@ -64,27 +64,13 @@ def episode(**more: object) -> RunningEpisode:
     return RunningEpisode.model_validate(fields | more)
 
 
-@pytest.mark.parametrize(
-    ("collection", "expected"),
-    [
-        ("finish_enough_tasks", (1, 4, "1/4 tasks")),
-        ("finish_enough_non_dummy_tasks", (1, 4, "1/4 tasks")),
-        ("finish_enough_episodes", (11, 32, "11/32 episodes")),
-        ("any_client_agree_sync_weight", (0, 0, "3 tasks wait for agreement")),
-        ("all_clients_agree_sync_weight", (0, 0, "3 tasks wait for agreement")),
-    ],
-)
-def test_progress_is_what_the_job_collects_by(collection: str, expected: tuple[int, int, str]) -> None:
-    assert progress(POOL, job(collection)) == expected
-
-
 def test_agreement_tells_who_agrees() -> None:
     clients = [
         ClientRow(client_uuid=f"c{n}", active=n != 2, idle_seconds=1, takes_part=n != 3, agreed=n == 0)
         for n in range(4)
     ]
     told = status(pool=POOL, job=job("all_clients_agree_sync_weight"), clients=clients)
-    assert "3 tasks wait for agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
+    assert "3 tasks wait for the clients' agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
 
 
 def test_a_study_is_named_with_its_run() -> None:
@@ -153,10 +139,40 @@ def test_curves_are_of_the_metrics_that_the_steps_have() -> None:
     ]
     rows = view(status(), steps, [6.0, 12.0]).tables["curves"].rows
     assert [tuple(row.cells) for row in rows] == [
-        ("reward", "0.5", "0.1", "0.9", "▁█▅"),
+        ("reward", "0.500", "0.100", "0.900", "▁█▅"),
         ("seconds/step", "2", "2", "2", "▁▁▁▁"),
         ("episodes/min", "12", "6", "12", "▁█"),
     ]
+
+
+def stepped(number: int, with_signal: float) -> StepResult:
+    metrics = {"swarm/reward_mean": 0.00625, "swarm/reward_std": 0.01}
+    metrics |= {"swarm/tasks": 4.0, "swarm/tasks_with_signal": with_signal, "swarm/lost_history": 0.25}
+    return StepResult(step=number, batch_id=str(number), metrics=metrics, seconds=2.0)
+
+
+def test_the_last_steps_say_whether_there_is_anything_to_learn() -> None:
+    def learns(*with_signal: float) -> tuple[str, str]:
+        told = view(status(), [stepped(number, tasks) for number, tasks in enumerate(with_signal, 1)])
+        [line] = [line.text for line in told.head if line.label == "learns"]
+        return told.reward, line
+
+    assert learns(0, 0, 4, 3, 2, 1, 4) == (
+        "0.006, 4 of 4 differ",
+        "reward 0.006 ±0.010 in step 7; 14 of 20 groups differ in the last 5 steps",
+    )
+    cell, line = learns(4, 0, 0)
+    assert cell.startswith("! ") and line.startswith("! in 2 steps in a row") and "make the reward finer" in line
+    assert learns(0)[1].endswith("0 of 4 groups differ: nothing to learn in the last 1 step")
+    steps = view(status(), [stepped(1, 3)]).tables["steps"]
+    cells = dict(zip(steps.columns, steps.rows[0].cells, strict=True))
+    assert (cells[">reward"], cells[">groups differ"], cells[">history lost"]) == ("0.006", "3 of 4", "25%")
+
+
+def test_what_the_engine_warns_of_is_told_where_people_look() -> None:
+    assert "warns ! the checkpoint of step 10 is not written" in head(
+        status(warnings=["the checkpoint of step 10 is not written"]), brief=True
+    )
 
 
 def test_losses_are_counted_under_their_titles() -> None:

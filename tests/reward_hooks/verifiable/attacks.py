@@ -134,6 +134,67 @@ place = os.path.dirname(os.__file__)
 if os.access(place, os.W_OK) or os.access("{folder}", os.W_OK):
     print("done")
 """,
+    "looks through the gateway's open files": """
+import os
+if os.listdir("/proc/{gateway}/fd"):
+    print("done")
+""",
+    "holds the gateway by a descriptor": """
+import os
+os.pidfd_open({gateway})
+print("done")
+""",
+    "handles page faults by itself": """
+import ctypes, platform
+number = {{"x86_64": 323, "aarch64": 282}}[platform.machine()]
+if ctypes.CDLL(None).syscall(number, 0) >= 0:
+    print("done")
+""",
+    "opens a folder by its handle": """
+import ctypes
+libc = ctypes.CDLL(None)
+handle = ctypes.create_string_buffer((128).to_bytes(4, "little"), 160)
+mount = ctypes.c_int()
+if libc.name_to_handle_at(-100, b"/", handle, ctypes.byref(mount), 0) == 0:
+    if libc.open_by_handle_at(-100, handle, 0) >= 0:
+        print("done")
+""",
+    "reads raw packets": """
+import socket
+socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+print("done")
+""",
+    "asks the kernel's audit": """
+import socket
+socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 9)
+print("done")
+""",
+    "reads the kernel's log": """
+import ctypes
+if ctypes.CDLL(None).klogctl(3, ctypes.create_string_buffer(64), 64) > 0:
+    print("done")
+""",
+    "makes a message queue": """
+import ctypes
+libc = ctypes.CDLL(None)
+queue = libc.msgget(0, 0o1600)
+if queue >= 0:
+    libc.msgctl(queue, 0, None)
+    print("done")
+""",
+    "raises its own limits": """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_CPU)
+resource.setrlimit(resource.RLIMIT_CPU, (600, 600 if most < 600 and most >= 0 else most))
+print("done")
+""",
+    "traces the gateway": """
+import ctypes
+libc = ctypes.CDLL(None)
+# PTRACE_SEIZE, which does not stop it
+if libc.ptrace(0x4206, {gateway}, 0, 0) == 0:
+    print("done")
+""",
 }
 
 #: What would stay behind: a program, and where its trace would be.

@@ -17,6 +17,30 @@ from tests.reward_hooks.making import answered, values
 SERVES = "import sys\nfor line in sys.stdin: print('{\"verdicts\": []}', flush=True)"
 
 
+#: Between two answers, for who hopes that one of them is right.
+JOINS = (
+    *(
+        " or ",
+        " xor ",
+        " and ",
+        ", ",
+        "; or ",
+        " / ",
+        "|",
+        "…",
+        "..",
+        " to ",
+        "-",
+        " – ",
+        "~",
+        " vs ",
+        " else ",
+        " oder ",
+    ),
+    *("或", "、", "∨", "\n", "\t", "  ", "\u200b", "\u2028", " (", ":", " = ", " & ", "\\text{ or }", "\\mathrm{or}"),
+    *("\\lor ", "\\quad ", "\\\\", "\\mid ", "\\approx ", "\\,"),
+)
+
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed"
 )
@@ -256,6 +280,19 @@ def test_an_answer_makes_one_claim(hook: Math, reference: str, right: list[str],
     context = HookContext(num_repeat=2, deadline_seconds=120)
     given = dict(zip(right + wrong, values(hook, right + wrong, answered(reference), context), strict=True))
     assert given == dict.fromkeys(right, 1) | dict.fromkeys(wrong, 0)
+
+
+@needs_math_verify
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form",
+    ["5{}6", "$5{}6$", "$5${}$6$", "\\boxed{{5}}{}6", "\\boxed{{5{}6}}", "\\boxed{{5}}{}\\boxed{{6}}", "x = 5{}x = 6"],
+)
+def test_no_text_pays_for_two_answers(hook: Math, form: str) -> None:
+    texts = [form.format(join) for join in JOINS]
+    context = HookContext(num_repeat=2, deadline_seconds=120)
+    paid = [values(hook, texts, answered(answer), context) for answer in ("5", "6")]
+    assert [text for text, five, six in zip(texts, *paid, strict=True) if five and six] == []
 
 
 @needs_math_verify

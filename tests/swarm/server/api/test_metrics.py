@@ -66,6 +66,28 @@ async def test_a_step_from_claim_to_record(rig: Rig) -> None:
     assert found["swarm_request_seconds_count", (("route", chat),)] == 4
 
 
+async def test_what_the_last_step_and_the_last_evaluation_say_of_learning(rig: Rig) -> None:
+    assert not [name for name, _ in await scrape(rig) if name.startswith(("swarm_step_reward", "swarm_evaluation"))]
+    for task, reward in (("a", 0.0), ("a", 1.0), ("b", 0.5), ("b", 0.5)):
+        episode = await rig.claim(throttle_policy={"current_task_id": task})
+        await episode.chat()
+        await episode.end(task, reward)
+    batch = await rig.controller.next_batch()
+    rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 1, batch.batch_id))
+    tried = await rig.claim(episode_type="eval")
+    await tried.chat()
+    await tried.end("held out", 0.75)
+    found = await scrape(rig)
+    assert found["swarm_step_reward_mean", ()] == 0.5
+    assert found["swarm_step_reward_spread", ()] == pytest.approx(0.125**0.5)
+    assert found["swarm_step_informative_group_share", ()] == 0.5
+    assert found["swarm_trained_groups_total", (("informative", "true"),)] == 1
+    assert found["swarm_trained_groups_total", (("informative", "false"),)] == 1
+    assert found["swarm_evaluation_reward_mean", ()] == 0.75
+    assert (found["swarm_evaluation_step", ()], found["swarm_evaluation_episodes", ()]) == (1, 1)
+
+
 async def test_neither_callers_nor_tasks_add_time_series(rig: Rig) -> None:
     async def visit(n: int) -> None:
         episode = await rig.claim(f"client-{n}", throttle_policy={"current_task_id": f"task-{n}"})

@@ -329,6 +329,19 @@ async def test_claims_keep_the_pace_of_a_slow_disk() -> None:
         await controller.claim(ClaimWish("me"))
 
 
+async def test_a_claim_that_waits_for_the_disk_does_not_wait_for_room_on_it() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.behind = True
+    journal.gate.clear()
+    claiming = asyncio.create_task(controller.claim(ClaimWish("me")))
+    await anyio.wait_all_tasks_blocked()
+    journal.error = "database or disk is full"
+    with pytest.raises(UnavailableError, match="disk is full"):
+        await claiming
+    assert not controller.pool.running
+
+
 async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)

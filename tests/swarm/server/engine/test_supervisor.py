@@ -309,9 +309,12 @@ async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) ->
     journal = MemoryJournal()
     async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
         journal.failing = True
-        with pytest.raises(EngineError, match="the disk is full"):
-            await supervisor.start()
+        for _ in range(3):
+            with pytest.raises(EngineError, match="the disk is full"):
+                await supervisor.start()
         assert controller.state is EngineState.OFFLINE
+        failure = controller.status().engine_failure
+        assert failure is not None and failure.count == 1, "no lack of room makes anybody give up"
         journal.failing = False
         await supervisor.start()
 

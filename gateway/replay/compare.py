@@ -1,0 +1,244 @@
+"""Held-out prompts, scored with two versions of a model: which of them is better, and whether that can be told.
+
+A prompt is paired with itself: its difference is the mean reward of the later version's answers minus that of the
+earlier one's. The interval is Student's, of the mean of these differences (:func:`swarm.intervals.mean_interval`), so
+how hard a prompt is cancels out. An answer's reward comes from one of two places:
+
+* The gateway's hook (:data:`GATEWAY_HEADERS`): the mean of the group that it judged. Two groups can be compared only
+  where the hook scores each answer by itself; one that ranks gives every group the same mean.
+* A hook here: it judges the answers of both versions to a prompt in one call, in an order that tells it nothing of the
+  version. That is right for hooks that score and for hooks that rank.
+
+Invariant: a prompt that lacks a reward of either version enters no mean, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from gateway.replay.report import Comparison, Report, Score
+from gateway.replay.senders import SavedAnswer
+from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
+from reward_hooks.contract import EQUAL_WITHIN, texts_of
+from reward_hooks.offline import OfflineConfig, run_offline
+from reward_hooks.recorded import RecordedGroup
+from swarm.errors import ConfigError, HookError
+from swarm.intervals import mean_interval, values_to_tell
+
+#: Ask a gateway for the best of a group that is judged and not trained, or for what the model says by itself.
+GATEWAY_HEADERS = {"x-swarm-train": "false", "x-swarm-policy": "best", "x-swarm-when-batch-waits": "best"}
+ENGINE_HEADERS = {"x-swarm-train": "false"}
+CONFIDENCE = 0.95
+#: Fewer prompts than this support no verdict: their spread is not known well enough.
+LEAST_PROMPTS = 8
+#: Seconds that a call of a hook may take.
+HOOK_SECONDS = 60.0
+#: More prompts than this are not worth naming.
+_MOST_PROMPTS = 100_000
+
+
+async def scored(report: Report, earlier: Report | None, hooks: Hooks | None) -> Report:
+    """``report`` with the rewards of its prompts, or with what can be told of it against an ``earlier`` one.
+
+    Args:
+        report: an untrained replay.
+        earlier: another one, of the version to compare with.
+        hooks: what judges the answers; default: the rewards of the gateway's hook stand in ``report``.
+
+    Raises:
+        ConfigError: there is no reward, or the two cannot be compared.
+    """
+    if hooks is None and not any(one.reward is not None for one in report.scores):
+        raise ConfigError(
+            f"{report.target} answers without rewards: its hook failed on every prompt, or it is no gateway with a "
+            "hook; --hooks judges the answers here"
+        )
+    if earlier is None:
+        return report if hooks is None else await judge_alone(report, hooks)
+    rewards = None if hooks is None else await judge_together(earlier, report, hooks)
+    return report.model_copy(update={"comparison": compare(earlier, report, rewards)})
+
+
+def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, float]] | None = None) -> Comparison:
+    """What can be told of the ``later`` version against the ``earlier`` one.
+
+    Args:
+        earlier, later: untrained replays of the same prompts.
+        rewards: by prompt, of both versions, from :func:`judge_together`; default: those of the gateway's hook.
+
+    Raises:
+        ConfigError: the two have no prompt in common, or the rewards cannot be compared.
+    """
+    before, after = by_prompt(earlier.scores), by_prompt(later.scores)
+    if not before.keys() & after.keys():
+        raise ConfigError(
+            f"{earlier.label} and {later.label} have no prompt in common: compare replays --no-train of the same --data"
+        )
+    if rewards is None:
+        means = [{key: mean_of(scores) for key, scores in one.items()} for one in (before, after)]
+        rewards = {key: (a, b) for key, a in means[0].items() if a is not None and (b := means[1].get(key)) is not None}
+        values = [value for pair in rewards.values() for value in pair]
+        if len(rewards) > 1 and max(values) - min(values) <= EQUAL_WITHIN:
+            raise ConfigError(
+                "the gateway's hook gives every prompt the same mean reward: it ranks the answers of one group, and "
+                "two groups cannot be compared by that. Give --hooks to both replays: then the answers of both "
+                "versions are judged together"
+            )
+    counts = {"prompts": len(rewards), "left_out": len(before.keys() | after.keys()) - len(rewards)}
+    if not rewards:
+        return Comparison(
+            earlier=earlier.label, **counts, verdict="nothing can be told: no prompt has a reward of both versions"
+        )
+    differences = [b - a for a, b in rewards.values()]
+    mean, low, high = mean_interval(differences, CONFIDENCE)
+    known = len(differences) > 1
+    return Comparison(
+        earlier=earlier.label,
+        **counts,
+        before=fmean(a for a, _ in rewards.values()),
+        after=fmean(b for _, b in rewards.values()),
+        difference=mean,
+        low=low if known else None,
+        high=high if known else None,
+        verdict=verdict(differences),
+    )
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """In one sentence whether the later version is better, by its differences to the earlier one, one per prompt."""
+    count = len(differences)
+    if count < LEAST_PROMPTS:
+        return f"nothing can be told from {_prompts(count)}: give {LEAST_PROMPTS} at least"
+    mean, low, high = mean_interval(differences, CONFIDENCE)
+    interval = f"{abs(mean):.3f} [{low:.3f}, {high:.3f}] on {count} prompts"
+    if low > 0:
+        return f"better by {interval}"
+    if high < 0:
+        return f"worse by {abs(mean):.3f} [{-high:.3f}, {-low:.3f}] on {count} prompts"
+    told = f"no difference can be told on {count} prompts: {mean:+.3f} [{low:.3f}, {high:.3f}]"
+    wanted = values_to_tell(mean, stdev(differences), CONFIDENCE)
+    if wanted is None or wanted > _MOST_PROMPTS:
+        return told
+    return f"{told}; about {max(1, wanted - count)} more prompts would tell a difference of this size"
+
+
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'s' * (count != 1)}"
+
+
+def versions(report: Report) -> str:
+    """Which weights answered: ``policy version 6``; empty where the address does not say."""
+    known = sorted({one.policy_version for one in report.scores if one.policy_version is not None})
+    if not known:
+        return ""
+    return f"policy version {known[0]}" if len(known) == 1 else f"policy versions {known[0]} to {known[-1]}, mixed"
+
+
+def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """By the content of the prompt, whatever the order of the data."""
+    found: dict[str, list[Score]] = {}
+    for one in scores:
+        found.setdefault(json.dumps(one.messages, sort_keys=True), []).append(one)
+    return found
+
+
+def mean_of(scores: Sequence[Score]) -> float | None:
+    """Their mean reward; None without one."""
+    rewards = [one.reward for one in scores if one.reward is not None]
+    return fmean(rewards) if rewards else None
+
+
+async def judge_alone(report: Report, hooks: Hooks) -> Report:
+    """``report`` with the rewards that ``hooks`` give its answers, those to one prompt in one call.
+
+    Args:
+        report: an untrained replay with answers.
+        hooks: what judges.
+    """
+    listed = by_prompt(report.scores)
+    sides = [(key, [_answers(scores)]) for key, scores in listed.items()]
+    found = await _judged(sides, {key: scores[0].messages for key, scores in listed.items()}, hooks)
+    scores = [
+        one.model_copy(update={"reward": found[key][0] if key in found else None})
+        for key, ones in listed.items()
+        for one in ones
+    ]
+    return report.model_copy(update={"scores": scores})
+
+
+async def judge_together(earlier: Report, later: Report, hooks: Hooks) -> dict[str, tuple[float, float]]:
+    """Mean rewards of both versions' answers by prompt: ``hooks`` judge them in one call, shuffled.
+
+    Args:
+        earlier, later: untrained replays with answers.
+        hooks: what judges.
+
+    Raises:
+        ConfigError: one of them kept no answers.
+    """
+    for one in (earlier, later):
+        if not any(score.answers for score in one.scores):
+            raise ConfigError(f"{one.label} kept no answers for --hooks to judge: do that replay with --hooks too")
+    before, after = by_prompt(earlier.scores), by_prompt(later.scores)
+    shared = [key for key in before if key in after]
+    sides = [(key, [_answers(before[key]), _answers(after[key])]) for key in shared]
+    found = await _judged(sides, {key: before[key][0].messages for key in shared}, hooks)
+    return {key: (means[0], means[1]) for key, means in found.items()}
+
+
+def _answers(scores: Sequence[Score]) -> list[SavedAnswer]:
+    return [answer for one in scores for answer in one.answers]
+
+
+async def _judged(
+    sides: Sequence[tuple[str, list[list[SavedAnswer]]]],
+    prompts: Mapping[str, list[dict[str, Any]]],
+    hooks: Hooks,
+) -> dict[str, list[float]]:
+    """By prompt the mean reward of each side; without prompts on which the hook fails, or which it lets pass."""
+    runner, groups = HookRunner(hooks, HOOK_SECONDS), dict[str, tuple[RecordedGroup, list[int]]]()
+    for key, answers in sides:
+        if not all(answers):
+            continue
+        listed = [(side, answer) for side, one in enumerate(answers) for answer in one]
+        # a judge that prefers a place must not prefer a version
+        random.Random(key).shuffle(listed)
+        body = {"messages": prompts[key]}
+        request = UserRequest(request_id=f"prompt-{len(groups)}", body=body)
+        try:
+            submission = await runner.submit(
+                request, HookContext(num_repeat=len(listed), deadline_seconds=HOOK_SECONDS)
+            )
+        except HookError:
+            continue
+        if isinstance(submission, Submission):
+            candidates = [_candidate(place, answer, body) for place, (_, answer) in enumerate(listed)]
+            groups[key] = (
+                RecordedGroup(task=submission.task, candidates=candidates),
+                [side for side, _ in listed],
+            )
+    config = OfflineConfig(shuffles=0, timeout=HOOK_SECONDS)
+    told = await run_offline(hooks, [group for group, _ in groups.values()], config=config)
+    found: dict[str, list[float]] = {}
+    for (key, (_, order)), report in zip(groups.items(), told.groups, strict=True):
+        if not report.error:
+            rewards = list(zip(order, report.rewards, strict=True))
+            found[key] = [fmean(reward.value for side, reward in rewards if side == one) for one in sorted(set(order))]
+    return found
+
+
+def _candidate(place: int, answer: SavedAnswer, body: dict[str, Any]) -> Candidate:
+    message = answer.message
+    return Candidate(
+        index=place,
+        message=message,
+        text="\n".join(texts_of(message)),
+        tool_calls=message.get("tool_calls") or [],
+        finish_reason=answer.finish_reason,
+        completion_tokens=answer.completion_tokens,
+        request=body,
+    )

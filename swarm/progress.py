@@ -1,0 +1,70 @@
+"""What a training step did and how full the next batch is, in the words that every command and the monitor use.
+
+Invariant: a value that nobody measured is left out, never shown as zero.
+"""
+
+from __future__ import annotations
+
+from swarm.job import CollectionMethod
+from swarm.metrics import CALLS, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.states import EngineState
+from swarm.status import PoolInformation
+from swarm.types import StepResult
+
+#: Steps in a row without a signal from which on :data:`NO_SIGNAL` is to be told.
+SILENT_STEPS = 2
+NO_SIGNAL = (
+    f"in {SILENT_STEPS} steps in a row all answers to a request got the same reward, so nothing was learned: make the "
+    "reward finer, raise job.temperature, or set job.collection to finish_enough_non_dummy_tasks"
+)
+
+#: What a state means for those who wait for the next step.
+DOING = {
+    EngineState.OFFLINE: "the engine is off",
+    EngineState.BOOTING: "the engine boots",
+    EngineState.ROLLING: "collecting answers",
+    EngineState.ROLLING_POST: "the batch is full; the trainer computes a step",
+    EngineState.WEIGHT_SYNCING: "the new weights go to vLLM",
+}
+
+
+def step_line(step: StepResult) -> str:
+    """``step 12  reward 0.412 ±0.250  4 of 4 groups differ  success 40%  9.8 s  43 tokens/answer  2.0 calls``; the
+    calls only where an episode made several."""
+    metrics, parts = step.metrics, [f"step {step.step:>4}"]
+    if REWARD in metrics:
+        spread = f" ±{metrics[SPREAD]:.3f}" if SPREAD in metrics else ""
+        parts.append(f"reward {metrics[REWARD]:.3f}{spread}")
+    if told := groups_that_differ(metrics.get(TASKS_WITH_SIGNAL), metrics.get(TASKS)):
+        parts.append(told)
+    if SUCCESS in metrics:
+        parts.append(f"success {metrics[SUCCESS]:.0%}")
+    parts.append(f"{step.seconds:.1f} s")
+    if RESPONSE_TOKENS in metrics:
+        parts.append(f"{metrics[RESPONSE_TOKENS]:.0f} tokens/answer")
+    if metrics.get(CALLS, 1.0) != 1.0:
+        parts.append(f"{metrics[CALLS]:.1f} calls")
+    return "  ".join(parts)
+
+
+def groups_that_differ(with_signal: float | None, groups: float | None) -> str:
+    """``3 of 4 groups differ``, empty where that is unknown: GRPO learns only from groups whose rewards differ."""
+    if with_signal is None or groups is None:
+        return ""
+    return f"{with_signal:.0f} of {groups:.0f} groups differ" + ("" if with_signal else ": nothing to learn")
+
+
+def batch_progress(pool: PoolInformation, collection: CollectionMethod) -> tuple[int, int, str]:
+    """How full the next batch is: done, of how many (0: there is no such number), and in words, such as ``1 of 4
+    tasks, 3 requests to go``. A request is one task, which gives the batch its ``num_repeat`` episodes."""
+    match collection:
+        case "any_client_agree_sync_weight" | "all_clients_agree_sync_weight":
+            return 0, 0, f"{len(pool.tasks)} tasks wait for the clients' agreement"
+        case "finish_enough_episodes":
+            done, of, unit = pool.completed_episodes, pool.batch_size * pool.num_repeat, "episodes"
+            requests = -(-max(0, of - done) // max(1, pool.num_repeat))
+        case _:
+            done, of, unit = pool.completed_tasks, pool.batch_size, "tasks"
+            requests = max(0, of - done)
+    plural = "" if requests == 1 else "s"
+    return done, of, f"{done} of {of} {unit}, {requests} request{plural} to go"

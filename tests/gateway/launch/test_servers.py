@@ -1,0 +1,83 @@
+"""What ``up`` reads of a gateway's log: failures of its hooks while it runs, and why it died."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.cli.up import event_printer
+from gateway.launch.children import Child
+from gateway.launch.servers import Gateway, ended
+
+TEXT = "2026-01-02 03:04:05,678 {} gateway.stats: {}"
+TOLD = "the hook fails: hook_result: on_compute_relative_reward returned 3 rewards for 8 candidates"
+CLAUDE = TEXT.format("WARNING", "the job takes 512 tokens: too few for the first prompt of Claude Code (27,000)")
+
+
+class Printed:
+    """A child that has printed some lines; ``exit_code`` None: it runs."""
+
+    def __init__(self, *lines: str, exit_code: int | None = None) -> None:
+        self.name, self.log = "gateway", Path("gateway.log")
+        self.lines, self.fresh, self.exit_code = list(lines), list(lines), exit_code
+
+    def new_lines(self) -> list[str]:
+        lines, self.fresh = self.fresh, []
+        return lines
+
+    def last_lines(self) -> list[str]:
+        return self.lines
+
+    def find(self, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, "\n".join(self.lines))
+
+    def stop(self, grace: float) -> bool:
+        return True
+
+
+def watched(child: Printed) -> list[tuple[str, dict[str, Any]]]:
+    events: list[tuple[str, dict[str, Any]]] = []
+    gateway = Gateway(lambda: cast(Child, child), lambda kind, values: events.append((kind, values)), 1.0)
+    gateway.look()
+    if child.exit_code is None:
+        gateway.look()
+    return events
+
+
+@pytest.mark.parametrize(
+    "line", [TEXT.format("ERROR", TOLD), json.dumps({"level": "error", "message": TOLD}), "{" + TOLD]
+)
+def test_the_first_failure_of_a_kind_is_told_in_the_terminal_once(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = TEXT.format("ERROR", TOLD.replace("fails:", "fails (10 times):"))
+    [(kind, values)] = watched(Printed(CLAUDE, line, again))
+    with event_printer(as_json=False) as on_event:
+        on_event(kind, values)
+    out = capsys.readouterr().out
+    assert (
+        "WARNING: the hook fails (hook_result): on_compute_relative_reward returned 3 rewards for 8 candidates\n" in out
+    )
+    assert "such groups are not trained" in out and "groups list --reason hook_failed" in out
+
+
+@pytest.mark.parametrize("warning", [CLAUDE, json.dumps({"time": "t", "level": "warning", "message": "Claude Code"})])
+def test_a_warning_is_not_shown_as_the_cause_of_a_death(warning: str) -> None:
+    died = ended(cast(Child, Printed("Traceback (most recent call last):", "OSError: x", warning, exit_code=1)))
+    assert died.message == "the gateway ended with exit code 1"
+    assert died.last_lines == ["Traceback (most recent call last):", "OSError: x"]
+    killed = ended(cast(Child, Printed(warning, exit_code=-9)))
+    assert (killed.message, killed.last_lines) == ("the gateway was killed by SIGKILL", [])
+
+
+def test_a_dead_gateway_says_what_killed_it() -> None:
+    [(kind, values)] = watched(Printed(CLAUDE, exit_code=-9))
+    assert (kind, values["reason"], values["last_lines"]) == (
+        "gateway_restarting",
+        "the gateway was killed by SIGKILL",
+        [],
+    )
