@@ -46,8 +46,11 @@ _COMMANDS = """\
 Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong input,
 and another where what was asked for failed.
 
-Options that many have are not repeated: `--json` for scripts; the address and token of a swarm server; the address,
-key and route of a gateway.
+- Options that many have are not repeated: `--json`, `--swarm-url`, `--token`, `--gateway-url`, `--api-key`, `--route`.
+- In the folder of a running `up` no address is needed: commands find its server and use the run's own token. Another
+  folder's server is never taken for yours.
+- Every command that takes a file takes that of `up`, and reads its part: `serve` and `hooks test` the section
+  `gateway`, `keys` its `keys_file`, `swarm start` the section `swarm`, `config` and `swarm engine start` the `job`.
 """
 
 #: Heading, model, what stands above its table.
