@@ -41,7 +41,7 @@ from ajet.default_config.ajet_config_schema import AjetTaskReader, HuggingfaceDa
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.task_reader import RouterTaskReader
 from ajet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
-from ajet.tuner_lib.experimental.swarm_client import SwarmClient
+from ajet.tuner_lib.experimental.swarm_client import SwarmClient, run_episodes_until_all_complete
 from ajet.utils.thread_executors import BoundedThreadPoolExecutor, PeriodicDrainThreadPoolExecutor
 from tutorial.example_math_swarm.math import execute_agent
 execute_you_agent_here = execute_agent
@@ -124,7 +124,9 @@ def test_its_tutorial_trains_as_it_stands(lesson: Path, server: str, whose: str)
         running = subprocess.Popen(command, cwd=lesson, env=environ(server, *path), stdout=log, stderr=log)
     try:
         with SwarmClient(server) as client:
-            wait_for_step(client, 2)
+            # its client sleeps for seconds wherever it waits
+            for step in (1, 2):
+                wait_for_step(client, step)
         assert running.poll() is None, (lesson / "log").read_text()[-3000:]
     finally:
         # it has ten thousand epochs
