@@ -9,7 +9,7 @@ GPU_PINS := .venv-gpu-pins
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-long check format docs bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-long check format docs reference bench lock clean
 
 setup: $(READY)
 
@@ -78,7 +78,11 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# the site, in build/docs; a warning fails, such as a link to a page or heading that is not there
+# the pages of settings and commands, from the code
+reference: $(READY)
+	$(BIN)/python -m docs.settings
+
+# the site, in build/docs/index.html; a warning fails, such as a link to a page or heading that is not there
 docs: $(READY)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 

@@ -1,7 +1,7 @@
 """Whether credit for a session's outcome teaches what rewards of single answers cannot, with the real verl and vLLM.
 
 ``python -m benchmarks credit``: three arms of three seeds, each with an engine of its own; its figures are in
-``docs/gateway.md``. A session has three turns; in each the user says a digit, and to say it again is right. The tiny
+``docs/sessions.md``. A session has three turns; in each the user says a digit, and to say it again is right. The tiny
 model has been taught to say digits, somewhat more often the right one. No answer is judged by itself beyond that it is
 a digit; when the session is over, ``/end`` tells the share of its right answers, as a number from -1 to 1.
 

@@ -5,6 +5,8 @@ The source folder is the repository, so that links between its Markdown files ar
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,7 +24,17 @@ include_patterns = ["README.md", "docs/**.md", "tutorial/**.md"]
 exclude_patterns = [".*", "build", "tests", "benchmarks", "runs", "**/runs", "gateway", "swarm", "adapters"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "alabaster"
-html_theme_options = {"description": "It is served like by vLLM, and it learns.", "page_width": "70em"}
+html_theme_options = {
+    "description": "It is served like by vLLM, and it learns.",
+    "page_width": "1180px",
+    "sidebar_width": "220px",
+    "fixed_sidebar": False,
+}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_title = project
+# a fence without a language is a drawing or what a terminal shows
+highlight_language = "text"
 html_copy_source = False
 # the levels whose headings can be linked to; a link to a page or heading that is not there is a warning, which fails
 myst_heading_anchors = 4
@@ -34,6 +46,25 @@ autodoc_preserve_defaults = True
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _with_fields)
+    app.connect("build-finished", _index_at_the_root)
+
+
+def _index_at_the_root(app: Sphinx, failed: Exception | None) -> None:
+    """Write the index page again at the root of the site, where a web host looks for it."""
+    page = Path(app.outdir) / f"{root_doc}.html"
+    if failed or app.builder.name != "html":
+        return
+    folder = page.parent.name
+
+    def moved(match: re.Match[str]) -> str:
+        attribute, link = match.groups()
+        if re.match(r"[a-z]+:|#", link):
+            return match[0]
+        return f'{attribute}="{link.removeprefix("../") if link.startswith("../") else f"{folder}/{link}"}"'
+
+    text = page.read_text(encoding="utf-8").replace('data-content_root="../"', 'data-content_root="./"')
+    text = re.sub(r'\b(href|src|action)="([^"]*)"', moved, text)
+    (Path(app.outdir) / "index.html").write_text(text, encoding="utf-8")
 
 
 def _with_fields(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

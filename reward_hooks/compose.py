@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -56,8 +56,8 @@ class PartConfig(Model):
     options: dict[str, Any] | None = Field(default=None, description="arguments of the class or function named")
     name: str = Field(default="", description="prefix of its components; default: the last part of hook")
     gate: FiniteFloat | None = Field(default=None, description="lowest reward that passes")
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    scale: Literal["raw", "rank"] = "raw"
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="in the mean of the parts' rewards")
+    scale: Literal["raw", "rank"] = Field(default="raw", description="rank: only the order of the answers counts")
 
     @model_validator(mode="after")
     def _gate_or_weight(self) -> Self:
@@ -75,9 +75,9 @@ class BlendConfig(Model):
     """A blend; ``submit`` and ``session_end`` name the hooks whose other functions it uses."""
 
     parts: list[PartConfig] = Field(min_length=1)
-    otherwise: FiniteFloat = 0.0
-    submit: str | None = None
-    session_end: str | None = None
+    otherwise: FiniteFloat = Field(default=0.0, description="reward of answers that fail a gate")
+    submit: str | None = Field(default=None, description="the hook whose on_user_submit_new_requests is used")
+    session_end: str | None = Field(default=None, description="the hook whose on_session_end is used")
 
     @model_validator(mode="after")
     def _weighted_and_distinct(self) -> Self:

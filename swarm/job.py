@@ -71,8 +71,8 @@ class TrainJob(Model):
 
     model: str = Field(min_length=1, description="local path, hub name, or a name known to `models pull`")
     served_model_name: str = Field(default="", description="name in /v1/models; default: last part of `model`")
-    project: str = "swarm-gateway"
-    experiment: str = "default"
+    project: str = Field(default="swarm-gateway", description="in verl's loggers")
+    experiment: str = Field(default="default", description="name of the run there")
     advantage: Advantage = Field(
         default="grpo",
         description="of an episode with reward r in a group of N, over its tokens: grpo (r - mean) / std; "
@@ -108,8 +108,10 @@ class TrainJob(Model):
         default=3, ge=1, description="a batch on which the trainer fails so often is dropped instead of tried again"
     )
     max_parallel_episodes: int | None = Field(default=None, ge=1, description="concurrent episodes; default B*N")
-    max_prompt_length: int = Field(default=3000, ge=1)
-    max_response_length: int = Field(default=15000, ge=1)
+    max_prompt_length: int = Field(
+        default=3000, ge=1, description="with max_response_length it is what the model takes, a conversation included"
+    )
+    max_response_length: int = Field(default=15000, ge=1, description="no answer is longer")
     max_turn_length: int | None = Field(
         default=None,
         ge=1,
@@ -132,18 +134,18 @@ class TrainJob(Model):
         description="agentjet: a job that was read from AgentJet's form. A step then waits for running episodes as "
         "long as their own timeouts allow, and a prompt that is too long gets an answer that says so, not a 400",
     )
-    lr: float = Field(default=1e-6, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0, description="learning rate")
     mini_batch_num: int = Field(
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
-    ppo_epochs: int = Field(default=1, ge=1)
+    ppo_epochs: int = Field(default=1, ge=1, description="times that a batch is gone through")
     shared_prefixes: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="on: a prefix that rows share (the prompt of a group, a conversation) is computed once where that "
         "is estimated to cost less; off: once for each row; auto: on where it was measured, which is on CPUs",
     )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL loss against the first weights")
-    total_training_steps: int = Field(default=100_000, ge=1)
+    total_training_steps: int = Field(default=100_000, ge=1, description="after these the run is done")
     serve_after_training: bool = Field(
         default=False, description="serve the last weights on, untrained, until the engine is stopped"
     )
@@ -152,12 +154,14 @@ class TrainJob(Model):
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="how many of the latest; the best one stays beside them")
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
-    resume: bool = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    resume: bool = Field(
+        default=False, description="go on from the last checkpoint; `up` and `train` see to that by themselves"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is a GPU")
     n_gpu: int = Field(default=1, ge=1, description="accelerators per node (on a CPU: 1)")
-    nnodes: int = Field(default=1, ge=1)
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    gpu_memory_utilization: float = Field(default=0.6, gt=0.0, lt=1.0)
+    nnodes: int = Field(default=1, ge=1, description="nodes of a Ray cluster; 1: this machine")
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs of one replica of vLLM")
+    gpu_memory_utilization: float = Field(default=0.6, gt=0.0, lt=1.0, description="vLLM's share of each GPU's memory")
     tool_call_parser: str = Field(
         default="auto",
         min_length=1,
@@ -171,8 +175,8 @@ class TrainJob(Model):
         "the model's family and chat template), or none",
     )
     logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
-    seed: int = 0
-    overrides: dict[str, Any] = {}
+    seed: int = Field(default=0, description="of the trainer, and of the order of tasks")
+    overrides: dict[str, Any] = Field(default={}, description="keys of verl, applied last")
 
     @model_validator(mode="before")
     @classmethod

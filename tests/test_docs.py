@@ -32,12 +32,12 @@ _EXTERNAL = re.compile(r"[a-z]+:")
 
 
 @cache
-def _tokens(page: Path) -> list[Token]:
+def tokens(page: Path) -> list[Token]:
     return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
 
 
 def _links(page: Path) -> list[str]:
-    inline = [one for token in _tokens(page) for one in token.children or ()]
+    inline = [one for token in tokens(page) for one in token.children or ()]
     return [str(one.attrs[key]) for one in inline for key in ("href", "src") if key in one.attrs]
 
 
@@ -46,7 +46,7 @@ def _anchors(page: Path) -> set[str]:
     """Of its headings, as GitHub and the site make them."""
     known: Counter[str] = Counter()
     anchors: set[str] = set()
-    for opening, inline in pairwise(_tokens(page)):
+    for opening, inline in pairwise(tokens(page)):
         if opening.type == "heading_open":
             text = "".join(one.content for one in inline.children or ())
             slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
@@ -71,8 +71,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
     code = [
-        *(one.content for token in _tokens(page) for one in token.children or () if one.type == "code_inline"),
-        *(token.content for token in _tokens(page) if token.type == "fence"),
+        *(one.content for token in tokens(page) for one in token.children or () if one.type == "code_inline"),
+        *(token.content for token in tokens(page) if token.type == "fence"),
     ]
     named = {path.rstrip("/") for text in code for path in _PATH.findall(text) if not _METRIC.fullmatch(path)}
     made = {path for path in named if any(one in path for one in MADE)}
@@ -88,7 +88,8 @@ def test_a_path_that_is_not_there_is_found() -> None:
 
 def test_every_page_is_on_the_site() -> None:
     index = ROOT / "docs" / "index.md"
-    listed = [line for token in _tokens(index) if token.info == "{toctree}" for line in token.content.splitlines()]
-    named = {(index.parent / f"{line}.md").resolve() for line in listed if line and not line.startswith(":")}
+    listed = [line for token in tokens(index) if token.info == "{toctree}" for line in token.content.splitlines()]
+    paths = [re.sub(r".* <(.*)>", r"\1", line) for line in listed if line and not line.startswith(":")]
+    named = {(index.parent / f"{path}.md").resolve() for path in paths}
     pages = {page for page in PAGES if page.relative_to(ROOT).parts[0] in ("README.md", "docs", "tutorial")}
     assert named == pages - {index}

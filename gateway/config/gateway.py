@@ -43,7 +43,7 @@ class TracingConfig(Model):
         pattern=r"^https?://",
         description="of an OTLP collector over HTTP, without /v1/traces; default: OTEL_EXPORTER_OTLP_ENDPOINT",
     )
-    service_name: str = Field(default="swarm-gateway", min_length=1)
+    service_name: str = Field(default="swarm-gateway", min_length=1, description="in the traces")
     sampled: float = Field(
         default=1.0, ge=0, le=1, description="share of requests; one that comes with a trace follows that one's choice"
     )
@@ -52,7 +52,7 @@ class TracingConfig(Model):
 class RequestLogConfig(Model):
     """Every request and its response as one line of JSON; it holds what users said."""
 
-    path: Path
+    path: Path = Field(description="mode 0600")
     max_bytes: int = Field(default=100 * 1024 * 1024, ge=1024, description="of one file, then it is rotated")
     files: int = Field(default=5, ge=1, le=1000, description="that are kept, the current one included")
     max_text_bytes: int = Field(
@@ -63,8 +63,8 @@ class RequestLogConfig(Model):
 class TLSConfig(Model):
     """Files in PEM form."""
 
-    certificate: Path
-    key: Path
+    certificate: Path = Field(description="its chain in the same file")
+    key: Path = Field(description="not encrypted")
 
 
 class RouteConfig(RouteSettings):
@@ -85,14 +85,14 @@ class GatewayConfig(RouteSettings):
     defaults of ``host``, ``api_keys`` and ``keys_file`` go together: without keys only this machine can connect.
     """
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    tls: TLSConfig | None = None
+    host: str = Field(default="127.0.0.1", description="beyond loopback only with keys")
+    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    tls: TLSConfig | None = Field(default=None, description="speak HTTPS")
     api_keys: list[SecretStr] = Field(
         default=[], description="keys applications may use, in clear or as 'sha256:<hex digest>'; empty: no key needed"
     )
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")
-    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="a longer request is a 413")
     keepalive_seconds: float = Field(
         default=3.0, gt=0, le=60, description="longest silence of a stream whose answer is on its way"
     )
@@ -112,15 +112,15 @@ class GatewayConfig(RouteSettings):
     )
 
     access_log: bool = Field(default=False, description="one log line per request, without its texts")
-    request_log: RequestLogConfig | None = None
-    tracing: TracingConfig | None = None
+    request_log: RequestLogConfig | None = Field(default=None, description="whole requests and answers in a file")
+    tracing: TracingConfig | None = Field(default=None, description="OpenTelemetry")
 
     model_aliases: list[ModelName] = Field(
         default=[],
         description="further names of the default route, such as the model name of an application, or patterns such as "
         "claude-*",
     )
-    routes: list[RouteConfig] = []
+    routes: list[RouteConfig] = Field(default=[], description="where model names lead; none: one route for all")
     default_route: str | None = Field(
         default=None,
         description="name of the route for requests that name no model or an unknown one (without routes: 'default'); "

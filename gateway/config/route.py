@@ -41,7 +41,7 @@ class UpstreamConfig(Model):
     """An OpenAI-compatible server that answers without training anything."""
 
     base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
-    api_key: SecretStr = SecretStr("")
+    api_key: SecretStr = Field(default=SecretStr(""), description="its key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
 
 
@@ -109,8 +109,12 @@ _VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
 class RouteSettings(Model):
     """How one route answers: through a swarm server, a plain upstream, or the first with the second behind it."""
 
-    swarm_url: str | None = Field(default="http://127.0.0.1:10086", pattern=r"^https?://")
-    swarm_token: SecretStr = SecretStr("")
+    swarm_url: str | None = Field(
+        default="http://127.0.0.1:10086", pattern=r"^https?://", description="the swarm server; null: none"
+    )
+    swarm_token: SecretStr = Field(
+        default=SecretStr(""), description="its token, with the scope claim; default: SWARM_TOKEN of the environment"
+    )
     upstream: UpstreamConfig | None = Field(
         default=None,
         description="answers, untrained, when the swarm cannot; with swarm_url: null it answers everything",

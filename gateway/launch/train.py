@@ -39,8 +39,8 @@ class TaskSources(Model):
     """Where tasks are read from: a ``.jsonl`` or ``.parquet`` file, ``hf:NAME[@CONFIG][:split]``, or
     ``module:function``."""
 
-    train: str
-    validation: str | None = None
+    train: str = Field(description="file, hf:NAME[@CONFIG][:split] or module:function")
+    validation: str | None = Field(default=None, description="the same, for evaluations")
 
 
 class EvalConfig(Model):
@@ -54,14 +54,14 @@ class EvalConfig(Model):
 class TrainFile(Model):
     """The file of ``train``; ``job`` and ``swarm`` are checked by their own models."""
 
-    job: dict[str, Any]
+    job: dict[str, Any] = Field(description="as for `up`")
     workflow: str = Field(description="module:function, or module:Class in AgentJet's form")
-    tasks: TaskSources
-    eval: EvalConfig | None = None
+    tasks: TaskSources = Field(description="where tasks are read from")
+    eval: EvalConfig | None = Field(default=None, description="evaluations; none: there are none")
     control: Literal["none", "shuffle"] = Field(
         default="none", description="shuffle: rewards are permuted within each task, a control that must not learn"
     )
-    swarm: dict[str, Any] = {}
+    swarm: dict[str, Any] = Field(default={}, description="as for `up`")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ DEFAULT_PORT = 10086
 class ServerConfig(Model):
     """One swarm server. Without a token, here or in the run folder, it may only listen on a loopback address."""
 
-    host: str = Field(default="127.0.0.1", min_length=1)
+    host: str = Field(default="127.0.0.1", min_length=1, description="beyond loopback only with a token")
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0: any free port")
     token: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""The agents' own hooks end their sessions and say what they were worth, with the files of ``docs/gateway.md``."""
+"""The agents' own hooks end their sessions and say what they were worth, with the files of ``docs/sessions.md``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_session_end(session, context):
 
 def snippet(language: str) -> str:
     """The one block of the page that ends a session."""
-    page = (ROOT / "docs" / "gateway.md").read_text()
+    page = (ROOT / "docs" / "sessions.md").read_text()
     [found] = [one for one in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if _ENDS.search(one)]
     return found
 
