@@ -231,9 +231,9 @@ async def test_a_name_waits_for_the_servers_that_have_no_job_yet(team: Team) -> 
         ({"routes": [{"name": "a"}], "default_route": "b"}, "there is no route named 'b'; there is 'a'"),
         ({"default_route": "b"}, "there is no route named 'b'; there is 'default'"),
         ({"routes": [{"name": "a", "swarm_url": None}]}, "set swarm_url, upstream or both"),
-        ({"routes": [{"name": "a", "hook": "x"}]}, "routes: 0: unknown key 'hook'"),
+        ({"routes": [{"name": "a", "hook": "x"}]}, "routes.0: unknown key 'hook'"),
         # it is there before the route of a request is known
-        ({"routes": [{"name": "a", "keepalive_seconds": 1}]}, "routes: 0: unknown key 'keepalive_seconds'"),
+        ({"routes": [{"name": "a", "keepalive_seconds": 1}]}, "routes.0: unknown key 'keepalive_seconds'"),
     ],
 )
 def test_routes_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:

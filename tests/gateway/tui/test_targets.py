@@ -8,11 +8,11 @@ from gateway.tui.client import Kind, make_targets
 from swarm.errors import ConfigError
 
 
-def test_addresses_and_what_they_default_to() -> None:
-    one, two = make_targets([], ["t"], [], [])
+def test_addresses_as_people_write_them() -> None:
+    one, two = make_targets(["127.0.0.1:10086"], ["t"], ["a:1"], [])
     assert (one.kind, one.url_of("/status"), one.secret) == (Kind.SWARM, "http://127.0.0.1:10086/status", "t")
-    assert (two.kind, two.url_of("/status"), two.secret) == (Kind.GATEWAY, "http://127.0.0.1:8000/status", "")
-    assert [target.kind for target in make_targets([], [], ["a:1"], [])] == [Kind.GATEWAY]
+    assert (two.kind, two.url_of("/status"), two.secret) == (Kind.GATEWAY, "http://a:1/status", "")
+    assert make_targets([], ["t"], [], ["k"]) == []
     [target] = make_targets(["https://me:secret@host:1/swarm/"], [], [], [])
     assert target.url_of("/status") == "https://me:secret@host:1/swarm/status"
     assert (target.address, target.name) == ("https://host:1/swarm", "host:1/swarm")
