@@ -168,7 +168,7 @@ def test_a_gateway_that_dies_while_the_disk_is_full_comes_back(tmp_path: Path) -
         up.expect("gateway_recovered", _SOON)
         before = len(users.answers)
         users.wait(20, _SOON)
-        assert [one for one in users.answers[before + 3 :] if one.status == 200]
+        assert [one for one in users.answers[before + 3 :] if one.status == 200], users.answers[before:]
         ballast.unlink()
         up.expect("step", _SOON)
 
