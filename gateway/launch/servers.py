@@ -227,7 +227,11 @@ class Gateway:
                 self._serves = True
                 self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
             elif now - self._started_at > _LASTING_SECONDS:
-                self._deaths = 0
+                if self._serves:
+                    self._deaths = 0
+                else:
+                    self._say(f"the gateway has not listened for {_LASTING_SECONDS:.0f} s since its start: it is ended")
+                    self.child.stop(0.0)
             return
         self._deaths, self._serves = self._deaths + 1, False
         # what it started goes with it

@@ -271,7 +271,8 @@ class _Up:
         for end in ends:
             end.result()
         end_left_behind(self._plan.folder, _LEFT_GRACE, self.hurry)
-        for server in self._servers:
+        # from one that is replaced each time, no start goes on
+        for server in self._servers if self._plan.earlier_run != "replace" else []:
             server.tell_unsaved()
         self._on_event("stopped", {})
 

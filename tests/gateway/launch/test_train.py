@@ -299,3 +299,10 @@ def test_steps_that_no_checkpoint_holds_are_told_at_the_end(file: Callable[..., 
     run = Run(file(job={**JOB, "save_freq": 100, "total_training_steps": 1}, eval=None))
     run()
     assert run.of("unsaved") == [{"step": 1, "saved": 0}]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_from_which_no_start_goes_on_warns_of_no_lost_steps(file: Callable[..., TrainPlan]) -> None:
+    run = Run(rehearsal(file(job=JOB, eval=None)))
+    run()
+    assert run.of("step") and not run.of("unsaved")
