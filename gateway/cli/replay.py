@@ -144,17 +144,22 @@ def replay(
             async with HttpSender(base_url, api_key, body, request_timeout, headers) as sender:
                 sender.body["model"] = model or await sender.first_model()
                 with_model = config.model_copy(update={"model": sender.body["model"]})
-                sent = await send(with_model, sender, client, on_progress)
-        return await scored(sent, earlier, judge) if no_train and sent.scores else sent
+                return await send(with_model, sender, client, on_progress)
 
     with replay_bar(visible=not as_json) as bar:
         result = asyncio.run(send_all(bar))
+    shown = () if no_train else others
     if report is not None:
-        write_report(result, report, () if no_train else others)
+        # before it is judged: a comparison that fails loses no answers
+        write_report(result, report, shown)
+    if no_train and result.scores:
+        result = asyncio.run(scored(result, earlier, judge))
+        if report is not None:
+            write_report(result, report)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        print_report(result, () if no_train else others)
+        print_report(result, shown)
         if report is not None:
             typer.echo(f"report: {report}")
     if result.interrupted:

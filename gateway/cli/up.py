@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gateway.launch.plan import EarlierRun
 from swarm.errors import ConfigError, SwarmGatewayError
 
+Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
+]
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
 _INDENT = "\n           "
@@ -78,12 +82,8 @@ def up(
         bool,
         typer.Option("--check", help="only say whether it would run: file, hooks, model, machine, ports, run folder"),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
-    ] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
     step: Annotated[
         int | None, typer.Option(min=1, help="go back to this saved step of the run in the folder, and on from there")
     ] = None,
@@ -126,12 +126,8 @@ def train(
     config: Annotated[
         Path, typer.Argument(help="YAML file: job, workflow, tasks and, if needed, eval, control, swarm")
     ],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
-    ] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="a rehearsal in RUN_DIR/quick: two steps, 4 tasks at each evaluation")
     ] = False,

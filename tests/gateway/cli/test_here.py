@@ -49,7 +49,13 @@ def on_compute_relative_reward(task, candidates, context):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hook = "hooks/on_compute_relative_reward.py"
-    for name, text in {"tiny/config.json": "{}", hook: REWARD, "my.yaml": UP, "other/x": "", "prompts.jsonl": PROMPTS}.items():
+    for name, text in {
+        "tiny/config.json": "{}",
+        hook: REWARD,
+        "my.yaml": UP,
+        "other/x": "",
+        "prompts.jsonl": PROMPTS,
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
