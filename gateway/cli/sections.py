@@ -204,8 +204,8 @@ def read_train(path: Path) -> TrainPlan:
     """What ``train`` runs, from its file, with the workflow loaded and the first tasks read before anything starts.
 
     Raises:
-        ConfigError: a misspelt key (of verl, too), a model that is not there, a workflow that does not load, tasks
-            that cannot be read.
+        ConfigError: a misspelt key, a model that is not there, a workflow that does not load, tasks that cannot be
+            read.
     """
     data = read_mapping(path, "config")
     if "workflow" not in data and ("gateway" in data or "jobs" in data):

@@ -39,6 +39,7 @@ gateway:
   train_fraction: 1.0
   hooks: hooks
 """
+PROMPTS = "".join(f'{{"question": "q{number}"}}\n' for number in range(8))
 REWARD = """\
 def on_compute_relative_reward(task, candidates, context):
     return [float(len(one.text)) for one in candidates]
@@ -48,7 +49,13 @@ def on_compute_relative_reward(task, candidates, context):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hook = "hooks/on_compute_relative_reward.py"
-    for name, text in {"tiny/config.json": "{}", hook: REWARD, "my.yaml": UP, "other/x": ""}.items():
+    for name, text in {
+        "tiny/config.json": "{}",
+        hook: REWARD,
+        "my.yaml": UP,
+        "other/x": "",
+        "prompts.jsonl": PROMPTS,
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -99,6 +106,9 @@ def test_commands_find_the_servers_of_this_folder_with_their_token(project: Path
             assert (swarm["url"], swarm["trouble"]) == (server.url, None)
         assert json.loads(told(project, "groups", "list", "--json"))["groups"] == []
         assert json.loads(told(project, "config", "runs", "--json"))[0]["number"] == 1
+        report = json.loads(told(project, "replay", "--data", "prompts.jsonl", "--steps", "1", "--json"))
+        assert (report["target"], report["failures"]) == (f"{gateway}/v1", {})
+        assert report["steps"][0]["groups"] == 4, "the server's own count"
         assert "nothing that `up` started runs in" in told(project / "other", "swarm", "status", code=2)
         assert "this route needs a token" in told(
             project / "other", "swarm", "status", "--swarm-url", server.url, code=2

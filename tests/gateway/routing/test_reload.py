@@ -98,5 +98,5 @@ async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_t
         assert (refused.status_code, "worth.py, line 1" in refused.json()["error"]["message"]) == (400, True)
         assert await best() == longest
         (folder / "worth.py").write_text("def of(text):\n    return -len(text)\n")
-        assert (await http.post("/admin/reload")).status_code == 200
+        assert (await http.post("/admin/reload")).json()["changed"] == ["hooks"]
         assert len(await best()) < len(longest)
