@@ -85,7 +85,8 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     Raises:
         ConfigError: there are several.
     """
-    runs = [run for run in runs_of() if run.gateway and base_url in (None, f"{run.gateway}/v1")]
+    wanted = base_url and base_url.rstrip("/")
+    runs = [run for run in runs_of() if run.gateway and wanted in (None, f"{run.gateway}/v1")]
     if len(runs) > 1:
         known = ", ".join(f"{run.gateway}/v1" for run in runs)
         raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {known}")

@@ -144,7 +144,7 @@ class Trainer:
         """
         began = time.monotonic()
         because = "interrupted"
-        with SwarmClient(url, token=token) as client:
+        with SwarmClient(url, token, self._plan.up.client_name) as client:
             status = client.status()
             call = begin_training(self._tasks(status), client, self._plan.workflow, self._options())
             try:

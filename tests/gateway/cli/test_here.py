@@ -19,10 +19,12 @@ import httpx
 import psutil
 import pytest
 
+from gateway.cli.here import gateway_run
 from gateway.cli.sections import read_plan
 from gateway.launch import run_file
 from gateway.launch.plan import UpPlan
 from gateway.launch.up import run_up
+from swarm.errors import ConfigError
 from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
@@ -163,6 +165,24 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
         run_file.write(alive.model_copy(update=changed))
         assert run_file.living(tmp_path) is None
+
+
+def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert gateway_run(None) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as another:
+        mine = run_file.of_this_process(None, [], "http://127.0.0.1:1", "t")
+        other = mine.model_copy(update={"pid": another.pid, "started": psutil.Process(another.pid).create_time()})
+        for name, run in {"a": mine, "b": other.model_copy(update={"gateway": "http://127.0.0.1:2"})}.items():
+            server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path / name)
+            server.run_dir.mkdir()
+            run_file.write(run.model_copy(update={"servers": [server]}))
+        with pytest.raises(ConfigError, match=r"say by --base-url .*: http://127.0.0.1:\d/v1, http://127.0.0.1:\d/v1"):
+            gateway_run(None)
+        found = gateway_run("http://127.0.0.1:2/v1/")
+        assert found is not None and found.pid == another.pid
+        assert gateway_run("http://127.0.0.1:3/v1") is None
+        another.communicate(b"\n")
 
 
 def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
