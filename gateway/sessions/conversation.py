@@ -88,14 +88,12 @@ class SessionReport:
 
     Attributes:
         ended: why the session is over; empty while it goes on.
-        forked_from: the session whose answers its first request held.
         credited, credit_dropped: turns to which the outcome came in time, or too late.
     """
 
     route: str
     agents: dict[str, Ledger] = field(default_factory=dict[str, Ledger])
     ended: str = ""
-    forked_from: str = ""
     credited: int = 0
     credit_dropped: int = 0
 
@@ -240,21 +238,20 @@ class Digests:
     Attributes:
         digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
             project as it is now; where the first is short, ``inner`` is empty.
-        answers: per assistant message, oldest first, the digests of the conversation before and with it, and with it
-            as ``inner``.
+        answers: per assistant message, oldest first, the digests of the conversation with it, and with it as ``inner``.
         sizes: bytes per message, as JSON of its meaning; 0 for instructions.
     """
 
     digest: bytes
     inner: bytes
-    answers: tuple[tuple[bytes, bytes, bytes], ...]
+    answers: tuple[tuple[bytes, bytes], ...]
     sizes: tuple[int, ...]
 
 
 def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     """The digests of ``messages``, in Chat Completions form."""
     digest = inner = b""
-    answers: list[tuple[bytes, bytes, bytes]] = []
+    answers: list[tuple[bytes, bytes]] = []
     sizes: list[int] = []
     for message in messages:
         if message.get("role") in INSTRUCTIONS:
@@ -265,10 +262,10 @@ def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
             digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
         elif inner:
             inner = _chained(inner, meaning)
-        before, digest = digest, _chained(digest, meaning)
+        digest = _chained(digest, meaning)
         sizes.append(len(meaning))
         if message.get("role") == "assistant":
-            answers.append((before, digest, inner if inner != _INNER else b""))
+            answers.append((digest, inner if inner != _INNER else b""))
     return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
 
 
