@@ -52,16 +52,14 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
 
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
-    done = asyncio.Event()
     run.sample(range(count), apart=True)
-    run.sample(range(count, len(run.shaped.bodies)), after=done)
     with phase("sample"):
-        while run.sampling and any(run.outcomes[place] is None for place in range(count)):
+        while run.sampling:
             await run.progress()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
-    done.set()
+    run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[place].answer for place in delivered]
     if session is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
@@ -83,7 +81,6 @@ class _Broadcast:
         # unbounded: it holds no more than the answers themselves, and a slow reader delays nobody
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._begun = asyncio.Event()
         self._head: Chunk = {}
         self._whole = False
         self._left = False
@@ -99,7 +96,6 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start([place], partial(self._stream, place))
-        run.sample(range(self._count, len(run.shaped.bodies)), after=self._begun)
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
@@ -116,7 +112,7 @@ class _Broadcast:
                     self._take(place, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
-                        self._begun.set()
+                        run.sample(range(self._count, len(run.shaped.bodies)))
             sample = Sample(self._assemblies[place].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
             error = self._error_of(exc)
