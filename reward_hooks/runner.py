@@ -36,10 +36,9 @@ from reward_hooks.contract import (
     Submission,
     UserRequest,
     sendable,
-    texts_of,
 )
 from swarm.errors import HookError
-from swarm.types import Model, Task
+from swarm.types import Model, Task, texts_of
 
 T = TypeVar("T")
 

@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 import orjson
 
+from adapters.dialects.meaning import text_of
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
     Digests,
     Scope,
     digest_of,
-    text_of,
 )
-from reward_hooks.contract import texts_of
+from swarm.types import texts_of
 
 #: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.sessions.conversation import DeliveredTurn, text_of
+from adapters.dialects.meaning import text_of
+from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.memory import Place, similarity, words_of
 
 #: From this similarity on a question is repeated.

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.conversation import answered, digests_of, size_of, text_of
+from adapters.dialects.meaning import text_of
+from gateway.sessions.conversation import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
