@@ -81,6 +81,8 @@ class PoolInformation(Model):
     quarantined_episodes: int = 0
     dropped_episodes: int = 0
     trained_episodes: int = Field(default=0, description="of recorded steps of this run")
+    whole_groups: bool = Field(default=True, description="whether a batch is of groups of `num_repeat` only")
+    by_agreement: bool = Field(default=False, description="whether clients say when the batch is complete")
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
     sample_collection_method: str = ""
     completed_episode_target: int = 0
