@@ -5,11 +5,11 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from pydantic import Field
 
+from swarm.concurrency import backoff
 from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
 from swarm.states import EngineState
@@ -216,7 +216,7 @@ class EngineFailure(Model):
     def pause(self, first: float) -> float:
         """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one
         that nothing explains, up to a minute; with jitter."""
-        return min(_LONGEST_PAUSE, first * 2 ** max(0, self.unexplained - 1)) * random.uniform(0.5, 1.0)
+        return backoff(self.unexplained, first, _LONGEST_PAUSE)
 
 
 class ServerStatus(Model):
