@@ -41,9 +41,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, FiniteFloat
 
@@ -202,6 +202,16 @@ class GroupScore(Model):
     def informative(self) -> bool:
         """Whether the rewards differ; a group of equal rewards teaches nothing."""
         return max(self.values) - min(self.values) > EQUAL_WITHIN
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts that make the content of a message, in OpenAI's form: the string, or the text parts of the list."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def sendable(text: str) -> str:

@@ -36,9 +36,10 @@ from reward_hooks.contract import (
     Submission,
     UserRequest,
     sendable,
+    texts_of,
 )
 from swarm.errors import HookError
-from swarm.types import Model, Task, texts_of
+from swarm.types import Model, Task
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
-"""What flows through the swarm beside token data (see :mod:`swarm.tokens`): tasks, outputs, steps, messages."""
+"""What flows through the swarm beside token data (see :mod:`swarm.tokens`): tasks, outputs, results of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -74,13 +74,3 @@ class EvalResult(Model):
     step: int
     episodes: int
     metrics: dict[str, float]
-
-
-def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """The texts that make the content of a message, in OpenAI's form: the string, or the text parts of the list."""
-    content: Any = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    texts = [cast("dict[str, Any]", part).get("text") for part in parts if isinstance(part, dict)]
-    return [text for text in texts if isinstance(text, str)]

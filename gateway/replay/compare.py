@@ -23,12 +23,11 @@ from typing import Any
 from gateway.replay.report import Comparison, Report, Score
 from gateway.replay.senders import SavedAnswer
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
-from reward_hooks.contract import EQUAL_WITHIN
+from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from reward_hooks.offline import OfflineConfig, run_offline
 from reward_hooks.recorded import RecordedGroup
 from swarm.errors import ConfigError, HookError
 from swarm.intervals import mean_interval, values_to_tell
-from swarm.types import texts_of
 
 #: Ask a gateway for the best of a group that is judged and not trained, or for what the model says by itself.
 GATEWAY_HEADERS = {"x-swarm-train": "false", "x-swarm-policy": "best", "x-swarm-when-batch-waits": "best"}

@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn
 
 from gateway.config.route import PassRule, RouteSettings, WhenBatchWaits
 from gateway.types import Incoming
+from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
-from swarm.types import texts_of
 
 Kind = Literal["best", "first"]
 

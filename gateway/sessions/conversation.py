@@ -1,8 +1,8 @@
 """Conversations: their delivered turns, which form a tree where the user went back, and digests of what messages mean.
 
-Invariant: two conversations have one digest exactly when their messages, but for instructions, mean the same (see
-:mod:`adapters.dialects.meaning`). Feedback after a group's submission stays visible to hooks of later requests, and
-never trains.
+Invariant: two conversations have one digest exactly when their messages, but for instructions, mean the same
+(:func:`adapters.dialects.chat.meaning_of`). Feedback after a group's submission stays visible to hooks of later
+requests, and never trains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
-from adapters.dialects.meaning import canonical, meaning_of
+from adapters.dialects.chat import canonical, meaning_of
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
 from gateway.stats import Accounted

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from adapters.dialects.meaning import text_of
+from adapters.dialects.chat import text_of
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
@@ -23,7 +23,7 @@ from gateway.sessions.conversation import (
     Scope,
     digest_of,
 )
-from swarm.types import texts_of
+from reward_hooks.contract import texts_of
 
 #: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8

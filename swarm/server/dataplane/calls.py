@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
+from adapters.dialects.chat import meaning_of
 from adapters.dialects.jsons import encode
-from adapters.dialects.meaning import meaning_of
 from swarm.concurrency import Interruptible, Once
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType

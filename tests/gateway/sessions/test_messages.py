@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects.meaning import text_of
+from adapters.dialects.chat import text_of
 from gateway.sessions.conversation import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
