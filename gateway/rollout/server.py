@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
+#: In the environment of a gateway under ``up``: its name at the servers, the same after its death.
+NAME_VARIABLE = "SWARM_GATEWAY_NAME"
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
 _DOWN_CODES = frozenset({"server_unreachable", "swarm_refused", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
@@ -155,6 +158,7 @@ class Swarm:
         self.url = url
         self._share = share
         self.background = Background(grace_seconds=_LAST_SECONDS)
+        name = name or os.environ.get(NAME_VARIABLE, "")
         self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)

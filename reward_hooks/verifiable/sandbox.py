@@ -1,19 +1,20 @@
-"""Run untrusted Python in a sandbox of its own, made by bubblewrap (https://github.com/containers/bubblewrap).
+"""Run untrusted Python in a sandbox: namespaces made by bubblewrap, or Landlock where these are refused.
 
-Invariant: a program runs with all of its limits and in its own namespaces, or not at all, and leaves nothing behind: no
-file, no process, no IPC object. Nothing of the run is on a disk: source, input and outputs are files in memory.
+Invariant: a program runs with all of its limits and cut off from the machine, or not at all, and leaves nothing behind:
+no file, no process, no IPC object. Nothing of the run is on a disk: source, input and outputs are files in memory.
 
-What a program sees: ``/usr`` and the interpreter's folders, read-only; ``/tmp`` and ``/dev/shm``, empty and its own;
-``/proc`` with its own processes; a network with nothing in it. It does not see files of users, other processes, their
-sockets (abstract ones included), the environment, or another run. A gateway that runs as root first becomes user 65534.
+* With bubblewrap (https://github.com/containers/bubblewrap), a program sees ``/usr`` and the interpreter's folders,
+  read-only; ``/tmp`` and ``/dev/shm``, empty and its own; ``/proc`` with its own processes; a network with nothing in
+  it. Not limited: the kernel's memory for the names of empty files (about 1 KB each, until the run ends).
+* With Landlock of Linux 6.12 (:mod:`reward_hooks.verifiable.landlock`), as in most containers, it can read the same
+  folders, and has no file to write, no process or thread of its own, no socket and no ``/proc``. It can learn whether a
+  file exists, its size and its times, where the gateway's user could.
+
+In both, it does not see what users wrote, other processes, their sockets (abstract ones included), the environment, or
+another run. A gateway that runs as root first becomes user 65534.
 
 Limited: seconds, and per process seconds of processor time and memory; processes and threads; the size of each file and
 of all; open files. System calls that get round these: :mod:`reward_hooks.verifiable.syscalls`.
-
-Not limited: the kernel's memory for the names of empty files (about 1 KB each, until the run ends).
-
-Landlock, for containers that refuse user namespaces, is not used: it governs neither ``chmod``, ``chown`` and
-timestamps of the user's files, nor UNIX sockets with a path, nor the limits of the user's other processes.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import Field
 
+from reward_hooks.verifiable import landlock
 from reward_hooks.verifiable.syscalls import syscall_filter
 from swarm.errors import ConfigError
 from swarm.types import Model
@@ -68,12 +71,23 @@ __file__ = {_ANSWER!r}
 __import__("sys").argv[:] = [__file__]
 __run__()
 """
+#: Runs :mod:`reward_hooks.verifiable.landlock` as a program of its own.
+_CONFINE = Path(landlock.__file__).read_text(encoding="utf-8")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _CURE = (
-    "code needs bubblewrap and user namespaces. Install it (apt-get install bubblewrap, dnf install bubblewrap); allow "
-    "user namespaces (sysctl user.max_user_namespaces; kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a "
-    "container, a seccomp profile that permits them); or set unsafe: true, which runs every answer with the rights of "
-    "the gateway's user"
+    "code needs bubblewrap and user namespaces, or Linux 6.12 with Landlock. Install bubblewrap (apt-get install "
+    "bubblewrap, dnf install bubblewrap) and allow user namespaces (sysctl user.max_user_namespaces; "
+    "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, a seccomp profile that permits them), "
+    "or set unsafe: true, which runs every answer with the rights of the gateway's user"
 )
+
+
+class Form(StrEnum):
+    """What keeps a program in."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "Landlock"
+    NOTHING = "nothing"
 
 
 class Limits(Model):
@@ -120,25 +134,22 @@ class Sandbox:
     def __init__(self, limits: Limits | None = None, *, python: str | None = None, unsafe: bool = False) -> None:
         self._limits = limits or Limits()
         self._user = _NOBODY if os.geteuid() == 0 else None
-        self._filter = syscall_filter()
         pythons = [python] if python else [sys.executable, *(_SYSTEM_PYTHONS if self._user is not None else ())]
-        try:
-            if not self._filter:
-                raise OSError(f"the system calls of {platform.machine()} are not known")
-            self._prlimit = _program("prlimit")
-            self._bwrap: str | None = _program("bwrap")
-            self._choose(pythons)
-        except OSError as exc:
-            if not unsafe:
-                raise ConfigError(f"cannot run code in a sandbox: {exc}. {_CURE}", code="no_sandbox") from exc
-            self._bwrap = None
+        reasons: list[str] = []
+        for self.form in (Form.NAMESPACES, Form.LANDLOCK, *((Form.NOTHING,) if unsafe else ())):
             try:
-                self._prlimit = _program("prlimit")
                 self._choose(pythons)
-            except OSError as why:
-                raise ConfigError(f"cannot run code, unsafe or not: {why}", code="no_sandbox") from why
+            except OSError as exc:
+                reasons.append(f"{self.form}: {exc}")
+            else:
+                break
+        else:
+            raise ConfigError(f"cannot run code in a sandbox: {'; '.join(reasons)}. {_CURE}", code="no_sandbox")
+        if self.form is Form.LANDLOCK:
+            logger.info("code runs with Landlock, without files, processes and threads of its own; %s", reasons[0])
+        elif self.form is Form.NOTHING:
             user = os.geteuid() if self._user is None else self._user
-            logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, exc)
+            logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, "; ".join(reasons))
 
     def run(self, program: str, given: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
         """Run Python source text with ``given`` as standard input.
@@ -160,19 +171,25 @@ class Sandbox:
                 stack.enter_context(_memory(text)) for text in (program, given, "", "", "", "", self._filter)
             )
             after = stack.enter_context(_memory(f"__result__ = {result.fileno()}\n{epilogue}"))
-            python = [self._python, "-I", "-B", "-X", "utf8"]
-            if epilogue:
-                python += ["-c", _MAIN.replace("EPILOGUE", str(after.fileno()))]
-            else:
-                python += [_ANSWER]
-            if self._bwrap is None:
+            inherited = [after, result, source]
+            answer, folder = f"/proc/self/fd/{source.fileno()}", "/"
+            if self.form is Form.NAMESPACES:
+                answer = _ANSWER
+            elif self.form is Form.NOTHING:
                 folder = stack.enter_context(_folder(self._user))
-                python[-1] = python[-1].replace(_ANSWER, f"/proc/self/fd/{source.fileno()}")
-                command = [*self._limited(), *python]
+            command = [self._python, "-I", "-B", "-X", "utf8"]
+            if epilogue:
+                command += ["-c", _MAIN.replace("EPILOGUE", str(after.fileno())).replace(_ANSWER, answer)]
             else:
-                folder = "/"
-                command = [*self._bubblewrap(source, status, filtered), *self._limited(), *python]
-            inherited = (after, result, source) if self._bwrap is None else (after, result, source, status, filtered)
+                command += [answer]
+            if self.form is Form.LANDLOCK:
+                command = [*self._limited(), *self._landlock(status, filtered), *command]
+            else:
+                command = [*self._limited(), *command]
+            if self.form is Form.NAMESPACES:
+                command = [*self._bubblewrap(source, status, filtered), *command]
+            if self.form is not Form.NOTHING:
+                inherited += [status, filtered]
             with subprocess.Popen(
                 command,
                 stdin=stdin,
@@ -187,11 +204,13 @@ class Sandbox:
                 extra_groups=None if self._user is None else [],
             ) as process:
                 late = self._wait(process, deadline)
-            if self._bwrap is not None:
-                _wait_for_namespace(_text(status, 1 << 16))
+            said = _text(status, 1 << 16)
+            if self.form is Form.NAMESPACES:
+                _wait_for_namespace(said)
             code = process.returncode
-            if self._bwrap is not None and not late and '"exit-code"' not in _text(status, 1 << 16):
-                raise OSError(_text(stderr, 1000).strip() or f"bwrap ended with {code}")
+            made = {Form.NAMESPACES: '"exit-code"', Form.LANDLOCK: "confined", Form.NOTHING: ""}[self.form]
+            if not late and made not in said:
+                raise OSError(_text(stderr, 1000).strip()[-300:] or f"no sandbox was made: status {code}")
             if code < 0:
                 code = 128 - code
             return Finished(
@@ -208,6 +227,14 @@ class Sandbox:
         Raises:
             OSError: none does, with what each says.
         """
+        _program("prlimit")
+        if self.form is Form.NAMESPACES:
+            _program("bwrap")
+        if self.form is Form.LANDLOCK and self._limits.processes > 1:
+            raise OSError("a program that may have several processes needs namespaces")
+        self._filter = b"" if self.form is Form.NOTHING else syscall_filter(alone=self.form is Form.LANDLOCK)
+        if not self._filter and self.form is not Form.NOTHING:
+            raise OSError(f"the system calls of {platform.machine()} are not known")
         reasons: list[str] = []
         for self._python in pythons:
             try:
@@ -223,8 +250,7 @@ class Sandbox:
 
     def _bubblewrap(self, source: BinaryIO, status: BinaryIO, filtered: BinaryIO) -> list[str]:
         size = ["--size", str(self._limits.disk_bytes), "--tmpfs"]
-        assert self._bwrap is not None
-        command = [self._bwrap, "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+        command = [_program("bwrap"), "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
         command += ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         command += ["--json-status-fd", str(status.fileno()), "--seccomp", str(filtered.fileno())]
@@ -242,6 +268,11 @@ class Sandbox:
         command += ["--ro-bind-data", str(source.fileno()), _ANSWER, "--remount-ro", "/", "--chdir", "/tmp", "--"]
         return command
 
+    def _landlock(self, status: BinaryIO, filtered: BinaryIO) -> list[str]:
+        readable = ["/usr", *_SYSTEM_FOLDERS, *_SYSTEM_FILES, *self._prefixes, *_DEVICES]
+        settings = json.dumps([readable, filtered.fileno(), status.fileno()])
+        return [self._python, "-I", "-S", "-B", "-c", _CONFINE, settings]
+
     def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
         """Wait for the program; whether it was late, and killed."""
         late = False
@@ -250,7 +281,7 @@ class Sandbox:
         except subprocess.TimeoutExpired:
             late = True
         finally:
-            if process.returncode is None or self._bwrap is None:
+            if process.returncode is None or self.form is Form.NOTHING:
                 # the group: without a sandbox, what a program left running in it goes on
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -265,10 +296,10 @@ class Sandbox:
             "nofile": self._limits.open_files,
             "core": 0,
         }
-        if self._bwrap is not None:
+        if self.form is Form.NAMESPACES:
             # elsewhere it would count all processes of the user
             limits["nproc"] = self._limits.processes + _SANDBOX_PROCESSES
-        return [self._prlimit, *(f"--{name}={value}:{value}" for name, value in limits.items()), "--"]
+        return [_program("prlimit"), *(f"--{name}={value}:{value}" for name, value in limits.items()), "--"]
 
 
 def _program(name: str) -> str:

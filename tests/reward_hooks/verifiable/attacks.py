@@ -1,6 +1,6 @@
 """Answers that attack the machine: each prints the secret, or ``done``, where it gets through.
 
-``{folder}``, ``{gateway}``, ``{neighbour}``, ``{ipv4}`` and ``{ipv6}`` are what the gateway's user has
+``{folder}``, ``{shared}``, ``{gateway}``, ``{neighbour}``, ``{ipv4}`` and ``{ipv6}`` are what the gateway's user has
 (:mod:`tests.reward_hooks.verifiable.gateway_user`).
 """
 
@@ -193,6 +193,55 @@ import ctypes
 libc = ctypes.CDLL(None)
 # PTRACE_SEIZE, which does not stop it
 if libc.ptrace(0x4206, {gateway}, 0, 0) == 0:
+    print("done")
+""",
+}
+
+#: What namespaces keep from a program, and Landlock alone does not.
+REACHES |= {
+    "changes the times of the user's files": """
+import os
+os.utime("{folder}/hooks/on_compute_relative_reward.py", (0, 0))
+print("done")
+""",
+    "changes the attributes of the user's files": """
+import os
+os.setxattr("{folder}/expected.json", "user.seen", b"x")
+print("done")
+""",
+    "slows the gateway down": """
+import os
+os.setpriority(os.PRIO_PROCESS, {gateway}, 1)
+print("done")
+""",
+    "binds the gateway to a processor": """
+import os
+os.sched_setaffinity({gateway}, os.sched_getaffinity({gateway}))
+print("done")
+""",
+    "reads the memory of another process": """
+import ctypes, struct
+buffer = ctypes.create_string_buffer(1)
+mine = struct.pack("PL", ctypes.addressof(buffer), 1)
+if ctypes.CDLL(None).process_vm_readv({gateway}, mine, 1, struct.pack("PL", 0, 0), 1, 0) == 0:
+    print("done")
+""",
+    "watches the user's files": """
+import ctypes
+libc = ctypes.CDLL(None)
+if libc.inotify_add_watch(libc.inotify_init1(0), b"{folder}", 0xFFF) >= 0:
+    print("done")
+""",
+    "attaches memory of the user": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_long
+if libc.shmat({shared}, None, 0) != -1:
+    print("done")
+""",
+    "opens a queue of the user": """
+import ctypes
+if ctypes.CDLL("librt.so.1").mq_open(b"/gateway-{gateway}", 2) >= 0:
     print("done")
 """,
 }

@@ -1,6 +1,7 @@
 """Sampled code that attacks: the gateway's user, the other answers of its group, and the test that judges it.
 
-Each attack is run for a gateway of an ordinary user and, where the tests run as root, for one of root.
+Each attack is run for a gateway of an ordinary user and, where the tests run as root, for one of root; and in each form
+of the sandbox that this machine grants.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from reward_hooks.verifiable.sandbox import Form
 from tests.reward_hooks.verifiable.attacks import COSTLY, FORGES, LEAVES, REACHES
 from tests.reward_hooks.verifiable.gateway_user import SECRET
-from tests.reward_hooks.verifiable.having import needs_sandbox
+from tests.reward_hooks.verifiable.having import MISSING, folder_of_programs
 
 #: A user without a name, who owns nothing.
 ORDINARY = 23_456
@@ -28,7 +30,7 @@ PYTHON = "/usr/bin/python3"
 ROOT = Path(__file__).parents[3]
 LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 5.0, "cpu_seconds": 3}
 
-pytestmark = [pytest.mark.slow, needs_sandbox]
+pytestmark = pytest.mark.slow
 
 
 class Gateway:
@@ -65,12 +67,26 @@ class Gateway:
 
 
 @pytest.fixture(scope="module", params=["root", "ordinary"])
-def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
+def user(request: pytest.FixtureRequest) -> int:
     if request.param == "root" and os.geteuid():
         pytest.skip("only root can run the gateway as root")
-    user = ORDINARY if request.param == "ordinary" and not os.geteuid() else 0
+    return ORDINARY if request.param == "ordinary" and not os.geteuid() else 0
+
+
+@pytest.fixture(scope="module", params=[Form.NAMESPACES, Form.LANDLOCK])
+def form(request: pytest.FixtureRequest) -> Form:
+    if MISSING[request.param]:
+        pytest.skip(f"THE SANDBOX WITH {request.param} IS NOT TESTED HERE: {MISSING[request.param]}")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def gateway(user: int, form: Form) -> Iterator[Gateway]:
     # not pytest's folder, which another user may not enter
-    with tempfile.TemporaryDirectory(prefix="gateway-of-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="gateway-of-") as folder,
+        folder_of_programs("prlimit", *(["bwrap"] if form is Form.NAMESPACES else [])) as programs,
+    ):
         if user:
             os.chown(folder, user, user)
         command = [sys.executable, "-P", "-m", "tests.reward_hooks.verifiable.gateway_user", str(user), folder, PYTHON]
@@ -81,7 +97,7 @@ def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
             text=True,
             cwd=ROOT,
             # without HOME, as a user has it who has no name
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            env={"PATH": str(programs), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         ) as process:
             yield Gateway(process)
             assert process.stdin is not None

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from reward_hooks.verifiable import sandbox
 from reward_hooks.verifiable.code import Code
 from reward_hooks.verifiable.sandbox import Sandbox
 from swarm.errors import ConfigError
 from tests.reward_hooks.making import answered, values
+from tests.reward_hooks.verifiable.having import folder_of_programs
 
 
 @pytest.fixture
-def folder_of_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The only folder of PATH, in which ``prlimit`` is."""
-    prlimit, rm = shutil.which("prlimit"), shutil.which("rm")
-    assert prlimit is not None and rm is not None
-    # not pytest's folder, which another user may not enter
-    with tempfile.TemporaryDirectory(prefix="programs-") as folder:
-        Path(folder).chmod(0o755)
-        Path(folder, "prlimit").symlink_to(prlimit)
-        Path(folder, "rm").symlink_to(rm)
-        monkeypatch.setenv("PATH", folder)
-        yield Path(folder)
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only folder of PATH, on a kernel without Landlock."""
+    with folder_of_programs("prlimit", "rm") as folder:
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setattr(sandbox, "_CONFINE", "raise SystemExit('the kernel has no Landlock')")
+        yield folder
 
 
-def test_without_bubblewrap_nothing_runs_unless_it_is_waived(folder_of_programs: Path) -> None:
+def test_without_bubblewrap_nothing_runs_unless_it_is_waived(programs: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"bwrap is not installed.*apt-get install bubblewrap.*unsafe: true"
+        ConfigError,
+        match=r"namespaces: bwrap is not installed; Landlock: .*no Landlock.*apt-get install bubblewrap.*unsafe: true",
     ) as caught:
         Sandbox()
     assert caught.value.code == "no_sandbox"
@@ -48,8 +44,8 @@ def test_without_bubblewrap_nothing_runs_unless_it_is_waived(folder_of_programs:
     assert (late.status, late.output) == (None, "") and late.seconds < 60
 
 
-def test_a_system_that_refuses_namespaces_gives_its_reason(folder_of_programs: Path) -> None:
-    refusing = folder_of_programs / "bwrap"
+def test_a_system_that_refuses_namespaces_gives_its_reason(programs: Path) -> None:
+    refusing = programs / "bwrap"
     refusing.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed: Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o755)
     with pytest.raises(ConfigError, match=r"Creating new namespace failed.*user\.max_user_namespaces") as caught:
@@ -63,7 +59,7 @@ def test_an_unknown_machine_has_no_filter_and_so_no_sandbox(monkeypatch: pytest.
         Sandbox()
 
 
-def test_the_hook_is_refused_when_it_is_loaded(folder_of_programs: Path) -> None:
+def test_the_hook_is_refused_when_it_is_loaded(programs: Path) -> None:
     with pytest.raises(ConfigError, match="bwrap is not installed"):
         Code()
     task = answered([{"call": "add(1, 2)", "returns": 3}], "tests")
