@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 GPU_PINS := .venv-gpu-pins
+LOWEST := .venv-lowest
 
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-long check format docs reference bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-lowest test-long check format docs reference bench lock clean
 
 setup: $(READY)
 
@@ -65,6 +66,12 @@ test-gpu-pins: $(GPU_PINS)/.ready
 	$(GPU_PINS)/bin/python -m pytest -m "not engine" -n auto --dist worksteal tests/adapters/verl $(ARGS)
 	$(GPU_PINS)/bin/python -m pytest -m engine tests $(ARGS)
 
+# opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact
+test-lowest: $(READY)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,parquet,research]'
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
+
 # opt-in: what CI has no time for: tutorials on the real engine, and a run that is interrupted and resumed
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long tests/engine tests/tutorial $(ARGS)
@@ -93,4 +100,4 @@ lock: $(READY)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(GPU_PINS) build demo-out runs
+	rm -rf $(VENV) $(GPU_PINS) $(LOWEST) build demo-out runs

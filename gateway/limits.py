@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -38,13 +37,8 @@ _REMEMBERED_SECONDS = 20.0
 _REMEMBERED_MOST = 128
 #: Parts of a stream beyond which nobody joins it any more, and it is not remembered.
 _MOST_PARTS = 20_000
-_SECONDS = re.compile(r"\d{1,9}(\.\d*)?|\d+e-\d+")
 #: A caller with an idempotency key who hangs up has so long to come back.
 _KEYED_GRACE = 5.0
-#: An SDK that hangs up at its own timeout retries after 0.5 s, doubling up to 8 s, and some time to connect.
-_PAUSE_FIRST, _PAUSE_MOST, _ON_THE_WAY = 0.5, 8.0, 2.0
-#: Seconds around its timeout in which a hang-up is attributed to it; before it, a fifth of the timeout at most.
-_EARLY, _EARLY_SHARE, _LATE = 1.0, 0.2, 2.0
 
 
 @dataclass(slots=True)
@@ -144,16 +138,12 @@ def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedErro
 @dataclass(frozen=True, slots=True)
 class Retryable:
     """How the retry of a request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
-    ``digest`` (of path, body, and ``x-swarm-`` headers).
-
-    ``attempt`` is 0 for the first; ``timeout``: seconds after which the SDK gives up waiting, 0 where it does not say.
-    """
+    ``digest`` (of path, body, and ``x-swarm-`` headers); ``attempt`` is 0 for the first."""
 
     key: tuple[str, str, str]
     digest: str
     attempt: int
     keyed: bool
-    timeout: float
 
     @classmethod
     def of(cls, incoming: Incoming, route: str) -> Retryable | None:
@@ -164,26 +154,12 @@ class Retryable:
             return None
         ours = sorted(item for item in headers.items() if item[0].startswith("x-swarm-"))
         digest = hashlib.sha256(incoming.raw + repr((incoming.path, ours)).encode()).hexdigest()
-        # in whole seconds from the SDKs for JavaScript
-        timeout = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout") or ""
         return cls(
             key=(route, incoming.caller.key_id, keyed or digest),
             digest=digest,
             attempt=int(count) if count is not None and count.isdecimal() else 0,
             keyed=bool(keyed),
-            timeout=float(timeout) if _SECONDS.fullmatch(timeout) else 0.0,
         )
-
-    def grace(self, waited: float) -> float:
-        """Seconds to wait for the retry of a caller who hung up after ``waited`` seconds.
-
-        A hang-up at the SDK's own timeout is followed by a retry; at another moment the caller has lost interest."""
-        grace = _KEYED_GRACE if self.keyed else 0.0
-        early = min(_EARLY, self.timeout * _EARLY_SHARE)
-        if self.timeout and self.timeout - early <= waited <= self.timeout + _LATE:
-            pause = min(_PAUSE_FIRST * 2 ** min(self.attempt, 10), _PAUSE_MOST)
-            grace = max(grace, pause + _ON_THE_WAY)
-        return grace
 
 
 class RetryDedup:
@@ -310,13 +286,13 @@ class _Shared:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        started, here = asyncio.get_running_loop().time(), True
+        here = True
 
         async def close() -> None:
             nonlocal here
             if here:
                 here = False
-                self._left(retry, started)
+                self._left(keyed=retry.keyed)
 
         try:
             outcome = await asyncio.shield(self._outcome)
@@ -329,14 +305,14 @@ class _Shared:
             return replace(outcome, body=self._replay(), close=close)
         return replace(outcome, close=close)
 
-    def _left(self, retry: Retryable, started: float) -> None:
+    def _left(self, *, keyed: bool) -> None:
         self._callers -= 1
         if self._callers or self._task.done():
             return
         if self._outcome.done() and self._read:
             self._change.notify()
-        elif grace := retry.grace(asyncio.get_running_loop().time() - started):
-            self._grace = asyncio.get_running_loop().call_later(grace, self.cancel)
+        elif keyed:
+            self._grace = asyncio.get_running_loop().call_later(_KEYED_GRACE, self.cancel)
         else:
             self.cancel()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -38,6 +39,13 @@ class Signal:
                 while not condition():
                     await self.wait()
         return condition()
+
+
+def backoff(failures: int, first: float, most: float) -> float:
+    """Seconds to wait after the ``failures``-th failure in a row (1 for the first): uniform in [d/2, d] with
+    d = min(``most``, ``first`` * 2**(failures - 1)), so that those who failed together do not return together."""
+    # a power of many failures is no float any more
+    return min(most, first * 2 ** min(max(0, failures - 1), 100)) * random.uniform(0.5, 1.0)
 
 
 class Once:

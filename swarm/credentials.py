@@ -6,6 +6,7 @@ at a time. Its last good contents count: a damaged or missing file neither opens
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -25,6 +26,8 @@ from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_mo
 from swarm.errors import ConfigError
 from swarm.job import describe_validation
 from swarm.types import Model
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -106,6 +109,21 @@ def append_private(path: Path, entry: Mapping[str, Any]) -> None:
         os.fsync(log)
     finally:
         os.close(log)
+
+
+async def append_audit(path: Path, entry: Mapping[str, Any]) -> None:
+    """Append ``entry`` with the time to an audit log, whose folder is made; it is on disk when this returns, also for a
+    caller who is cancelled. A disk that refuses it is logged with the line."""
+    line = {"when": datetime.now(UTC).isoformat(), **entry}
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_private(path, line)
+
+    try:
+        await asyncio.shield(asyncio.to_thread(write))
+    except OSError as exc:
+        logger.error("the audit log %s cannot be written (%s): %s", path, exc, line)
 
 
 #: Tells one state of a file from another; ``None``: there is no file.
@@ -254,8 +272,6 @@ class TokenFile(CredentialFile[Token]):
 
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 def matching(given: bytes, known: Mapping[bytes, T]) -> T | None:

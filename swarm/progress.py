@@ -5,7 +5,6 @@ Invariant: a value that nobody measured is left out, never shown as zero.
 
 from __future__ import annotations
 
-from swarm.job import CollectionMethod
 from swarm.metrics import CALLS, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
 from swarm.states import EngineState
 from swarm.status import PoolInformation
@@ -54,17 +53,16 @@ def groups_that_differ(with_signal: float | None, groups: float | None) -> str:
     return f"{with_signal:.0f} of {groups:.0f} groups differ" + ("" if with_signal else ": nothing to learn")
 
 
-def batch_progress(pool: PoolInformation, collection: CollectionMethod) -> tuple[int, int, str]:
+def batch_progress(pool: PoolInformation) -> tuple[int, int, str]:
     """How full the next batch is: done, of how many (0: there is no such number), and in words, such as ``1 of 4
     tasks, 3 requests to go``. A request is one task, which gives the batch its ``num_repeat`` episodes."""
-    match collection:
-        case "any_client_agree_sync_weight" | "all_clients_agree_sync_weight":
-            return 0, 0, f"{len(pool.tasks)} tasks wait for the clients' agreement"
-        case "finish_enough_episodes":
-            done, of, unit = pool.completed_episodes, pool.batch_size * pool.num_repeat, "episodes"
-            requests = -(-max(0, of - done) // max(1, pool.num_repeat))
-        case _:
-            done, of, unit = pool.completed_tasks, pool.batch_size, "tasks"
-            requests = max(0, of - done)
+    if pool.by_agreement:
+        return 0, 0, f"{len(pool.tasks)} tasks wait for the clients' agreement"
+    if pool.whole_groups:
+        done, of, unit = pool.completed_tasks, pool.batch_size, "tasks"
+        requests = max(0, of - done)
+    else:
+        done, of, unit = pool.completed_episodes, pool.batch_size * pool.num_repeat, "episodes"
+        requests = -(-max(0, of - done) // max(1, pool.num_repeat))
     plural = "" if requests == 1 else "s"
     return done, of, f"{done} of {of} {unit}, {requests} request{plural} to go"

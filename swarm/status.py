@@ -6,11 +6,11 @@ Requests ignore unknown fields (other clients send more than we read); our answe
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from pydantic import Field
 
+from swarm.concurrency import backoff
 from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
 from swarm.states import EngineState
@@ -82,6 +82,8 @@ class PoolInformation(Model):
     quarantined_episodes: int = 0
     dropped_episodes: int = 0
     trained_episodes: int = Field(default=0, description="of recorded steps of this run")
+    whole_groups: bool = Field(default=True, description="whether a batch is of groups of `num_repeat` only")
+    by_agreement: bool = Field(default=False, description="whether clients say when the batch is complete")
     tasks: dict[str, int] = Field(default={}, description="task_id -> finished episodes")
     sample_collection_method: str = ""
     completed_episode_target: int = 0
@@ -215,7 +217,7 @@ class EngineFailure(Model):
     def pause(self, first: float) -> float:
         """Seconds until the next start: at most ``first`` after the first death, twice as long after each further one
         that nothing explains, up to a minute; with jitter."""
-        return min(_LONGEST_PAUSE, first * 2 ** max(0, self.unexplained - 1)) * random.uniform(0.5, 1.0)
+        return backoff(self.unexplained, first, _LONGEST_PAUSE)
 
 
 class ServerStatus(Model):

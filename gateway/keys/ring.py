@@ -29,7 +29,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.types import Caller
-from swarm.credentials import Ring, append_private, digest, matching
+from swarm.credentials import Ring, append_audit, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
 from swarm.http.asgi import bearer_bytes, error_response
 
@@ -186,10 +186,7 @@ class KeyRing:
             return
         if not entry["who"] and self._strangers.take(_STRANGERS_PER_MINUTE) > 0:
             return
-        try:
-            await asyncio.to_thread(append_private, self._file.audit_path, entry)
-        except OSError as exc:
-            logger.error("the audit log %s cannot be written (%s): %s", self._file.audit_path, exc, entry)
+        await append_audit(self._file.audit_path, entry)
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
@@ -245,7 +242,6 @@ class KeyMiddleware:
             if message["type"] == "http.response.start" and (scope["method"] != "GET" or message["status"] >= 400):
                 asked = parse_qs(scope["query_string"].decode("latin-1"))
                 entry = {
-                    "when": datetime.now(UTC).isoformat(),
                     "who": who(),
                     "from": (scope.get("client") or [""])[0],
                     "what": f"{scope['method']} {scope['path'][:_MOST_NAME]}",

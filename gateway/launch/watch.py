@@ -169,7 +169,7 @@ class EngineWatch:
         """Report how much of the batch there is, each time it changes."""
         if status.pool is None or status.engine.engine_status is not EngineState.ROLLING:
             return
-        batch = batch_progress(status.pool, self._job.collection)
+        batch = batch_progress(status.pool)
         if batch != self._batch:
             self._batch = batch
             self._on_event("batch", {"tasks": batch[0], "of": batch[1], "words": batch[2]})

@@ -89,7 +89,7 @@ class Progress:
         state = status.engine.engine_status
         self.batch = DOING[state]
         if state is EngineState.ROLLING and status.pool is not None and status.job is not None:
-            self.batch = batch_progress(status.pool, status.job.collection)[2]
+            self.batch = batch_progress(status.pool)[2]
         self.step = max((step.step for step in status.steps), default=0)
         if self.first_step is None:
             self.first_step = self.step

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, cast
 
-from adapters.dialects import Answer
+from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
 from gateway.rollout.answering import run_with_group
@@ -27,12 +26,8 @@ from gateway.stats import DropReason
 from gateway.types import Decided, Incoming, Live
 from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 
-#: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
-_JOINED = frozenset({"content", "reasoning_content", "reasoning", "refusal", "arguments"})
-_KNOWN_IN_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage"})
 #: Fields of every chunk.
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
-_KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 
 async def first(training: Training, incoming: Incoming, session: SessionLink | None) -> Live | Decided:
@@ -52,16 +47,14 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
 
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
     count = incoming.call.choices
-    done = asyncio.Event()
     run.sample(range(count), apart=True)
-    run.sample(range(count, len(run.shaped.bodies)), after=done)
     with phase("sample"):
-        while run.sampling and any(run.outcomes[place] is None for place in range(count)):
+        while run.sampling:
             await run.progress()
     delivered = [place for place in range(count) if place in run.samples]
     if not delivered:
         raise run.failure()
-    done.set()
+    run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[place].answer for place in delivered]
     if session is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
@@ -83,7 +76,6 @@ class _Broadcast:
         # unbounded: it holds no more than the answers themselves, and a slow reader delays nobody
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._begun = asyncio.Event()
         self._head: Chunk = {}
         self._whole = False
         self._left = False
@@ -99,7 +91,6 @@ class _Broadcast:
         run = self._run
         for place in range(self._count):
             run.start([place], partial(self._stream, place))
-        run.sample(range(self._count, len(run.shaped.bodies)), after=self._begun)
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
@@ -116,7 +107,7 @@ class _Broadcast:
                     self._take(place, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
-                        self._begun.set()
+                        run.sample(range(self._count, len(run.shaped.bodies)))
             sample = Sample(self._assemblies[place].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
             error = self._error_of(exc)
@@ -194,76 +185,3 @@ class _Broadcast:
 def _streamed(body: bytes) -> bytes:
     """The ``body`` of a plain request, a JSON object with fields, as that of a stream."""
     return body[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'
-
-
-class Assembly:
-    """One streamed choice, put together to the answer that the plain call would have given, field by field."""
-
-    def __init__(self) -> None:
-        self._model = ""
-        self._message: Chunk = {"role": "assistant", "content": None}
-        self._calls: dict[int, Chunk] = {}
-        self._logprobs: dict[str, list[Any]] = {}
-        self._extra: Chunk = {}
-        self._more: Chunk = {}
-        self.finish_reason: str | None = None
-        self.usage: Chunk = {}
-
-    def take(self, chunk: Chunk) -> None:
-        """Add the next chunk."""
-        self._model = chunk.get("model") or self._model
-        self.usage = chunk.get("usage") or self.usage
-        self._more |= {name: value for name, value in chunk.items() if name not in _KNOWN_IN_CHUNK}
-        for choice in cast("list[Chunk]", chunk.get("choices") or []):
-            self._take(choice)
-
-    def answer(self) -> Answer:
-        """The whole answer.
-
-        Raises:
-            UpstreamError: the choice has no end.
-        """
-        if self.finish_reason is None:
-            raise UpstreamError("the engine's stream ended before its answer did", code="malformed_answer")
-        message = dict(self._message)
-        if self._calls:
-            message["tool_calls"] = [self._calls[position] for position in sorted(self._calls)]
-        return Answer(
-            model=self._model,
-            message=message,
-            finish_reason=self.finish_reason,
-            usage=self.usage,
-            logprobs=self._logprobs or None,
-            choice_extra=self._extra,
-            body_extra=self._more,
-        )
-
-    def _take(self, choice: Chunk) -> None:
-        delta: Chunk = choice.get("delta") or {}
-        for call in cast("list[Chunk]", delta.get("tool_calls") or []):
-            self._take_call(call)
-        _merge(self._message, {name: value for name, value in delta.items() if name != "tool_calls"})
-        for name, entries in cast("Chunk", choice.get("logprobs") or {}).items():
-            if isinstance(entries, list):
-                self._logprobs.setdefault(name, []).extend(cast("list[Any]", entries))
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        for name, value in choice.items():
-            if name in _KNOWN_IN_CHOICE:
-                continue
-            if isinstance(value, list) and isinstance(self._extra.get(name), list):
-                self._extra[name] = self._extra[name] + value
-            elif value is not None or name not in self._extra:
-                self._extra[name] = value
-
-    def _take_call(self, call: Chunk) -> None:
-        whole = self._calls.setdefault(call.get("index", 0), {"function": {}})
-        _merge(whole["function"], call.get("function") or {})
-        _merge(whole, {name: value for name, value in call.items() if name not in ("index", "function")})
-
-
-def _merge(whole: Chunk, part: Chunk) -> None:
-    for name, value in part.items():
-        if name in _JOINED and isinstance(value, str):
-            whole[name] = (whole.get(name) or "") + value
-        elif value is not None or name not in whole:
-            whole[name] = value

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: Fewer answers cannot be compared.
 _LEAST_GROUP = 2
-#: Longest wait of samples that begin after an event: an engine without it by then has others to serve, or much to read.
-LEAD_SECONDS = 1.0
 
 
 class GroupRun:
@@ -85,9 +82,9 @@ class GroupRun:
         """Whether answers are still being sampled."""
         return bool(self._sampling)
 
-    def sample(self, places: Sequence[int], *, apart: bool = False, after: asyncio.Event | None = None) -> None:
+    def sample(self, places: Sequence[int], *, apart: bool = False) -> None:
         """Begin to sample the answers at ``places``: in one call where that is possible, unless they are to come
-        ``apart``; see :meth:`start`."""
+        ``apart``."""
         sampler, bodies = self.swarm.sampler, self.shaped.bodies
 
         async def one(place: int) -> list[Sample]:
@@ -97,20 +94,15 @@ class GroupRun:
             return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline)
 
         if len(places) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
-            self.start(places, all_together, after)
+            self.start(places, all_together)
         else:
             for place in places:
-                self.start([place], partial(one, place), after)
+                self.start([place], partial(one, place))
 
-    def start(
-        self,
-        places: Sequence[int],
-        sample: Callable[[], Awaitable[Sequence[Sample]]],
-        after: asyncio.Event | None = None,
-    ) -> None:
-        """Begin to sample the answers at ``places``; once ``after`` is set, or :data:`LEAD_SECONDS` later."""
+    def start(self, places: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
+        """Begin to sample the answers at ``places``."""
         name = f"sample {places[0]}" if len(places) == 1 else f"sample {len(places)} together"
-        task = self.swarm.background.start(self._sample(places, sample, after, name), name)
+        task = self.swarm.background.start(self._sample(places, sample, name), name)
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
@@ -177,11 +169,7 @@ class GroupRun:
         """Wait up to ``within`` seconds for the end: whether it is there, and why the group is not trained, if it is
         not. An end that fails does not fail the answer."""
         assert self._settling is not None, "settle() comes first"
-        if within:
-            await asyncio.wait({self._settling}, timeout=within)
-        else:
-            # its first step finds groups that are dropped at once
-            await asyncio.sleep(0)
+        await asyncio.wait({self._settling}, timeout=within)
         return (True, self._outcome(self._settling)) if self._settling.done() else (False, None)
 
     def cancel(self, reason: DropReason) -> None:
@@ -327,16 +315,8 @@ class GroupRun:
     # ------------------------------------------------------------------ inside
 
     async def _sample(
-        self,
-        places: Sequence[int],
-        sample: Callable[[], Awaitable[Sequence[Sample]]],
-        after: asyncio.Event | None,
-        name: str,
+        self, places: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str
     ) -> None:
-        if after is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEAD_SECONDS):
-                    await after.wait()
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:
             with span(name):

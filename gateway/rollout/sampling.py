@@ -7,7 +7,6 @@ Invariant: a call is repeated only where nothing can have been sampled; a second
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
 from reward_hooks import HookContext, Submission
 from swarm.client import EpisodeGroup
+from swarm.concurrency import backoff
 from swarm.errors import (
     FATAL_REQUEST,
     FatalRequestError,
@@ -252,7 +252,7 @@ class Sampler:
         except EpisodeLostError:
             raise
         except UnavailableError as exc:
-            pause = min(exc.retry_after or 0, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+            pause = backoff(1, exc.retry_after or 0.0, _LONGEST_PAUSE)
         if loop.time() + pause >= deadline:
             raise too_late()
         await asyncio.sleep(pause)

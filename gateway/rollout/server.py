@@ -56,8 +56,6 @@ _QUICK_RETRIES = RetryPolicy(attempts=3, base=0.1, cap=0.5, total=5.0)
 #: Grace of submissions at shutdown; a swarm server that is gone must not hold a Ctrl-C for longer.
 _LAST_SECONDS = 15.0
 
-#: Collection methods that train whole groups only.
-_WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
 #: In the environment of a gateway under ``up``: its name at the servers, the same after its death.
 NAME_VARIABLE = "SWARM_GATEWAY_NAME"
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
@@ -350,7 +348,7 @@ class Swarm:
                 engine=engine.engine_status,
                 failure=status.engine_failure,
                 keeps_sampling=job is not None and job.sampling == "app",
-                takes_partial=job is not None and job.collection not in _WHOLE_GROUPS,
+                takes_partial=status.pool is not None and not status.pool.whole_groups,
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
                 job=job,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from adapters.dialects.sse import data_in
 from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import AnyRequest, Decided, Incoming, Live, Outcome, Relayed
+from swarm.concurrency import backoff
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy, retry_after
 
@@ -193,7 +193,7 @@ class Upstream:
         except ConnectionBrokenError as exc:
             if not exc.unsent:
                 raise
-        await asyncio.sleep(_RETRY_PAUSE * random.uniform(0.5, 1.0))
+        await asyncio.sleep(backoff(1, _RETRY_PAUSE, _RETRY_PAUSE))
         return await stack.enter_async_context(self._http.posted(url, body, headers, method=method))
 
     async def _parts(self, answer: LiveAnswer) -> AsyncIterator[bytes]:

@@ -1,15 +1,14 @@
 """Conversations: their delivered turns, which form a tree where the user went back, and digests of what messages mean.
 
-Invariant: two conversations have one digest exactly when they mean the same, whatever form a client gave an answer when
-it sent it back (parts for a string, absent for null, other white space or field order in a call's arguments). Feedback
-after a group's submission stays visible to hooks of later requests, and never trains.
+Invariant: two conversations have one digest exactly when their messages, but for instructions, mean the same
+(:func:`adapters.dialects.chat.meaning_of`). Feedback after a group's submission stays visible to hooks of later
+requests, and never trains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
+from adapters.dialects.chat import canonical, meaning_of
 from gateway.config.route import RouteSettings
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
 from gateway.stats import Accounted
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
-from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
 
 #: Names the session; any text of the application's choice.
@@ -88,14 +87,12 @@ class SessionReport:
 
     Attributes:
         ended: why the session is over; empty while it goes on.
-        forked_from: the session whose answers its first request held.
         credited, credit_dropped: turns to which the outcome came in time, or too late.
     """
 
     route: str
     agents: dict[str, Ledger] = field(default_factory=dict[str, Ledger])
     ended: str = ""
-    forked_from: str = ""
     credited: int = 0
     credit_dropped: int = 0
 
@@ -240,42 +237,41 @@ class Digests:
     Attributes:
         digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
             project as it is now; where the first is short, ``inner`` is empty.
-        answers: per assistant message, oldest first, the digests of the conversation before and with it, and with it
-            as ``inner``.
+        answers: per assistant message, oldest first, the digests of the conversation with it, and with it as ``inner``.
         sizes: bytes per message, as JSON of its meaning; 0 for instructions.
     """
 
     digest: bytes
     inner: bytes
-    answers: tuple[tuple[bytes, bytes, bytes], ...]
+    answers: tuple[tuple[bytes, bytes], ...]
     sizes: tuple[int, ...]
 
 
 def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     """The digests of ``messages``, in Chat Completions form."""
     digest = inner = b""
-    answers: list[tuple[bytes, bytes, bytes]] = []
+    answers: list[tuple[bytes, bytes]] = []
     sizes: list[int] = []
     for message in messages:
         if message.get("role") in INSTRUCTIONS:
             sizes.append(0)
             continue
-        meaning = _bytes(_meaning(message))
+        meaning = meaning_of(message)
         if not digest:
             digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
         elif inner:
             inner = _chained(inner, meaning)
-        before, digest = digest, _chained(digest, meaning)
+        digest = _chained(digest, meaning)
         sizes.append(len(meaning))
         if message.get("role") == "assistant":
-            answers.append((before, digest, inner if inner != _INNER else b""))
+            answers.append((digest, inner if inner != _INNER else b""))
     return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
 
 
 def answered(said: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
     """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
     that message."""
-    meaning = _bytes(_meaning({**message, "role": "assistant"}))
+    meaning = meaning_of({**message, "role": "assistant"})
     # an answer to the first message alone is the same in many conversations
     inner = _chained(said.inner, meaning) if said.inner not in (b"", _INNER) else b""
     return _chained(said.digest, meaning), inner, len(meaning)
@@ -286,56 +282,13 @@ def digest_of(text: str) -> bytes:
     return _chained(_START, text.encode("utf-8", "replace"))
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message's content: a string, or the text parts of a list."""
-    return "".join(texts_of(message))
-
-
 def size_of(value: object) -> int:
     """Bytes of ``value`` as JSON."""
-    return len(_bytes(value))
+    return len(canonical(value))
 
 
 def _chained(digest: bytes, meaning: bytes) -> bytes:
     return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
-
-
-def _meaning(message: Mapping[str, Any]) -> list[Any]:
-    """A message's role, text, calls, and parts that are not text."""
-    calls: Any = message.get("tool_calls")
-    meaning: list[Any] = [message.get("role"), text_of(message).strip()]
-    if isinstance(calls, list) and calls:
-        meaning.append([_call(call) for call in cast("list[Any]", calls)])
-    content: Any = message.get("content")
-    if isinstance(content, list):
-        meaning += [part for part in cast("list[Any]", content) if not _is_text(part)]
-    return meaning
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)
-
-
-def _call(call: object) -> list[Any]:
-    """Name and arguments; clients may change ids."""
-    match call:
-        case {"function": {**named}}:
-            arguments = cast("Any", named.get("arguments"))
-        case _:
-            return [call]
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except ValueError:
-            arguments = arguments.strip()
-    return [named.get("name"), arguments]
-
-
-def _bytes(value: object) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # an integer of more than 64 bits, or deeper nesting than orjson follows
-        return json.dumps(value, sort_keys=True).encode()
 
 
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:

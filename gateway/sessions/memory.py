@@ -15,20 +15,18 @@ from typing import Any, Literal
 
 import orjson
 
+from adapters.dialects.chat import text_of
 from gateway.sessions.conversation import (
-    INSTRUCTIONS,
     Conversation,
     DeliveredTurn,
     Digests,
     Scope,
     digest_of,
-    text_of,
 )
 from reward_hooks.contract import texts_of
 
 #: Conversations kept under one digest; only what comes next tells them apart.
 _SAME = 8
-_SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 #: Begins the names of sub-agents that have none of their own.
 _CHILD = "of-"
 #: Sub-agents of one session that may have sub-agents of their own.
@@ -37,11 +35,9 @@ _CHILDREN = 1000
 _SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
 _SHORTEST_SUMMARY = 40
-#: The latest turns of an agent that may have been its summary.
-_SUMMARIES = 4
 _WORD = re.compile(r"\w+|[^\w\s]")
 _WORDS = 200
-#: Below this similarity a text is a different one, not an edit.
+#: Below this similarity a question is a different one, not an edit.
 _EDITED = 0.5
 
 
@@ -50,19 +46,16 @@ class Place:
     """Where a request stands: it continues ``parent``.
 
     Attributes:
-        known: how that is known. ``answer``: its messages hold the answer; ``altered``: they hold another answer in its
-            place; ``question``: the same request came before; ``name``: it names the session, and nothing else tells;
-            ``compacted``: they hold the answer as a summary of what came before; ``branch``: an agent asks in
-            the session for something of its own.
+        known: how that is known. ``answer``: its messages hold the answer; ``question``: the same request came before;
+            ``name``: it names the session, and nothing else tells; ``compacted``: a user's message holds the answer;
+            ``branch``: an agent asks in the session for something of its own.
         agent: the sub-agent that asks; empty: the main one.
-        strength: of ``altered``: how similar the two answers are.
     """
 
     conversation: Conversation
     parent: DeliveredTurn | None
-    known: Literal["answer", "altered", "question", "name", "compacted", "branch"]
+    known: Literal["answer", "question", "name", "compacted", "branch"]
     agent: str = ""
-    strength: float = 1.0
 
 
 _Found = list[tuple[Conversation, DeliveredTurn]]
@@ -99,13 +92,9 @@ class Memory:
 
     def place(self, scope: Scope, agent: str, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
         """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
-        answers = [message for message in messages if message.get("role") == "assistant"]
-        for (before, whole, inner), answer in zip(reversed(said.answers), reversed(answers), strict=True):
+        for whole, inner in reversed(said.answers):
             if found := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
                 return _placed(found, agent)
-            for conversation, turn in reversed(self._by_question.get((scope, before), [])):
-                if agent in ("", turn.agent) and (strength := similarity(text_of(turn.message), text_of(answer))):
-                    return Place(conversation, turn, "altered", turn.agent, strength)
         # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone":
             for conversation, turn in reversed(self._by_question.get((scope, said.digest), [])):
@@ -115,8 +104,7 @@ class Memory:
             return self._told_to(scope, messages)
         if scope.kind == "session":
             return Place(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
-        summary = _summary_in(messages, [turn for turn in conversation.turns if turn.agent == agent])
-        return Place(conversation, summary, "branch" if summary is None else "compacted", agent)
+        return Place(conversation, None, "branch", agent)
 
     def _told_to(self, scope: Scope, messages: list[dict[str, Any]]) -> Place | None:
         """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument, or that has one of
@@ -130,13 +118,6 @@ class Memory:
                     if not conversation.after(turn, turn.agent):
                         return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
         return None
-
-    def origin(self, scope: Scope, said: Digests) -> str:
-        """The session of the same key that a session which begins with ``said`` was forked from, or nothing."""
-        for _, whole, _ in reversed(said.answers):
-            if found := self._by_answer.get((_anywhere(scope), whole)):
-                return found[-1][0].session_id
-        return ""
 
     def adopt(self, scope: Scope, child: str) -> Scope:
         """The scope of the session that ``child``, a sub-agent with a session's name of its own, belongs to.
@@ -202,8 +183,6 @@ class Memory:
     def _places_of(self, scope: Scope, turn: DeliveredTurn) -> Iterator[tuple[_Index, tuple[Scope, bytes]]]:
         """Where ``turn`` is found."""
         yield self._by_answer, (scope, turn.answered)
-        if scope.kind == "agent":
-            yield self._by_answer, (_anywhere(scope), turn.answered)
         if turn.inner:
             yield self._by_answer, (scope, turn.inner)
         for text in _texts_in(turn):
@@ -241,24 +220,6 @@ def _texts_in(turn: DeliveredTurn) -> list[bytes]:
             texts.difference_update(text.strip() for text in texts_of(asked))
         found += [digest_of(text) for text in sorted(texts)]
     return found[:_TEXTS]
-
-
-def _summary_in(messages: list[dict[str, Any]], turns: list[DeliveredTurn]) -> DeliveredTurn | None:
-    """The latest of ``turns`` whose answer stands in ``messages`` as a summary, in a message of any role."""
-    texts = [" ".join(text_of(message).split()) for message in messages if message.get("role") not in INSTRUCTIONS]
-    for turn in reversed(turns[-_SUMMARIES:]):
-        answer = text_of(turn.message)
-        # agents that have their model think first hand on what it then says
-        told = _SUMMARY.search(answer)
-        words = " ".join((told.group(1) if told else answer).split())
-        if len(words) >= _SHORTEST_SUMMARY and any(words in text for text in texts):
-            return turn
-    return None
-
-
-def _anywhere(scope: Scope) -> Scope:
-    """Where the answers of all agents' sessions of one key are found, for their forks."""
-    return scope._replace(name="")
 
 
 def similarity(one: str, other: str, least: float = _EDITED) -> float:

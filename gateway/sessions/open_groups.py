@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reward_hooks import Feedback
 from swarm.client import AsyncSwarmClient
+from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -157,7 +157,7 @@ class OpenGroups:
                     await asyncio.Event().wait()
             except SwarmGatewayError as exc:
                 logger.warning("open groups cannot watch the engine state: %s", exc.message)
-            await asyncio.sleep(_RETRY * random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff(1, _RETRY, _RETRY))
 
     def _stop_watching(self) -> None:
         if self._watch is not None:

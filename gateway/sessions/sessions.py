@@ -213,9 +213,6 @@ class Sessions:
         name = scope.name if scope.kind in ("session", "agent") else answer
         self._report(scope, name, report)
         report.ended = ""
-        if scope.kind == "agent" and (origin := self._memory.origin(scope, link.said)):
-            report.forked_from = origin
-            self.counts.linked["forked"] += 1
         return Conversation(scope, name, link.settings, link.hooks, report)
 
     def _report(self, scope: Scope, name: str, new: SessionReport | None = None) -> SessionReport:

@@ -7,7 +7,7 @@ signal      is observed of an answer when
 =========== ======================================================================
 continued   the user's next message follows it (1.0)
 regenerated the same request comes again (1.0)
-edited      another question or answer stands in the place of its own
+edited      another question stands in the place of its own
 repeated    a later question is nearly the same as its question
 abandoned   the user went back beyond it, or hung up (1.0)
 =========== ======================================================================
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.sessions.conversation import DeliveredTurn, text_of
+from adapters.dialects.chat import text_of
+from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.memory import Place, similarity, words_of
 
 #: From this similarity on a question is repeated.
@@ -68,8 +69,6 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
         for turn in place.parent.path()[-_TURNS:]:
             if strength := _repeats(_question(turn), question):
                 note(turn, "repeated", strength)
-    if place.parent is not None and place.known == "altered":
-        note(place.parent, "edited", place.strength)
     return seen
 
 

@@ -154,7 +154,7 @@ def view(
     pool = status.pool
     batch, now = UNKNOWN, UNKNOWN
     if pool is not None:
-        done, total, words = _progress(status, pool)
+        done, total, words = batch_progress(pool)
         # the rest is on the server's own page
         batch = f"{bar(done, total, _OVERVIEW_BAR)} {words.partition(',')[0]}" if total else words
         now = f"{pool.running_episodes} run, {status.waiting_claims} claims wait"
@@ -313,12 +313,8 @@ def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
     return [*lines, *_disk(status), *_replicas(status), Line(_model(status), label="model", minor=True)]
 
 
-def _progress(status: ServerStatus, pool: PoolInformation) -> tuple[int, int, str]:
-    return batch_progress(pool, status.job.collection if status.job is not None else "finish_enough_tasks")
-
-
 def _batch(status: ServerStatus, pool: PoolInformation) -> str:
-    done, total, words = _progress(status, pool)
+    done, total, words = batch_progress(pool)
     if not total:
         taking_part = [client for client in status.clients if client.agreed or (client.active and client.takes_part)]
         agreed = sum(client.agreed for client in taking_part)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from reward_hooks.judges.endpoint import Budget, Endpoint, Spending
+from swarm.concurrency import backoff
 from swarm.errors import HookError
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after
 
@@ -132,8 +132,8 @@ class JudgeClient:
                     self._fail("judge_unavailable", f"{exc} (tries: {failures})", exc)
                 if exc.pause > self.endpoint.retry_cap_seconds:
                     self._fail("judge_unavailable", f"{exc}, and asks to wait {exc.pause:g} s", exc)
-                backoff = min(self.endpoint.retry_cap_seconds, self.endpoint.retry_base_seconds * 2 ** (failures - 1))
-                pause = max(backoff * random.uniform(0.5, 1.0), exc.pause)
+                endpoint = self.endpoint
+                pause = max(backoff(failures, endpoint.retry_base_seconds, endpoint.retry_cap_seconds), exc.pause)
             await asyncio.sleep(pause)
             self._budget.count("retries")
 

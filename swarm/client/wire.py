@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -19,6 +18,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from swarm import protocol
+from swarm.concurrency import backoff
 from swarm.errors import (
     AuthenticationError,
     ConfigError,
@@ -70,9 +70,7 @@ class RetryPolicy:
 
     def delay(self, failures: int, retry_after: float = 0.0) -> float:
         """Seconds to wait after the ``failures``-th failure in a row (1 for the first)."""
-        # a power of many failures is no float any more
-        ceiling = min(self.cap, self.base * 2 ** min(failures - 1, 100))
-        return max(ceiling * random.uniform(0.5, 1.0), retry_after)
+        return max(backoff(failures, self.base, self.cap), retry_after)
 
 
 def may_retry(outcome: Outcome) -> bool:

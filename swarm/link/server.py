@@ -14,7 +14,9 @@ from typing import Self
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
+from swarm.concurrency import Signal
 from swarm.errors import LinkError
 from swarm.link.messages import Finished, Heartbeat, Hello, Message, Role, RolloutReady, decode, encode
 
@@ -46,6 +48,9 @@ class EngineLink:
         self._peers: dict[Role, _Peer] = {}
         self._events: asyncio.Queue[tuple[Role, Message] | LinkError] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._connections = 0
+        #: at each frame, and when a connection comes or goes
+        self._change = Signal()
         self._address = ""
         self._finished = False
         self._ready = False
@@ -69,13 +74,15 @@ class EngineLink:
         self._router.setsockopt(zmq.SNDHWM, 0)
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self._address = f"tcp://127.0.0.1:{port}"
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._beat(), self._count())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._monitor.close()
         self._router.close()
         # term() waits for the linger; the event loop need not
         await asyncio.to_thread(self._context.term)
@@ -95,6 +102,17 @@ class EngineLink:
         if isinstance(event, LinkError):
             raise event
         return event
+
+    async def last_words(self, seconds: float) -> list[Message]:
+        """What was sent and not received yet, once no process is connected, at the latest after ``seconds``."""
+
+        def read() -> bool:
+            # a connection is closed after all that came over it is in the socket's queue
+            return not self._connections and not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN
+
+        await self._change.until(read, seconds)
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event[1] for event in events if not isinstance(event, LinkError)]
 
     async def send(self, role: Role, message: Message) -> None:
         """Send ``message`` to the process of ``role``.
@@ -116,6 +134,7 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         while True:
             frames = await self._router.recv_multipart()
+            self._change.notify()
             if len(frames) != 2:
                 logger.warning("engine link: dropped a message of %d frames", len(frames))
                 continue
@@ -133,6 +152,12 @@ class EngineLink:
                     peer.heard = loop.time()
                     self._deliver(role, message)
                     break
+
+    async def _count(self) -> None:
+        while True:
+            event = (await recv_monitor_message(self._monitor))["event"]
+            self._connections += 1 if event == zmq.EVENT_ACCEPTED else -1
+            self._change.notify()
 
     def _greet(self, identity: bytes, hello: Hello, now: float) -> None:
         if not hmac.compare_digest(hello.token.encode(), self._token):

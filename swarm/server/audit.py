@@ -5,21 +5,16 @@ Invariant: an entry is one line, appended at once and on disk before the command
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
-from swarm.credentials import append_private
+from swarm.credentials import append_audit
 from swarm.errors import SwarmGatewayError
 from swarm.server.auth import Caller
-
-logger = logging.getLogger(__name__)
 
 _MOST_SENDER = 200
 
@@ -39,23 +34,12 @@ class AuditLog:
         try:
             yield details
         except SwarmGatewayError as exc:
-            await self._append(entry, f"refused: {exc.message}")
+            await append_audit(self.path, {**entry, "result": f"refused: {exc.message}"})
             raise
         except BaseException as exc:
-            await self._append(entry, f"failed: {type(exc).__name__}: {exc}")
+            await append_audit(self.path, {**entry, "result": f"failed: {type(exc).__name__}: {exc}"})
             raise
-        await self._append(entry, "done")
-
-    async def _append(self, entry: dict[str, Any], result: str) -> None:
-        line = {"when": datetime.now(UTC).isoformat(), **entry, "result": result}
-        try:
-            await asyncio.shield(asyncio.to_thread(self._write, line))
-        except OSError as exc:
-            logger.error("the audit log %s cannot be written (%s): %s", self.path, exc, line)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        append_private(self.path, line)
+        await append_audit(self.path, {**entry, "result": "done"})
 
 
 def sender_of(request: Request) -> str:

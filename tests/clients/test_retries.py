@@ -1,5 +1,5 @@
-"""SDKs that ask again, unmodified: the retry of a question under way joins its group, so that it is sampled and trained
-once; and where its first attempt was given up, it is still trained once.
+"""SDKs that ask again, unmodified: with an ``idempotency-key``, the retry of a question under way joins its group, so
+that it is sampled and trained once; and where its first attempt was given up, it is still trained once.
 
 The judge waits for a word of the test, so that retries come while their group is under way however slow the machine is.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.standins.models import GIVES_UP
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
-#: After which the SDKs give an attempt up; a hang-up within a second of it is taken for that.
+#: After which the SDKs give an attempt up.
 PATIENCE = 6.0
 #: Enough for the slowest machine.
 RETRIES = 10
@@ -75,7 +76,7 @@ class Counts:
         return int(float(joined.rpartition(" ")[2])), sum(groups["dropped"].values())
 
 
-async def test_a_retry_after_a_timeout_joins_the_group_under_way(served: Stack, tmp_path: Path) -> None:
+async def test_a_retry_with_a_key_after_a_timeout_joins_the_group_under_way(served: Stack, tmp_path: Path) -> None:
     words = [tmp_path / name for name in ("chat", "streamed", "response", "message")]
     known = tmp_path / "known"
     known.touch()
@@ -89,19 +90,22 @@ async def test_a_retry_after_a_timeout_joins_the_group_under_way(served: Stack, 
         def asked(word: Path) -> list[Any]:
             return [{"role": "user", "content": str(word)}]
 
+        def keyed() -> Any:
+            return {"extra_headers": {"idempotency-key": secrets.token_hex(8)}}
+
         async def chat(word: Path) -> str | None:
-            answer = await sdk.chat.completions.create(model=MODEL, messages=asked(word))
+            answer = await sdk.chat.completions.create(model=MODEL, messages=asked(word), **keyed())
             return answer.choices[0].message.content
 
         async def streamed(word: Path) -> str:
-            stream = await sdk.chat.completions.create(model=MODEL, messages=asked(word), stream=True)
+            stream = await sdk.chat.completions.create(model=MODEL, messages=asked(word), stream=True, **keyed())
             return "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
 
         async def response(word: Path) -> str:
-            return (await sdk.responses.create(model=MODEL, input=str(word))).output_text
+            return (await sdk.responses.create(model=MODEL, input=str(word), **keyed())).output_text
 
         async def message(word: Path) -> str:
-            answer: Any = await claude.messages.create(model=MODEL, messages=asked(word), max_tokens=500)
+            answer: Any = await claude.messages.create(model=MODEL, messages=asked(word), max_tokens=500, **keyed())
             return answer.content[0].text
 
         async def all_joined() -> bool:
@@ -132,7 +136,6 @@ async def test_a_retry_after_a_lost_connection_trains_once(served: Stack, tmp_pa
             return word.with_suffix(".heard").exists()
 
         async def noticed() -> bool:
-            # a client that hangs up before its timeout has lost interest
             return await counts.dropped() >= 1
 
         with served.trains(1):

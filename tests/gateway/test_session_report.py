@@ -60,7 +60,7 @@ async def test_a_session_says_what_became_of_its_tokens(swarm: Swarm, open_gatew
         }
         totals = (await http.get("/status")).json()["tokens"]
         assert totals["delivered"] + totals["wasted"] == 3 * sampled
-        assert (on["route"], on["ended"], on["forked_from"]) == ("default", "", "")
+        assert (on["route"], on["ended"]) == ("default", "")
         assert (await http.post("/v1/sessions/s/end")).status_code == 200
         assert (await told(http))["ended"] == "endpoint"
         missing = await http.get("/v1/sessions/unknown")

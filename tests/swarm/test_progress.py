@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.job import CollectionMethod
 from swarm.progress import DOING, batch_progress, step_line
 from swarm.states import EngineState
 from swarm.status import PoolInformation
@@ -31,23 +30,19 @@ def test_a_step_line_leaves_out_what_the_engine_did_not_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collection", "expected"),
+    ("method", "expected"),
     [
-        ("finish_enough_tasks", (1, 4, "1 of 4 tasks, 3 requests to go")),
-        ("finish_enough_non_dummy_tasks", (1, 4, "1 of 4 tasks, 3 requests to go")),
-        ("finish_enough_episodes", (11, 32, "11 of 32 episodes, 3 requests to go")),
-        ("any_client_agree_sync_weight", (0, 0, "3 tasks wait for the clients' agreement")),
-        ("all_clients_agree_sync_weight", (0, 0, "3 tasks wait for the clients' agreement")),
+        ({}, (1, 4, "1 of 4 tasks, 3 requests to go")),
+        ({"whole_groups": False}, (11, 32, "11 of 32 episodes, 3 requests to go")),
+        ({"whole_groups": False, "by_agreement": True}, (0, 0, "3 tasks wait for the clients' agreement")),
     ],
 )
-def test_a_batch_is_what_the_job_collects_by(collection: CollectionMethod, expected: tuple[int, int, str]) -> None:
-    assert batch_progress(POOL, collection) == expected
+def test_a_batch_is_what_the_job_collects_by(method: dict[str, bool], expected: tuple[int, int, str]) -> None:
+    assert batch_progress(POOL.model_copy(update=method)) == expected
 
 
 def test_one_request_to_go_is_one_and_a_full_batch_wants_none() -> None:
-    words = [
-        batch_progress(POOL.model_copy(update={"completed_tasks": done}), "finish_enough_tasks")[2] for done in (3, 5)
-    ]
+    words = [batch_progress(POOL.model_copy(update={"completed_tasks": done}))[2] for done in (3, 5)]
     assert words == ["3 of 4 tasks, 1 request to go", "5 of 4 tasks, 0 requests to go"]
 
 

@@ -99,7 +99,7 @@ class Collection:
         It does not count if the job collects by another method. While no task has two finished episodes it counts, and
         waits: see :attr:`in_vain`.
         """
-        if not self.groups.by_agreement:
+        if not self.groups.method.by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
         self._clients.agree(client_uuid)
@@ -109,10 +109,9 @@ class Collection:
     @property
     def in_vain(self) -> bool:
         """Whether the clients agree on an empty batch: no task has two finished episodes, and none runs."""
-        if not self.groups.by_agreement or self.groups.trainable or self.shares.running or self.groups.outstanding:
+        if self.groups.trainable or self.shares.running or self.groups.outstanding:
             return False
-        everyone = self._job.collection == "all_clients_agree_sync_weight"
-        return self._clients.all_agreed if everyone else self._clients.any_agreed
+        return self.groups.method.agreed(self._clients.any_agreed, self._clients.all_agreed)
 
     def end_agreements(self) -> None:
         """Count anew who takes part in the next batch and who agrees on it; what waits stays."""
@@ -212,7 +211,7 @@ class Collection:
         out = recovered.outstanding
         dropped = self.groups.restore(out.batch, out.attempts) if out else []
         for client_uuid, trajectory in recovered.finished:
-            if self.groups.by_agreement:
+            if self.groups.method.by_agreement:
                 # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
@@ -230,7 +229,7 @@ class Collection:
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
         # it is read several times per claim and end, mostly for methods without agreement
-        if not self.groups.by_agreement:
+        if not self.groups.method.by_agreement:
             return self.groups.ready()
         return self.groups.ready(self._clients.any_agreed, self._clients.all_agreed)
 
@@ -241,9 +240,9 @@ class Collection:
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may change as time passes."""
-        if not (self.groups.by_agreement or self._someone_throttled):
+        if not (self.groups.method.by_agreement or self._someone_throttled):
             return None
-        lapse = self._clients.next_lapse() if self.groups.by_agreement else None
+        lapse = self._clients.next_lapse() if self.groups.method.by_agreement else None
         lift = self._throttle.next_lift() if self._someone_throttled else None
         first = min((time for time in (lapse, lift) if time is not None), default=None)
         return None if first is None else self._rolling.when(first)

@@ -67,7 +67,7 @@ class GroupStore:
 
     def __init__(self, job: TrainJob, shares: Shares) -> None:
         self._job = job
-        self._method = method_of(job.collection, job.batch_size, job.num_repeat)
+        self.method = method_of(job.collection, job.batch_size, job.num_repeat)
         self._shares = shares
         #: finished and running train episodes at most; a batch and all slots must fit, or collecting could deadlock
         self.bound = max(job.max_cached_episodes, job.batch_size * job.num_repeat + job.slots)
@@ -99,16 +99,11 @@ class GroupStore:
     def whole_groups(self) -> int:
         return len(self._whole)
 
-    @property
-    def by_agreement(self) -> bool:
-        """Whether clients say when the batch is complete."""
-        return self._method.by_agreement
-
     def ready(self, any_agreed: bool = False, all_agreed: bool = False) -> bool:
         """Whether :meth:`take` gives a batch, with these agreements."""
         if self._taken is not None:
             return self._taken.back
-        return self._method.ready(Tally(len(self._whole), self.trainable, any_agreed, all_agreed, self._cache_full))
+        return self.method.ready(Tally(len(self._whole), self.trainable, any_agreed, all_agreed, self._cache_full))
 
     def full(self, running: int, any_agreed: bool = False, all_agreed: bool = False) -> bool:
         """Whether another train episode beside ``running`` ones would be sampled in vain while a batch is out.
@@ -117,10 +112,10 @@ class GroupStore:
         waits and runs fills the ``max_staleness`` batches that still come in time.
         """
         whole, trainable, episodes = self._lasting
-        if self._method.ready(Tally(whole, trainable, any_agreed, all_agreed, self._cache_full)):
+        if self.method.ready(Tally(whole, trainable, any_agreed, all_agreed, self._cache_full)):
             return True
         batches = self._job.max_staleness
-        if batches is None or self.by_agreement:
+        if batches is None or self.method.by_agreement:
             return False
         return episodes + running >= batches * self._job.batch_size * self._job.num_repeat
 
@@ -160,7 +155,7 @@ class GroupStore:
         Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: the
         mean in the advantage would lack the lost answer. The other methods train on what there is.
         """
-        if not self._method.whole_groups:
+        if not self.method.whole_groups:
             return []
         group = self._open.get(task_id) or self._losses.get(task_id)
         if group is None:
@@ -217,7 +212,7 @@ class GroupStore:
         reason = f"{self.episodes} finished episodes wait for a batch (max_cached_episodes); they are trained first"
         if ready or self._taken is not None:
             return reason, []
-        if self.by_agreement and self.trainable >= self._job.batch_size * self._job.num_repeat:
+        if self.method.by_agreement and self.trainable >= self._job.batch_size * self._job.num_repeat:
             self._cache_full = True
             return reason, []
         gone: list[Member] = []
@@ -260,7 +255,7 @@ class GroupStore:
         if not self.ready(any_agreed, all_agreed):
             raise StateError(f"no batch is ready: {self.episodes} episodes, {len(self._whole)} whole groups wait")
         trainable = [group for group in self.waiting() if len(group.members) >= MIN_GROUP]
-        groups = self._method.select(self._whole.values(), sorted(trainable, key=lambda group: group.number))
+        groups = self.method.select(self._whole.values(), sorted(trainable, key=lambda group: group.number))
         batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])
         self._taken = Outstanding(batch, [m.client_uuid for group in groups for m in self._remove(group)])
         self._cache_full = False
@@ -321,7 +316,7 @@ class GroupStore:
         if group.lost:
             lost = f"{group.lost} of {self._job.num_repeat} episodes of task {group.task_id!r} cannot be trained"
             return [_dropped(members, "lost", lost)] if members else []
-        if objection := self._method.objection(group):
+        if objection := self.method.objection(group):
             return [_dropped(members, "uninformative", objection)]
         self._whole[group.number] = group
         self._count(group, 1)
@@ -374,7 +369,7 @@ class GroupStore:
     def _useless(self) -> list[Group]:
         """Open groups that cannot go into a batch as they are, oldest first."""
         groups = self._open.values()
-        return list(groups) if self._method.whole_groups else [g for g in groups if len(g.members) < MIN_GROUP]
+        return list(groups) if self.method.whole_groups else [g for g in groups if len(g.members) < MIN_GROUP]
 
     def _old(self, version: int) -> bool:
         return self._job.max_staleness is not None and self._version - version > self._job.max_staleness

@@ -74,6 +74,10 @@ class Method:
         """Whether there is a batch."""
         raise NotImplementedError
 
+    def agreed(self, any_agreed: bool, all_agreed: bool) -> bool:
+        """Whether the clients' agreement completes the batch."""
+        return False
+
     def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
         """The groups of the batch: of ``whole`` ones in the order of their completion, or of all ``trainable`` ones,
         oldest first."""
@@ -132,8 +136,11 @@ class Agreement(Method):
     everyone: bool
     by_agreement = True
 
+    def agreed(self, any_agreed: bool, all_agreed: bool) -> bool:
+        return all_agreed if self.everyone else any_agreed
+
     def ready(self, tally: Tally) -> bool:
-        agreed = tally.all_agreed if self.everyone else tally.any_agreed
+        agreed = self.agreed(tally.any_agreed, tally.all_agreed)
         return tally.trainable_episodes > 0 and (agreed or tally.cache_full)
 
     def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:

@@ -8,8 +8,6 @@ asked to have the answer all the same, untrained. A call without episodes leaves
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,8 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
-from adapters.dialects.jsons import decode, encode
+from adapters.dialects.chat import meaning_of
+from adapters.dialects.jsons import encode
 from swarm.concurrency import Interruptible, Once
 from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
 from swarm.protocol import EpisodeType
@@ -185,8 +184,8 @@ class Unrecorded(CallOwner):
 class Conversations:
     """The latest recorded answers, by the conversation that each of them ends.
 
-    A conversation is known by its messages, so that the next call finds the answer in whichever episode it was sampled.
-    Of an assistant's message counts what clients give back: its text and its tool calls, not how these are written.
+    A conversation is known by what its messages mean, so that the next call finds the answer in whichever episode it
+    was sampled. Whether the prompt can begin with those tokens is for the engine to see.
 
     Args:
         most_tokens: what is remembered; the oldest is forgotten first.
@@ -208,7 +207,7 @@ class Conversations:
         steps: list[tuple[bytes, bytes]] = []
         for message in messages:
             before = state.digest()
-            state.update(_fingerprint(message))
+            state.update(meaning_of(message))
             if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
                 steps.append((before, state.digest()))
         names = [episode.episode_uuid for episode in episodes]
@@ -280,38 +279,6 @@ class Continuation:
         for choice, call in calls.items():
             if (message := messages.get(choice)) is not None:
                 state = self._state.copy()
-                state.update(_fingerprint(message))
+                state.update(meaning_of(message))
                 episode_uuid = self._episodes[choice]
                 self._conversations.remember(before, state.digest(), episode_uuid, call.prompt_ids, call.response_ids)
-
-
-def _fingerprint(message: Any) -> bytes:
-    """What of a message tells conversations apart."""
-    if not isinstance(message, dict):
-        return encode(message)
-    said = cast("dict[str, Any]", message)
-    text = _text(said.get("content"))
-    if said.get("role") == "assistant":
-        calls: Any = said.get("tool_calls") or []
-        return encode(["assistant", text, list(map(_tool_call, calls)) if isinstance(calls, list) else calls])
-    return encode({**{name: value for name, value in said.items() if value is not None}, "content": text})
-
-
-def _text(content: Any) -> Any:
-    """The text of a message, in one piece and without space around it; anything else as it is."""
-    if content is None or isinstance(content, str):
-        return (content or "").strip()
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    texts: list[Any] = [cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else None for part in parts]
-    return "\n".join(texts).strip() if parts and all(isinstance(text, str) for text in texts) else content
-
-
-def _tool_call(call: Any) -> Any:
-    function: Any = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    arguments: Any = function.get("arguments")
-    # clients parse them and write them anew
-    with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.dumps(decode(arguments) if isinstance(arguments, str) else arguments, sort_keys=True)
-    return [function.get("name"), arguments]

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
+from adapters.dialects.assembly import MessageAssembly
 from swarm.errors import TokenTruthError, UpstreamError
 from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
 from swarm.server.dataplane.calls import CallOwner, Continuation
@@ -23,27 +24,6 @@ from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
 from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
 from swarm.tokens import ModelCall, WeightSyncs
-
-
-@dataclass
-class _Said:
-    """The message of one choice, put together from deltas: text and tool calls."""
-
-    text: list[str] = field(default_factory=list[str])
-    #: name and arguments by index
-    calls: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-
-    def add(self, delta: Mapping[str, Any]) -> None:
-        self.text.append(delta.get("content") or "")
-        for part in delta.get("tool_calls") or ():
-            call = self.calls.setdefault(part.get("index", 0), ["", ""])
-            function: Mapping[str, Any] = part.get("function") or {}
-            call[0] += function.get("name") or ""
-            call[1] += function.get("arguments") or ""
-
-    def message(self) -> Body:
-        calls = [{"function": {"name": name, "arguments": text}} for name, text in self.calls.values()]
-        return {"role": "assistant", "content": "".join(self.text), "tool_calls": calls}
 
 
 class Attempt:
@@ -66,11 +46,11 @@ class Attempt:
         self._ends: dict[int, Body] = {}
         # choices with a token that did not become plain text, so that the rest cannot be sampled as text
         self._parsed: set[int] = set()
-        self._said: dict[int, _Said] = {}
+        self._messages: dict[int, MessageAssembly] = {}
 
     def messages(self) -> dict[int, Body]:
         """What was said so far, by the index of the choice."""
-        return {index: said.message() for index, said in self._said.items()}
+        return {index: assembly.message() for index, assembly in self._messages.items()}
 
     def take(self, chunk: Body) -> list[Body]:
         """The chunks for the caller after vLLM's ``chunk``."""
@@ -124,7 +104,7 @@ class Attempt:
         return self._call.continuable and index not in self._parsed and whole
 
     def _say(self, index: int, delta: Mapping[str, Any]) -> None:
-        self._said.setdefault(index, _Said()).add(delta)
+        self._messages.setdefault(index, MessageAssembly()).take(delta)
 
     def _look_at(self, choice: Body) -> None:
         delta: Body = choice.get("delta") or {}

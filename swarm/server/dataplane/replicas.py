@@ -14,8 +14,8 @@ replica that comes or goes moves only its own prompts. A load is the number of a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import random
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any
 
 from adapters.dialects.jsons import encode
-from swarm.concurrency import Signal
+from swarm.concurrency import Signal, backoff
 from swarm.errors import UnavailableError
 from swarm.server.dataplane.suspects import Arrival, Door, Identity, Suspects
 from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
@@ -219,10 +219,8 @@ class Replicas:
         return next(replica for replica in ordered if replica.load < bound)
 
     async def _probe(self, replica: Replica) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        for failures in itertools.count(1):
+            await asyncio.sleep(backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
             if await self._is_healthy(replica.address):
                 logger.info("replica %s answers again", replica.address)
                 replica.probe, replica.dead = None, False

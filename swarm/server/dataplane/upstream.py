@@ -7,7 +7,6 @@ Invariant: every failure of vLLM or of the network is either vLLM's own refusal,
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from msgspec import MsgspecError
 
 from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
+from swarm.concurrency import backoff
 from swarm.errors import ContextLengthError, RequestError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
 from swarm.job import TrainJob
@@ -90,8 +90,8 @@ class Retries:
     """The attempts of one call: a cap, and pauses with jitter that double up to two seconds."""
 
     def __init__(self, attempts: int) -> None:
-        self._left = attempts
-        self._pause = _FIRST_PAUSE
+        self._attempts = attempts
+        self._failures = 0
 
     async def after(self, error: TransientError) -> None:
         """Pause before the next attempt.
@@ -99,11 +99,10 @@ class Retries:
         Raises:
             UpstreamError: no attempt is left.
         """
-        self._left -= 1
-        if self._left <= 0:
+        self._failures += 1
+        if self._failures >= self._attempts:
             raise UpstreamError(f"the engine could not complete the call: {error.message}") from error
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        await asyncio.sleep(backoff(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
 
 class Upstream:

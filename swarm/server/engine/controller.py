@@ -376,7 +376,7 @@ class Controller(EpisodeRequests):
                 logger.error("%s", self._detail)
 
     def _to(self, state: EngineState, detail: str) -> None:
-        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.groups.by_agreement:
+        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.groups.method.by_agreement:
             self.agreement_over = time.monotonic()
         self._enter(state, detail)
         if self._pool is not None:

@@ -28,6 +28,7 @@ from swarm.link.messages import (
     BootProgress,
     CodeImported,
     Finished,
+    Message,
     ResolvedConfig,
     Resume,
     RolloutReady,
@@ -50,7 +51,7 @@ from swarm.status import MAX_RESTARTS
 
 logger = logging.getLogger(__name__)
 
-#: what an engine said last may still be in its sockets for so long
+#: longest wait for what an engine that is gone said last, which may still be in its sockets
 _LAST_WORDS_SECONDS = 0.3
 
 ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
@@ -173,20 +174,22 @@ class Supervisor:
             # an engine that has not said Hello yet does not listen for a Stop
             known = bool(link.roles)
             await process.end(self._config.stop_grace if known else 0.0)
-            if known:
-                await asyncio.sleep(_LAST_WORDS_SECONDS)
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
+        for message in await link.last_words(_LAST_WORDS_SECONDS):
+            self._record(message)
 
     async def _hear_out(self, link: EngineLink) -> None:
-        """Record the steps that an engine reports which is being ended."""
         while True:
             # its silence is no news any more
             with contextlib.suppress(LinkError):
-                _, message = await link.receive()
-                if isinstance(message, StepDone):
-                    self._controller.step_done(message.result)
+                self._record((await link.receive())[1])
+
+    def _record(self, message: Message) -> None:
+        """Record the step that an engine reports which is being ended."""
+        if isinstance(message, StepDone):
+            self._controller.step_done(message.result)
 
     async def _spawn(self, job: TrainJob, link: EngineLink, token: str) -> EngineProcess:
         run_dir = self._config.run_dir.resolve()
@@ -232,7 +235,7 @@ class Supervisor:
 
     async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
         how = await process.wait()
-        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        await asyncio.wait({goodbye}, timeout=_LAST_WORDS_SECONDS)
         return _reason(goodbye.result()) if goodbye.done() else how
 
     async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str | TrainerDied:

@@ -330,6 +330,8 @@ class EpisodePool:
             dropped_episodes=self.collection.dropped,
             trained_episodes=self.collection.trained,
             tasks=self.collection.groups.tasks(),
+            whole_groups=self.collection.groups.method.whole_groups,
+            by_agreement=self.collection.groups.method.by_agreement,
         )
 
     # ------------------------------------------------------------------ inside

@@ -12,12 +12,12 @@ import contextlib
 import json
 import logging
 import queue
-import random
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from swarm.concurrency import backoff
 from swarm.server.journal.rows import CallRow, Ending, EndRow, Row
 from swarm.server.journal.schema import LIVE
 from swarm.server.journal.sqlite import past_ending, write
@@ -237,7 +237,7 @@ class Writer:
 
     def _commit(self, rows: Sequence[Row]) -> bool:
         """Write until the disk accepts it; False if :meth:`stop` gave up on it."""
-        delay = RETRY_FIRST
+        failures = 0
         while True:
             began = time.monotonic()
             try:
@@ -254,9 +254,9 @@ class Writer:
                 self.commits += 1
                 self.last_commit_seconds = time.monotonic() - began
                 return True
-            if self._give_up.wait(delay * random.uniform(0.5, 1.0)):
+            failures += 1
+            if self._give_up.wait(backoff(failures, RETRY_FIRST, RETRY_LAST)):
                 return False
-            delay = min(2 * delay, RETRY_LAST)
 
     def _failed(self, exc: Exception) -> None:
         message = f"{type(exc).__name__}: {exc}"

@@ -317,13 +317,14 @@ def test_a_light_install_says_what_it_lacks(
     hides = """
 import importlib.util, runpy, sys
 find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *of: None if name in ("torch", "verl", "vllm") else find(name, *of)
+hidden = ("hydra", "torch", "ray", "verl", "vllm")
+importlib.util.find_spec = lambda name, *of: None if name in hidden else find(name, *of)
 runpy.run_module("adapters.verl", run_name="__main__", alter_sys=True)
 """
     light = [sys.executable, "-c", hides]
     monkeypatch.setattr("swarm.server.engine.changes.Resolver", lambda run_dir: Resolver(run_dir, light))
     message = told("up my.yaml --check")
-    assert "this install cannot train, for torch, verl, vllm are not installed" in message
+    assert "this install cannot train, for hydra, torch, ray, verl, vllm are not installed" in message
     assert "`make setup` in a clone, with GPUs `pip install 'swarm-gateway[gpu]'`" in message
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from adapters.dialects import LLMRequest
-from gateway.limits import Retryable, RetryDedup
+from gateway.limits import RetryDedup
 from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed
 from swarm.errors import ConflictError, UnavailableError
 
 pytestmark = pytest.mark.anyio
-COUNT, TIMEOUT, KEY = "x-stainless-retry-count", "x-stainless-read-timeout", "idempotency-key"
+COUNT, KEY = "x-stainless-retry-count", "idempotency-key"
 
 
 ROUTE = "route"
@@ -258,17 +258,29 @@ async def test_one_leaving_does_not_cancel_the_others_and_the_last_one_does(retr
     assert await taken(retries.run(retry(2), ROUTE, work)) == "1"
 
 
-async def test_work_whose_sdk_timed_out_waits_for_the_retry(retries: RetryDedup) -> None:
+async def test_work_with_a_key_whose_caller_left_waits_for_the_retry(retries: RetryDedup) -> None:
     work = Work()
-    asked = asking(retries, first(**{TIMEOUT: "1e-6"}), work)
-    await settled()  # longer than that timeout
+    asked = asking(retries, request(**{KEY: "k"}), work)
+    await settled()
     asked.cancel()
     await settled()
     assert not work.cancelled
-    again = asking(retries, retry(), work)
+    again = asking(retries, request(**{KEY: "k"}), work)
     await settled()
     work.go.set()
     assert (await taken(again), work.began) == ("0", 1)
+
+
+async def test_work_with_a_key_for_which_nobody_comes_back_is_cancelled(
+    retries: RetryDedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.limits._KEYED_GRACE", 0.0)
+    work = Work()
+    asked = asking(retries, request(**{KEY: "k"}), work)
+    await settled()
+    asked.cancel()
+    async with asyncio.timeout(20):
+        await work.gone.wait()
 
 
 async def test_what_is_whole_is_held_until_the_last_has_it(retries: RetryDedup) -> None:
@@ -289,26 +301,6 @@ async def test_what_is_whole_is_held_until_the_last_has_it(retries: RetryDedup) 
     await two.close()
     await settled()
     assert closed == [True] and len(retries) == 0
-
-
-@pytest.mark.parametrize(
-    ("headers", "waited", "grace"),
-    [
-        ({COUNT: "0"}, 3.0, 0.0),
-        ({COUNT: "0", TIMEOUT: "600"}, 3.0, 0.0),
-        ({COUNT: "0", TIMEOUT: "600"}, 599.8, 2.5),
-        ({COUNT: "2", TIMEOUT: "600"}, 600.5, 4.0),
-        ({COUNT: "90", TIMEOUT: "600"}, 600.5, 10.0),
-        ({COUNT: "0", TIMEOUT: "600"}, 700.0, 0.0),
-        ({COUNT: "0", "x-stainless-timeout": "10"}, 10.4, 2.5),
-        ({COUNT: "0", TIMEOUT: "nan"}, 10.4, 0.0),
-        ({COUNT: "x", TIMEOUT: "None"}, 10.4, 0.0),
-        ({KEY: "k"}, 1.0, 5.0),
-    ],
-)
-def test_the_grace_is_for_those_who_ask_again(headers: dict[str, str], waited: float, grace: float) -> None:
-    retry = Retryable.of(request(**headers), ROUTE)
-    assert retry is not None and retry.grace(waited) == grace
 
 
 async def everything(outcome: Outcome) -> list[int]:

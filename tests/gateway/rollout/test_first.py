@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout import group
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
 from gateway.rollout.sampling import Sample, Sampler
@@ -160,7 +159,6 @@ async def test_a_stream_that_breaks_off_is_an_error_and_not_trained(rig: server.
 async def test_a_refusal_of_the_engine_comes_before_the_stream(
     rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "LEAD_SECONDS", 3600.0)
     refusal = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
     rig.vllm.default = status(400, {"error": refusal})
     async with open_route() as route:
@@ -175,7 +173,6 @@ async def test_a_refusal_of_the_engine_comes_before_the_stream(
 async def test_the_others_begin_after_the_first_token_or_a_plain_answer(
     rig: server.Rig, open_route: OpenRoute, judge: Judge, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "LEAD_SECONDS", 3600.0)
     gate = Gate(rig)
     rig.vllm.default = by_form(gate(SAID), plain([1, 2])) if stream else gate(plain([1, 2, 3]))
     async with open_route() as route:
@@ -191,21 +188,6 @@ async def test_the_others_begin_after_the_first_token_or_a_plain_answer(
         assert (route.stats.groups.trained, len(judge.asked[0])) == (1, 4)
 
 
-async def test_the_others_begin_though_no_token_comes(
-    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group, "LEAD_SECONDS", 0.0)
-    gate = Gate(rig)
-    rig.vllm.default = by_form(gate(SAID), plain([1, 2]))
-    async with open_route() as route:
-        answering = asyncio.create_task(live(route))
-        await reach(rig, lambda: gate.waiting == 1 and len(rig.vllm.requests) == 2)
-        gate.open()
-        assert text_of(await chunks_of(await answering)) == "t1 t2 t3 "
-        await at_rest(rig, route)
-        assert route.stats.groups.trained == 1
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_error_that_nobody_expects_is_an_error(
     rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch, stream: bool
@@ -216,7 +198,6 @@ async def test_an_error_that_nobody_expects_is_an_error(
     for name in ("sample", "sample_group"):
         monkeypatch.setattr(Sampler, name, broken)
     monkeypatch.setattr(Sampler, "stream", lambda *_: 1 / 0)
-    monkeypatch.setattr(group, "LEAD_SECONDS", 0.0)
     async with open_route() as route, asyncio.timeout(30):
         with pytest.raises(SwarmGatewayError):
             await first(route, asking(stream=stream), None)

@@ -166,7 +166,6 @@ steps = st.one_of(
     hook_fails=st.integers(0, 2),
     stream=st.booleans(),
     choices=st.integers(1, 2),
-    leads=st.booleans(),
     order=st.lists(steps, max_size=10),
 )
 def test_every_episode_has_one_end_and_rewards_are_of_one_call(
@@ -178,7 +177,6 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
     hook_fails: int,
     stream: bool,
     choices: int,
-    leads: bool,
     order: list[tuple[int, str]],
 ) -> None:
     async def run() -> World:
@@ -188,7 +186,6 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
         )
         # turns of the event loop are all the time there is
         with (
-            patch.object(group, "LEAD_SECONDS", 60.0 if leads else 0.0),
             patch.object(server, "_PAUSES", RetryPolicy(base=0.0)),
             patch.object(group, "submit", world.submit),
         ):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.conversation import answered, digests_of, size_of, text_of
+from adapters.dialects.chat import text_of
+from gateway.sessions.conversation import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
@@ -31,13 +32,13 @@ def test_an_answer_is_known_in_whatever_form_it_comes_back(sent_back: dict[str, 
     asked = digests_of([user("hi")])
     known, _, _ = answered(asked, {"content": "Hello.", "role": "assistant", "refusal": None})
     later = digests_of([{"role": "system", "content": "It is noon."}, user("hi"), sent_back, user("and?")])
-    assert [answer[:2] for answer in later.answers] == [(asked.digest, known)]
+    assert [digest for digest, _ in later.answers] == [known]
 
 
 @pytest.mark.parametrize("arguments", ['{"b":[2],"a":1}', '{ "a": 1, "b": [ 2 ] }'])
 def test_calls_are_known_by_what_they_say(arguments: str) -> None:
     known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[CALL]))
-    [(_, sent, _)] = digests_of([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
+    [(sent, _)] = digests_of([user("add"), assistant("", tool_calls=[call(arguments)])]).answers
     assert sent == known
 
 
@@ -76,9 +77,7 @@ def test_each_answer_is_the_digest_of_the_messages_up_to_it(said: list[tuple[str
     messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
     whole = digests_of(messages)
     positions = [index for index, (role, _) in enumerate(said) if role == "assistant"]
-    assert [answer[:2] for answer in whole.answers] == [
-        (digests_of(messages[:index]).digest, digests_of(messages[: index + 1]).digest) for index in positions
-    ]
+    assert [digest for digest, _ in whole.answers] == [digests_of(messages[: index + 1]).digest for index in positions]
     assert len(whole.sizes) == len(messages)
 
 

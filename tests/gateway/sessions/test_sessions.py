@@ -194,14 +194,6 @@ async def test_a_first_question_asked_twice_says_nothing_unless_it_is_one_user(
     assert observed_of(sessions, "chatcmpl-first") == observed
 
 
-async def test_the_user_changes_the_answer(sessions: Sessions) -> None:
-    to = route()
-    say(sessions, to, [user("write me a poem")], "Roses are red, violets are blue, sugar is sweet")
-    mine = assistant("Roses are red, violets are violet, sugar is sweet")
-    link = ask(sessions, to, [user("write me a poem"), mine, user("go on")])
-    assert shown(link)["edited"] > 0.8
-
-
 async def test_another_answer_to_the_same_question_is_another_conversation(sessions: Sessions) -> None:
     to = route()
     say(sessions, to, [user("hi")], "Hello.")

@@ -37,10 +37,6 @@ def status(state: EngineState = EngineState.ROLLING, detail: str = "", **more: o
     return ServerStatus.model_validate({"engine": engine, **more})
 
 
-def job(collection: str) -> TrainJob:
-    return TrainJob.model_validate({"model": "m", "batch_size": 4, "num_repeat": 8, "collection": collection})
-
-
 def head(told: ServerStatus, brief: bool = False) -> str:
     return "\n".join(f"{line.label} {line.text}" for line in view(told, []).head if not (brief and line.minor))
 
@@ -69,7 +65,7 @@ def test_agreement_tells_who_agrees() -> None:
         ClientRow(client_uuid=f"c{n}", active=n != 2, idle_seconds=1, takes_part=n != 3, agreed=n == 0)
         for n in range(4)
     ]
-    told = status(pool=POOL, job=job("all_clients_agree_sync_weight"), clients=clients)
+    told = status(pool=POOL.model_copy(update={"by_agreement": True}), clients=clients)
     assert "3 tasks wait for the clients' agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
 
 

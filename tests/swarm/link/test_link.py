@@ -202,3 +202,20 @@ async def test_engine_ignores_frames_that_it_cannot_read() -> None:
 def test_from_environment_needs_a_server() -> None:
     with pytest.raises(LinkError, match="started by the swarm server"):
         EngineEnd.from_environment("driver", {})
+
+
+async def test_the_last_words_of_processes_that_are_gone_are_heard(link: EngineLink) -> None:
+    with EngineEnd("driver", link.address, TOKEN) as driver:
+        await hello(link)
+        for stage in "abc":
+            driver.send(BootProgress(stage=stage))
+    assert await link.last_words(60.0) == [BootProgress(stage=stage) for stage in "abc"]
+    assert await link.last_words(60.0) == []
+
+
+async def test_the_last_words_are_waited_for_only_so_long(link: EngineLink) -> None:
+    with EngineEnd("driver", link.address, TOKEN) as driver:
+        await hello(link)
+        driver.send(BootProgress(stage="a"))
+        assert await receive(link)
+        assert await link.last_words(0.01) == []

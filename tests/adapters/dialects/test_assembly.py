@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import Answer
+from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat_answers import chunks_of
-from gateway.rollout.first import Assembly
 from swarm.errors import UpstreamError
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é  b"}'}}
