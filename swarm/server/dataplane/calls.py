@@ -147,12 +147,12 @@ class CallOwner:
     def _gone_error(self) -> SwarmGatewayError:
         try:
             self.check()
-            serving = self._controller.serving
+            served = self._controller.served
         except SwarmGatewayError as exc:
             return exc
         # the next engine is up already
         return UnavailableError(
-            f"the engine was started again while it served the call (policy version {serving.policy_version} now)",
+            f"the engine was started again while it served the call (policy version {served.policy_version} now)",
             code="engine_offline",
             retry_after=1.0,
         )
@@ -176,7 +176,7 @@ class Unrecorded(CallOwner):
     def check(self) -> None:
         """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
         controller = self._controller
-        if not controller.serving.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
+        if not controller.served.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
             raise UnavailableError(
                 "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
             )

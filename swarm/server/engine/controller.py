@@ -15,9 +15,9 @@ from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.server.config import ServerConfig
-from swarm.server.engine.requests import EpisodeRequests, Serving
+from swarm.server.engine.requests import EpisodeRequests, Served
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
-from swarm.states import EngineState, check_engine
+from swarm.states import EngineEvent, EngineState, Trainer
 from swarm.status import EngineFailure, ServerStatus
 from swarm.tokens import Sampled, TrainBatch
 from swarm.types import EvalResult, StepResult
@@ -40,14 +40,10 @@ class Controller(EpisodeRequests):
     def __init__(self, config: ServerConfig) -> None:
         super().__init__()
         self._config = config
-        #: the batch that this engine has now, and the last one that it was given
-        self._sent = self._given = ""
-        #: when, on the monotonic clock, it got the former
-        self._sent_at = 0.0
-        #: whether the engine waits for a batch
-        self._asked = False
-        #: a batch was taken and is not yet on disk as such
-        self._leaving = False
+        #: the batch that this trainer was given last: its next request names it, a repeated one does not
+        self._given = ""
+        #: when, on the monotonic clock; ``None`` once its step is done, or it is this trainer's no more
+        self._given_at: float | None = None
         #: whether this engine has answered a call
         self._answered = False
         #: deaths that a refused request explains, and that are not yet counted as such
@@ -69,7 +65,7 @@ class Controller(EpisodeRequests):
 
     @property
     def global_step(self) -> int:
-        if self._serving is None and self._run is not None and self._run.steps:
+        if self._served is None and self._run is not None and self._run.steps:
             return self._run.steps[-1].step
         return self.policy_version
 
@@ -79,8 +75,8 @@ class Controller(EpisodeRequests):
             engine=self.engine_status(),
             boot_stage=self.boot_stage,
             engine_seconds=self.seconds_in_state,
-            serving=None if self._serving is None else "always" if self._serving.always else "between_steps",
-            training_seconds=time.monotonic() - self._sent_at if self._sent else None,
+            serving=None if self._served is None else "always" if self.states.always else "between_steps",
+            training_seconds=time.monotonic() - self._given_at if self._given_at is not None else None,
             engine_changes=self._changes,
             weight_syncs=self._weight_syncs,
             engine_pid=self.engine_pid,
@@ -107,9 +103,9 @@ class Controller(EpisodeRequests):
         Raises:
             ConflictError: the engine is not OFFLINE.
         """
-        if self._state is not EngineState.OFFLINE:
+        if self.state is not EngineState.OFFLINE:
             raise ConflictError(
-                f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
+                f"the engine is {self.state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
         if new_run := self._training.sync(job, from_step):
@@ -125,13 +121,13 @@ class Controller(EpisodeRequests):
             ConflictError: there is no job.
             StateError: the engine is not OFFLINE.
         """
-        check_engine(self._state, EngineState.BOOTING)
+        self.states.after(EngineEvent.BOOT)
         job = self._training.start()
         self.boot_stage, self.last_lines, self.code = "starting", [], None
         self.warnings.clear()
-        self._sent = self._given = ""
-        self._asked = self._answered = False
-        self._to(EngineState.BOOTING, "starting the engine process")
+        self._given, self._given_at = "", None
+        self._answered = False
+        self._happen(EngineEvent.BOOT, "starting the engine process")
         return job
 
     @property
@@ -153,63 +149,50 @@ class Controller(EpisodeRequests):
         Returns ``None``, except for a repetition of a request that was answered: then its batch, in case the answer
         was lost.
         """
+        outstanding = self.pool.collection.groups.outstanding
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
-            outstanding = self.pool.collection.groups.outstanding
-            return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
-        self._serving = Serving(
-            tuple(message.addresses),
-            message.model,
-            message.policy_version,
-            self._engine_gone,
-            message.stays_awake,
-            always=message.serving == "always",
+            return None if self._given_at is None else outstanding
+        self._served = Served(
+            tuple(message.addresses), message.model, message.policy_version, self._engine_gone, message.stays_awake
         )
-        self._transferring = False
-        pool = self.pool
-        pool.serves_always, pool.trainer_away = self._serving.always, False
-        pool.collection.advance(message.policy_version)
-        if self._leaving:
+        self.states = self.states._replace(always=message.serving == "always")
+        self.pool.collection.advance(message.policy_version)
+        if self.states.trainer is Trainer.COMPUTING and self._given_at is None and outstanding is not None:
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
             return None
-        self._sent, pool.trainer_busy = "", False
+        self._given_at = None
         if self._take_back():
             logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
-        # an engine that serves on after its last step needs no batch
-        pool.trained_out = message.next_step > self.job.total_training_steps
-        self._asked = not pool.trained_out
-        self._detail = (
-            "all steps are done; serving goes on"
-            if pool.trained_out
-            else f"collecting the batch of step {message.next_step}"
-        )
-        if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
-            self.boot_stage = ""
-            self._to(EngineState.ROLLING, self._detail)
-        else:
+        self.boot_stage = ""
+        over = message.next_step > self.job.total_training_steps
+        if self.states.trainer is (Trainer.AWAY if over else Trainer.IDLE):
+            # it repeats what it said
             self.pool_changed()
+        elif over:
+            self._happen(EngineEvent.LEAVE, "all steps are done; serving goes on")
+        else:
+            self._happen(EngineEvent.ASK, f"collecting the batch of step {message.next_step}")
         self._collected.notify()
         return None
 
     def weight_sync_begins(self) -> None:
         """vLLM pauses for new weights, and keeps what it samples: ROLLING → WEIGHT_SYNCING."""
-        self._transferring = True
-        if self._state is EngineState.ROLLING:
-            self._to(EngineState.WEIGHT_SYNCING, "transferring the weights")
+        self._happen(EngineEvent.SYNC, "transferring the weights" if self.state is EngineState.ROLLING else "")
 
     def weights_synced(self, policy_version: int, sampled: Sampled | None = None) -> None:
         """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING, unless another trainer boots.
 
         ``sampled`` is as in :class:`~swarm.link.messages.WeightsSynced`.
         """
-        if self._serving is None or self._state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
+        if self._served is None or self.state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
             return
         self.syncs.finish(policy_version, sampled)
-        self._serving = replace(self._serving, policy_version=policy_version)
+        self._served = replace(self._served, policy_version=policy_version)
         self.pool.collection.advance(policy_version)
-        if self._state is EngineState.WEIGHT_SYNCING:
-            self._to(EngineState.ROLLING, f"serving the weights of step {policy_version}")
+        if self.state is EngineState.WEIGHT_SYNCING:
+            self._happen(EngineEvent.SYNCED, f"serving the weights of step {policy_version}")
 
     async def next_batch(self) -> TrainBatch:
         """Wait until the engine asks for a batch and there is one, and take it.
@@ -219,34 +202,22 @@ class Controller(EpisodeRequests):
         """
         pool = self.pool
         while True:
-            await self._collected.until(
-                lambda: self._asked and self._state is EngineState.ROLLING and pool.collection.ready
-            )
-            if pool.serves_always:
+            await self._collected.until(lambda: self.states.trainer is Trainer.IDLE and pool.collection.ready)
+            if self.states.always:
                 break
             pool.collection.groups.seal()
-            self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
+            self._happen(EngineEvent.CLOSE, "the batch is complete; running episodes may finish")
             timeout = self._post_rolling_timeout
             if not await self._collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
                 logger.warning("%d episodes did not finish within %s s", len(pool.running), timeout)
             if pool.collection.ready:
                 break
             # the batch had come back, and its step was reported after all
-            self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
+            self._happen(EngineEvent.REOPEN, "collecting the next batch: the one before is trained")
         batch = pool.collection.take()
-        self._asked, self._leaving = False, True
-        if pool.serves_always:
-            pool.trainer_busy = True
-            # the next batch may begin
-            self.pool_changed()
-        else:
-            self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
-        try:
-            await self._on_disk()
-        finally:
-            self._leaving = False
-        self._sent = self._given = batch.batch_id
-        self._sent_at = time.monotonic()
+        self._happen(EngineEvent.TAKE, "" if self.states.always else "training on the batch")
+        await self._on_disk()
+        self._given, self._given_at = batch.batch_id, time.monotonic()
         self._detail = "training on the batch"
         return batch
 
@@ -257,10 +228,10 @@ class Controller(EpisodeRequests):
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
         if self._training.step_done(result):
-            self._sent = ""
+            self._given_at = None
             if self.failure is not None:
                 # the engine did a step before it died, so this death is the first in a row
-                dead = self._state is EngineState.OFFLINE
+                dead = self.state is EngineState.OFFLINE
                 explained = min(1, self.failure.explained)
                 self.failure = self.failure.model_copy(update={"count": 1, "explained": explained}) if dead else None
             self._changed.notify()
@@ -272,15 +243,15 @@ class Controller(EpisodeRequests):
 
         Call it once no more messages of that engine can arrive: the batch's step may be among the last ones.
         """
-        if self._sent and (failure := self.pool.collection.fail(self._sent)) is not None:
+        if self._given_at is not None and (failure := self.pool.collection.fail(self._given)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
-                self._sent,
+                self._given,
                 failure.attempts,
                 error,
                 "dropped" if failure.dropped else "tried again",
             )
-        self._sent = ""
+        self._given_at = None
 
     def trainer_died(self, error: str) -> TrainJob:
         """The trainer is gone, and vLLM serves on: → BOOTING. Returns the job for another trainer.
@@ -290,15 +261,11 @@ class Controller(EpisodeRequests):
         """
         self.died(f"the trainer failed: {error}")
         self.engine_failed(error)
-        self._given, self._asked = "", False
+        self._given = ""
         self._take_back()
-        self.pool.trainer_away = True
         self.boot_stage = "starting another trainer"
-        self._detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"
-        if self._state is EngineState.BOOTING:
-            self.pool_changed()
-        else:
-            self._to(EngineState.BOOTING, self._detail)
+        detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"
+        self._happen(EngineEvent.DIE, detail)
         return self._training.start()
 
     def died(self, reason: str, *, wrong_config: bool = False, cause: str = "", counts: bool = True) -> None:
@@ -325,7 +292,7 @@ class Controller(EpisodeRequests):
         """A request is refused from now on, at which the engine died so often; the last of these deaths may be counted
         by now, or not yet."""
         failure = self.failure
-        if failure is None or self._state is not EngineState.OFFLINE:
+        if failure is None or self.state is not EngineState.OFFLINE:
             self._explained += deaths
             return
         explained = min(failure.count, failure.explained + deaths)
@@ -339,17 +306,11 @@ class Controller(EpisodeRequests):
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""
         self._serve_no_more()
-        if self._pool is not None:
-            self._pool.trainer_away = False
         self.engine_pid = self.code = None
         self.boot_stage = ""
         self.last_lines = list(last_lines)
         self._take_back()
-        if self._state is EngineState.OFFLINE:
-            self._detail = reason
-            self._changed.notify()
-        else:
-            self._to(EngineState.OFFLINE, reason)
+        self._happen(EngineEvent.STOP, reason)
 
     def close(self) -> None:
         """Answer everyone who waits, and let nobody wait again: the server shuts down."""
@@ -375,12 +336,13 @@ class Controller(EpisodeRequests):
                 self._detail = f"the batch waits for the disk: {exc.message}"
                 logger.error("%s", self._detail)
 
-    def _to(self, state: EngineState, detail: str) -> None:
-        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.groups.by_agreement:
+    def _happen(self, event: EngineEvent, detail: str) -> None:
+        was_syncing = self.state is EngineState.WEIGHT_SYNCING
+        self._follow(event, detail)
+        if was_syncing and self.state is not EngineState.WEIGHT_SYNCING and self.pool.collection.groups.by_agreement:
             self.agreement_over = time.monotonic()
-        self._enter(state, detail)
         if self._pool is not None:
-            self._pool.enter(state)
+            self._pool.follow(self.states)
         self.pool_changed()
 
     def _take_back(self) -> bool:

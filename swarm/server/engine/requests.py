@@ -27,7 +27,7 @@ from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import Ending
-from swarm.states import EngineState, check_engine
+from swarm.states import EngineEvent, EngineState, EngineStates
 from swarm.status import EngineFailure, EngineStatus
 from swarm.tokens import WeightSyncs
 from swarm.types import Notes
@@ -46,11 +46,11 @@ _IN_VAIN = "no task has two finished episodes: nothing is trained, and what wait
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class Served:
     """What vLLM serves now: ``host:port`` of each replica, the name it knows the model by, and the weights' version.
 
     ``gone`` happens when the engine that serves goes OFFLINE; new weights of the same engine keep it. With
-    ``stays_awake`` vLLM serves while the trainer computes; with ``always`` episodes run meanwhile.
+    ``stays_awake`` vLLM serves while the trainer computes.
     """
 
     addresses: tuple[str, ...]
@@ -58,14 +58,13 @@ class Serving:
     policy_version: int
     gone: Once
     stays_awake: bool = True
-    always: bool = False
 
 
 class EngineBoard:
     """The engine's state, what it reports about itself, and what it serves."""
 
     def __init__(self) -> None:
-        self._state = EngineState.OFFLINE
+        self.states = EngineStates()
         self._detail = "no training job yet"
         self._entered = time.monotonic()
         self._changed = Signal()
@@ -73,10 +72,8 @@ class EngineBoard:
         self._changes = time.time_ns() // 1000
         self._weight_syncs = 0
         self._closing = False
-        self._serving: Serving | None = None
+        self._served: Served | None = None
         self._engine_gone = Once()
-        #: from the pause for new weights to the trainer's next request
-        self._transferring = False
         #: those over which vLLM kept its requests
         self.syncs = WeightSyncs()
         self.engine_pid: int | None = None
@@ -91,7 +88,8 @@ class EngineBoard:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        """The engine in one word."""
+        return self.states.word
 
     @property
     def seconds_in_state(self) -> float:
@@ -101,23 +99,18 @@ class EngineBoard:
     @property
     def policy_version(self) -> int:
         """The trainer step whose weights vLLM serves; 0 before the first."""
-        return self._serving.policy_version if self._serving else 0
+        return self._served.policy_version if self._served else 0
 
     @property
-    def serves(self) -> bool:
-        """Whether vLLM serves, and is not paused for a transfer of weights."""
-        return self._serving is not None and not self._transferring
-
-    @property
-    def serving(self) -> Serving:
+    def served(self) -> Served:
         """What vLLM serves.
 
         Raises:
             UnavailableError: nothing, the engine is not up.
         """
-        if self._serving is None:
-            raise UnavailableError(f"the engine is {self._state}: {self._detail}", code="engine_offline")
-        return self._serving
+        if self._served is None:
+            raise UnavailableError(f"the engine is {self.state}: {self._detail}", code="engine_offline")
+        return self._served
 
     @property
     def global_step(self) -> int:
@@ -125,7 +118,7 @@ class EngineBoard:
         return self.policy_version
 
     def engine_status(self) -> EngineStatus:
-        return EngineStatus(engine_status=self._state, engine_status_detail=self._detail, global_step=self.global_step)
+        return EngineStatus(engine_status=self.state, engine_status_detail=self._detail, global_step=self.global_step)
 
     def warn(self, text: str) -> None:
         """The engine, which goes on, reports what people should know."""
@@ -136,20 +129,20 @@ class EngineBoard:
     def progress(self, stage: str, detail: str) -> None:
         """The engine reports what it is doing."""
         self.boot_stage = stage
-        if self._state is EngineState.BOOTING:
+        if self.state is EngineState.BOOTING:
             self._detail = f"{stage}: {detail}" if detail else stage
         self._changed.notify()
 
     async def wait_for_state(self, states: Collection[EngineState], within: float) -> None:
         """Return when the engine is in one of ``states``, goes OFFLINE, or ``within`` seconds have passed."""
-        started_offline = self._state is EngineState.OFFLINE
+        started_offline = self.state is EngineState.OFFLINE
 
         def decided() -> bool:
             nonlocal started_offline
-            if self._state is not EngineState.OFFLINE:
+            if self.state is not EngineState.OFFLINE:
                 started_offline = False
-            offline = self._state is EngineState.OFFLINE and not started_offline
-            return self._closing or self._state in states or offline
+            offline = self.state is EngineState.OFFLINE and not started_offline
+            return self._closing or self.state in states or offline
 
         await self._changed.until(decided, within)
 
@@ -157,18 +150,19 @@ class EngineBoard:
         """Return when the engine's state is another than at the change ``after``, or ``within`` seconds have passed."""
         await self._changed.until(lambda: self._closing or self._changes != after, within)
 
-    def _enter(self, state: EngineState, detail: str) -> None:
-        self._state = check_engine(self._state, state)
-        self._detail = detail
-        self._entered = time.monotonic()
-        self._changes += 1
-        self._weight_syncs += state is EngineState.WEIGHT_SYNCING
-        logger.info("%s: %s", state, detail)
+    def _follow(self, event: EngineEvent, detail: str) -> None:
+        before = self.state
+        self.states = self.states.after(event)
+        self._detail = detail or self._detail
+        if self.state is not before:
+            self._entered = time.monotonic()
+            self._changes += 1
+            self._weight_syncs += self.state is EngineState.WEIGHT_SYNCING
+            logger.info("%s: %s", self.state, self._detail)
         self._changed.notify()
 
     def _serve_no_more(self) -> None:
-        self._serving = None
-        self._transferring = False
+        self._served = None
         self._engine_gone.happen()
         self._engine_gone = Once()
 
@@ -362,11 +356,11 @@ class EpisodeRequests(EngineBoard):
     def _tell_collected(self) -> None:
         if (pool := self._pool) is None:
             return
-        if self._state is EngineState.ROLLING and pool.collection.in_vain:
+        if self.state is EngineState.ROLLING and pool.collection.in_vain:
             logger.warning("the clients agree to a weight sync, but %s", _IN_VAIN)
             pool.collection.end_agreements()
             self.agreement_over = time.monotonic()
-        if self._state is EngineState.ROLLING_POST or pool.collection.ready:
+        if self.state is EngineState.ROLLING_POST or pool.collection.ready:
             self._collected.notify()
 
     def _next_due(self) -> float:
@@ -387,7 +381,7 @@ class EpisodeRequests(EngineBoard):
             return "The swarm server is shutting down"
         if refusal.reason in (BATCH_WAITS, TRAINER_AWAY):
             return refusal.reason
-        match self._state:
+        match self.state:
             case EngineState.ROLLING:
                 return refusal.reason or NO_EPISODES
             case EngineState.ROLLING_POST:

@@ -281,7 +281,7 @@ class Supervisor:
                 case StepDone(result=result):
                     controller.step_done(result)
                 case TrainerDied(error=error):
-                    if not controller.serves:
+                    if not controller.states.outlives_trainer:
                         return f"the engine failed: {error}"
                     lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
                 case Finished(error=error):

@@ -13,7 +13,7 @@ from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.states import EngineState
+from swarm.states import EngineEvent
 from swarm.status import PoolInformation
 from tests.swarm.server.conftest import JOB, Rig, ready
 
@@ -47,7 +47,7 @@ async def test_a_claim_that_cannot_be_served_says_why(rig: Rig) -> None:
     await rig.post("/claim_group", client_uuid="me", count=4)
     answer = await rig.post("/claim_episode", client_uuid="me", wait_seconds=0.01)
     assert (answer["success"], answer["fail_cause"]) == (False, NO_EPISODES)
-    rig.controller._to(EngineState.ROLLING_POST, "")
+    rig.controller._happen(EngineEvent.CLOSE, "")
     assert (await rig.post("/claim_group", client_uuid="me", count=1))["fail_cause"] == POST_ROLLING
 
 

@@ -224,11 +224,11 @@ async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again(
     running = await claim(controller, 2)
     batch = await out(controller)
     unsure = asyncio.create_task(gateway_claim(controller))
-    serving = controller.serving
+    served = controller.served
     await asyncio.wait_for(unsure, LONG)
     job = controller.trainer_died("killed")
     assert (controller.state, job.resume, controller.policy_version) == (EngineState.BOOTING, False, 0)
-    assert controller.serving is serving and not serving.gone.happened, "calls would be cut off"
+    assert controller.served is served and not served.gone.happened, "calls would be cut off"
     status = controller.status()
     assert (status.serving, status.training_seconds) == ("always", None)
     assert status.engine_failure is not None and status.engine_failure.count == 1
@@ -241,7 +241,7 @@ async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again(
     synced(controller, 3)
     assert (controller.state, controller.policy_version) == (EngineState.BOOTING, 3)
     controller.rollout_ready(always(3))
-    assert controller.state is EngineState.ROLLING and not controller.serving.gone.happened
+    assert controller.state is EngineState.ROLLING and not controller.served.gone.happened
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
     assert len(await asyncio.wait_for(patient, LONG)) == 2
     step(controller, batch, 4)
@@ -258,9 +258,9 @@ async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_
     assert controller.pool.collection.groups.outstanding is None and controller.pool.collection.dropped == 4
     controller.trainer_died("out of memory")
     controller.weight_sync_begins()
-    assert not controller.serves, "another trainer would find a paused vLLM"
+    assert not controller.states.outlives_trainer, "another trainer would find a paused vLLM"
     controller.rollout_ready(always())
-    assert controller.serves
+    assert controller.states.outlives_trainer
     controller.trainer_died("out of memory")
     controller.offline("vLLM died, too")
-    assert not controller.serves and not controller.pool.needs_none
+    assert not controller.states.outlives_trainer and not controller.pool.needs_none

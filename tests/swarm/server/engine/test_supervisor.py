@@ -208,11 +208,11 @@ async def test_a_trainer_that_dies_beside_its_vllm_is_started_again(tmp_path: Pa
     async with engine(tmp_path, "mortal") as (controller, supervisor):
         pid = await supervisor.start()
         await reach(controller, EngineState.ROLLING)
-        gone = controller.serving.gone
+        gone = controller.served.gone
         await fill_a_batch(controller)
         await reach(controller, EngineState.BOOTING)
         assert controller.failure == EngineFailure(reason="the trainer failed: out of memory", count=1)
-        assert controller.serves
+        assert controller.states.outlives_trainer
         assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
         assert (controller.engine_pid, controller.failure, gone.happened) == (pid, None, False)
         [step] = controller.status().steps
@@ -230,7 +230,7 @@ async def test_a_trainer_that_dies_again_and_again_ends_the_engine(tmp_path: Pat
         await reach(controller, EngineState.OFFLINE)
         assert controller.failure is not None and controller.failure.count > MAX_RESTARTS
         assert "the trainer failed: out of memory" in controller.failure.reason
-        assert not controller.serves
+        assert not controller.states.outlives_trainer
 
 
 async def test_a_start_that_fails_counts_as_a_death(tmp_path: Path) -> None:
