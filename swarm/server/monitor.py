@@ -331,7 +331,7 @@ class Monitor:
         return controller.status(steps).model_copy(
             update={
                 "running": running_rows(pool.running.values(), episodes, whole_uuids) if pool is not None else [],
-                "longest_wait_seconds": controller.claims.longest_wait(),
+                "longest_wait_seconds": controller.episodes.claims.longest_wait(),
                 "rates": meters.rates(),
                 "outcomes": dict(meters.outcomes),
                 "quarantined": meters.quarantined.counts(),

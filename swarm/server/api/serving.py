@@ -156,7 +156,7 @@ class ServingRoutes:
         asked = await read_json(request)
         owner = Unrecorded(controller)
         owner.check()
-        served = controller.served
+        served = controller.engine.served
         call = RelayedCall(
             upstream=plane.upstream,
             placement=plane.placement(owner, _prefix(asked), asked),
@@ -165,7 +165,7 @@ class ServingRoutes:
             model_name=controller.job.model_name,
             attempts=plane.config.call_attempts,
         )
-        version = str(controller.policy_version)
+        version = str(controller.engine.policy_version)
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
             return EventStream(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)

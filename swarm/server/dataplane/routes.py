@@ -69,7 +69,7 @@ class DataPlane:
         self._names = names
         self.upstream = Upstream()
         self.suspects = Suspects(
-            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.death_explained
+            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.engine.death_explained
         )
         self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
         self._conversations = Conversations()
@@ -100,9 +100,9 @@ class DataPlane:
             self._replicas,
             owner.episodes or (owner,),
             prefix,
-            lambda: controller.served.addresses,
+            lambda: controller.engine.served.addresses,
             Identity(controller.job.model, body),
-            controller.answered,
+            controller.engine.answered,
         )
 
     async def group_chat_completions(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ class DataPlane:
             parsed = dialect.parse(asked)
             body, left_out = parsed.body, parsed.left_out
         controller, options = self.controller, request.headers
-        served = controller.served
+        served = controller.engine.served
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
@@ -188,10 +188,10 @@ class DataPlane:
             placement=self.placement(owner, prefix_of(body), body),
             call=call,
             attempts=self.config.call_attempts,
-            version=lambda: controller.policy_version,
+            version=lambda: controller.engine.policy_version,
             owner=owner,
             goes_on=goes_on,
-            syncs=controller.syncs,
+            syncs=controller.engine.syncs,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"

@@ -125,7 +125,7 @@ async def test_a_stream_that_its_engine_leaves_half_said_is_not_trained(rig: Rig
     async with asyncio.timeout(10):
         async for part in response.aiter_bytes():
             received += part
-            if b"t5" in received and rig.controller.state.name != "OFFLINE":
+            if b"t5" in received and rig.controller.engine.state.name != "OFFLINE":
                 rig.controller.offline("killed by a test")
     last = json.loads(received.decode().split("\n\n")[-2].removeprefix("data: "))
     assert last["error"]["code"] == "engine_offline"

@@ -301,7 +301,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.journal.gate.set()
         if self.straggler:
             self.controller.pool.abort("me", self.straggler)
-            self.controller.pool_changed()
+            self.controller.episodes.pool_changed()
             self.straggler = ""
         if self.flags.word is not OFFLINE:
             self.react()
@@ -309,7 +309,7 @@ class EngineMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ what always holds
 
     def claim(self, kind: EpisodeType, gives_way: bool = False) -> Grant | str:
-        return self.run(self.controller.claim(ClaimWish("me", kind, unless_batch_waits=gives_way)))
+        return self.run(self.controller.episodes.claim(ClaimWish("me", kind, unless_batch_waits=gives_way)))
 
     def answer(self, kind: EpisodeType) -> str:
         pool = self.controller.pool
@@ -318,7 +318,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def state_and_status_are_what_the_flags_say(self) -> None:
         controller, flags = self.controller, self.flags
-        assert (controller.state, controller.states.outlives_trainer) == (flags.word, flags.serves)
+        assert (controller.engine.state, controller.engine.states.outlives_trainer) == (flags.word, flags.serves)
         status = controller.status()
         mode = ("always" if flags.always else "between_steps") if flags.serving else None
         assert (status.serving, status.training_seconds is None) == (mode, not flags.sent)
