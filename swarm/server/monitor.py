@@ -189,7 +189,7 @@ class Meters:
                 for name in episodes:
                     self._waiting.pop(name, None)
             case BatchRow(batch=batch):
-                trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+                trajectories = batch.trajectories
                 self._episodes_of_batch = len(trajectories)
                 self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
             case StepRow(result=result):

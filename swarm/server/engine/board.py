@@ -119,14 +119,11 @@ class EngineBoard:
 
     async def wait_for_state(self, states: Collection[EngineState], within: float) -> None:
         """Return when the engine is in one of ``states``, goes OFFLINE, or ``within`` seconds have passed."""
-        started_offline = self.state is EngineState.OFFLINE
+        begun = self.changes
 
         def decided() -> bool:
-            nonlocal started_offline
-            if self.state is not EngineState.OFFLINE:
-                started_offline = False
-            offline = self.state is EngineState.OFFLINE and not started_offline
-            return self.closing or self.state in states or offline
+            stopped = self.state is EngineState.OFFLINE and self.changes != begun
+            return self.closing or self.state in states or stopped
 
         await self.changed.until(decided, within)
 

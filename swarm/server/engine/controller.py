@@ -152,7 +152,7 @@ class Controller:
         Returns ``None``, except for a repetition of a request that was answered: then its batch, in case the answer
         was lost.
         """
-        outstanding = self.pool.collection.groups.outstanding
+        outstanding = self.pool.collection.outstanding
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
             return None if self._given_at is None else outstanding
@@ -206,7 +206,7 @@ class Controller:
             )
             if self.engine.states.always:
                 break
-            pool.collection.groups.seal()
+            pool.collection.seal()
             self._happen(EngineEvent.CLOSE, "the batch is complete; running episodes may finish")
             timeout = self._post_rolling_timeout
             if not await self.episodes.collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
@@ -297,11 +297,11 @@ class Controller:
         before = self.engine.state
         self.engine.follow(event, detail)
         synced = before is EngineState.WEIGHT_SYNCING and self.engine.state is not before
-        if synced and self.pool.collection.groups.by_agreement:
+        if synced and self.pool.collection.method.by_agreement:
             self.episodes.agreement_over = time.monotonic()
         if self.has_job:
             self.pool.follow(self.engine.states)
         self.episodes.pool_changed()
 
     def _take_back(self) -> bool:
-        return self.has_job and self.pool.collection.groups.give_back()
+        return self.has_job and self.pool.collection.give_back()

@@ -207,9 +207,7 @@ class EpisodeRequests:
         if (pool := self.run.found_pool) is None:
             return math.inf
         deadline, change = pool.running.deadlines.next(), pool.collection.next_change()
-        if change is None:
-            return math.inf if deadline is None else deadline
-        return change if deadline is None else min(deadline, change)
+        return min((due for due in (deadline, change) if due is not None), default=math.inf)
 
     def _watch(self) -> None:
         if self._next_due() < self._watching:

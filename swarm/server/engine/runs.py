@@ -166,7 +166,7 @@ class TrainingRun:
 
     def step_done(self, result: StepResult) -> bool:
         """Record a finished step, which consumes its batch, with our own metrics; False if it names another batch."""
-        batch = self.pool.collection.groups.outstanding
+        batch = self.pool.collection.outstanding
         if batch is None or batch.batch_id != result.batch_id:
             known = any(step.batch_id == result.batch_id for step in self.steps)
             what = "again reports" if known else "reports, though it is not out,"

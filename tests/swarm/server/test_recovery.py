@@ -237,7 +237,7 @@ class ServerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state is ROLLING and self.controller.pool.collection.ready)
     @rule()
     def take(self) -> None:
-        resent = self.controller.pool.collection.groups.outstanding
+        resent = self.controller.pool.collection.outstanding
         batch = self.run(asyncio.wait_for(self.controller.next_batch(), 20))
         if resent is not None:
             assert batch == resent and (self.batch is None or batch == self.batch)
@@ -289,7 +289,7 @@ class ServerMachine(RuleBasedStateMachine):
             one.outcome = "dropped"
 
     def outstanding(self) -> set[str]:
-        batch = self.controller.pool.collection.groups.outstanding
+        batch = self.controller.pool.collection.outstanding
         return {t.episode_uuid for g in batch.groups for t in g.trajectories} if batch else set()
 
     @precondition(lambda self: self.state is not OFFLINE)
@@ -352,7 +352,7 @@ class ServerMachine(RuleBasedStateMachine):
         waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.groups.waiting()]
         running = [(e.claim, e.calls, e.quarantine_reason, e.state) for e in pool.running.values()]
         steps = [step.batch_id for step in self.controller.status().steps]
-        return pool.information(), sorted(waiting, key=repr), running, pool.collection.groups.outstanding, steps
+        return pool.information(), sorted(waiting, key=repr), running, pool.collection.outstanding, steps
 
     # ------------------------------------------------------------------ clients
 

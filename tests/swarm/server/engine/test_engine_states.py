@@ -272,7 +272,7 @@ class EngineMachine(RuleBasedStateMachine):
         before = len(self.journal.failures)
         tell("out of memory")
         assert len(self.journal.failures) - before == bool(self.flags.sent)
-        if self.controller.pool.collection.groups.outstanding is None:
+        if self.controller.pool.collection.outstanding is None:
             self.batch = ""
         self.flags.sent = ""
 

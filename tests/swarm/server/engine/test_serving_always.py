@@ -255,7 +255,7 @@ async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_
         await out(controller) if not controller.pool.collection.ready else await controller.next_batch()
         controller.trainer_died("out of memory")
         controller.rollout_ready(always())
-    assert controller.pool.collection.groups.outstanding is None and controller.pool.collection.dropped == 4
+    assert controller.pool.collection.outstanding is None and controller.pool.collection.dropped == 4
     controller.trainer_died("out of memory")
     controller.weight_sync_begins()
     assert not controller.engine.states.outlives_trainer, "another trainer would find a paused vLLM"

@@ -267,7 +267,7 @@ async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path)
             await supervisor.stop()
             assert "out of memory" in controller.status().engine.engine_status_detail
             assert journal.failures == list(range(1, attempt + 1))
-        assert controller.pool.collection.groups.outstanding is not None
+        assert controller.pool.collection.outstanding is not None
         assert not journal.stops
         await supervisor.stop(for_good=True)
         assert journal.stops == 1, "also a run whose engine has crashed is ended by a stop"
@@ -293,7 +293,7 @@ async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(
         (batch,) = [record.batch for record in journal.of(BatchRow)]
         assert [record.result.batch_id for record in journal.of(StepRow)] == [batch.batch_id]
         assert not journal.failures
-        assert controller.pool.collection.groups.outstanding is None
+        assert controller.pool.collection.outstanding is None
         failure = controller.status().engine_failure
         assert failure is None if mode == "late" else failure is not None and failure.count == 1
 
