@@ -41,7 +41,7 @@ _FILES = """\
 """
 
 #: Options that stand in the page's head instead.
-_COMMON = {"--json", "--swarm-url", "--url", "--gateway-url", "--token", "--swarm-token", "--api-key", "--route"}
+_COMMON = {"--json", "--swarm-url", "--gateway-url", "--token", "--api-key", "--route"}
 _COMMANDS = """\
 Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong input,
 and another where what was asked for failed.

@@ -18,7 +18,7 @@ from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import failed, note_left_out
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
-from gateway.routing.plan import Plan
+from gateway.routing.plan import Plan, PlannedRoute
 from gateway.routing.table import LiveRoutes
 from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
@@ -130,23 +130,17 @@ class Gateway:
 
     async def _reload(self, source: ConfigSource) -> tuple[list[str], list[str]]:
         async with self._reloading:
-            try:
-                # loading hooks runs the operator's code
-                plan = await asyncio.to_thread(lambda: Plan.of(source()))
-            except ConfigError as exc:
-                raise _refused(exc.message) from exc
-            old = self.config
+            # loading hooks runs the operator's code
+            plan = await asyncio.to_thread(lambda: Plan.of(source()))
+            old, before = self.config, self.routes.table.routes
             if _has_keys(plan.config) != _has_keys(old):
-                raise _refused(
+                raise ConfigError(
                     "a reload cannot switch between a gateway with keys and one without: restart it, or keep api_keys "
                     "or keys_file as they were"
                 )
-            try:
-                self._keys.change(plan.config)
-            except ConfigError as exc:
-                raise _refused(exc.message) from exc
+            self._keys.change(plan.config)
             await self.routes.change(plan)
-        changed = _changed(old, plan.config)
+        changed = list(dict.fromkeys([*_changed(old, plan.config), *_edited(before, plan)]))
         fixed = [name for name in changed if name in _FIXED]
         names = ", ".join(one.name for one in plan.routes)
         logger.warning("the configuration is reloaded: routes %s; changed: %s", names, ", ".join(changed) or "nothing")
@@ -171,6 +165,13 @@ def _has_keys(config: GatewayConfig) -> bool:
     return bool(config.api_keys) or config.keys_file is not None
 
 
+def _edited(before: Sequence[PlannedRoute], plan: Plan) -> list[str]:
+    """The hooks whose files differ."""
+    codes = {route.name: route.hooks.code for route in before if route.hooks}
+    edited = [one.name for one in plan.routes if one.hooks and one.hooks.code != codes.get(one.name, one.hooks.code)]
+    return [f"routes.{name}.hooks" if plan.config.routes else "hooks" for name in edited]
+
+
 def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:
     """The settings that differ."""
     changed = [name for name in type(new).model_fields if name != "routes" and getattr(old, name) != getattr(new, name)]
@@ -183,8 +184,3 @@ def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:
         names = type(route).model_fields
         changed += [f"routes.{route.name}.{name}" for name in names if getattr(earlier, name) != getattr(route, name)]
     return [*changed, *(f"routes.{name}" for name in before)]
-
-
-def _refused(message: str) -> ConfigError:
-    logger.error("the configuration was not reloaded, the old one stays: %s", message)
-    return ConfigError(message)

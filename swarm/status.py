@@ -1,4 +1,5 @@
-"""What the swarm server says of itself, to monitors and clients: its engine, its pool, who runs what, its log.
+"""What the swarm server says of itself, to monitors and clients: its engine, its pool, who runs what, its log; and
+of saved weights, what they were trained on.
 
 Requests ignore unknown fields (other clients send more than we read); our answers are exact.
 """
@@ -259,3 +260,15 @@ class ServerStatus(Model):
     job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")
     resolved_config: dict[str, Any] | None = None
+
+
+class Lineage(Model):
+    """What the weights of ``step`` were trained on, in one training run or in one that it goes on with, as far as a
+    journal still knows it."""
+
+    step: int
+    job: TrainJob
+    steps: list[StepResult] = Field(description="each once, as it was last done, by its number; of some runs not all")
+    evaluations: list[EvalResult] = Field(description="of these weights and of those before them")
+    routes: dict[str, int] = Field(description="trained episodes that the journal still has, by the gateway's route")
+    others: int = Field(default=0, description="the same, of clients that name no route")

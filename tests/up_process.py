@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import httpx
 import psutil
 import pytest
 
@@ -26,6 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")
 MARK = "SWARM_UP_TEST"
 STOP_SECONDS = 150.0
 COMMAND = (sys.executable, "-m", "gateway.cli")
+_HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
 class Up:
@@ -112,6 +114,66 @@ class Up:
                 continue
         psutil.wait_procs(left, timeout=10)
         self._reader.join(10)
+
+
+class Answer(NamedTuple):
+    """What a user got; ``status`` 0: nothing."""
+
+    status: int
+    seconds: float
+    text: str
+
+
+class Users:
+    """Users of the gateway at ``url`` who ask without a pause, and are gone ``patience`` seconds after a question.
+
+    Attributes:
+        answers: in their order.
+    """
+
+    def __init__(
+        self, url: str, body: Mapping[str, Any] = _HELLO, *, key: str = "none", count: int = 3, patience: float = 20.0
+    ) -> None:
+        self.answers: list[Answer] = []
+        self._url, self._body, self._key, self._patience = f"{url}/chat/completions", body, key, patience
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(count)]
+
+    def _ask(self) -> None:
+        headers = {"authorization": f"Bearer {self._key}"}
+        with httpx.Client(headers=headers, timeout=self._patience, trust_env=False) as http:
+            while not self._over.is_set():
+                began = time.monotonic()
+                try:
+                    told = http.post(self._url, json=self._body)
+                    status, text = told.status_code, told.text
+                except httpx.HTTPError as exc:
+                    status, text = 0, repr(exc)
+                self.answers.append(Answer(status, time.monotonic() - began, text))
+                if not status:
+                    self._over.wait(0.2)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Ask no more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(self._patience)
+
+    def wait(self, count: int, seconds: float) -> None:
+        """Until so many more were answered."""
+        enough = len(self.answers) + count
+        deadline = time.monotonic() + seconds
+        while len(self.answers) < enough:
+            assert time.monotonic() < deadline, f"users wait: {self.answers[-5:]}"
+            time.sleep(0.05)
 
 
 def segments() -> set[str]:

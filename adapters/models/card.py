@@ -13,8 +13,8 @@ import yaml
 
 from adapters.models.cache import models_home
 from adapters.models.pull import CATALOG
-from swarm.lineage import Lineage
 from swarm.metrics import EVAL, TRAIN
+from swarm.status import Lineage
 from swarm.types import StepResult
 
 #: Rows of the table of steps; of more steps, only so many are listed.

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.cluster import (
     RayFolder,
     code_imported,
@@ -36,7 +35,7 @@ from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied, Warned
+from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
 from swarm.memory import CURE, oom_kills, why_killed
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
@@ -144,10 +143,6 @@ class _Run:
         serving = serving_mode(job, config)
         environment = run_environment(self._run_dir, job, model, device, serving)
         link.send(ResolvedConfig(config=as_told(config)))
-        checkpoints = Checkpoints(Path(config.trainer.default_local_dir), job.keep_checkpoints, Path(model))
-        if job.checkpoint_every and (lacking := checkpoints.lacking()):
-            cure = "free some space there, or set job.checkpoint_dir to a larger disk"
-            link.send(Warned(text=f"as it is, no checkpoint will be written: {lacking}; {cure}"))
         vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
         parsers = (
             f"tool_call_parser {vllm.tool_call_parser or 'none'}, reasoning_parser {vllm.reasoning_parser or 'none'}"

@@ -133,8 +133,8 @@ class BatchFeed:
         return self._requests.batch_id
 
     def begin_after(self, batch_id: str) -> None:
-        """The weights have learned from this batch already, see :attr:`BatchRequests.trained`."""
-        self._requests.trained = batch_id
+        """The weights have learned from this batch already, see :meth:`BatchRequests.begin_after`."""
+        self._requests.begin_after(batch_id)
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the server that the step is done."""

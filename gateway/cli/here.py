@@ -78,6 +78,21 @@ def only_server() -> tuple[RunFile, RunServer] | None:
     return servers[0] if servers else None
 
 
+def gateway_run(base_url: str | None) -> RunFile | None:
+    """The run here whose gateway is at ``base_url``, without one the only run here that has a gateway; ``None`` if
+    there is none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    wanted = base_url and base_url.rstrip("/")
+    runs = [run for run in runs_of() if run.gateway and wanted in (None, f"{run.gateway}/v1")]
+    if len(runs) > 1:
+        known = ", ".join(f"{run.gateway}/v1" for run in runs)
+        raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {known}")
+    return runs[0] if runs else None
+
+
 def run_folder(given: Path | None) -> Path:
     """The ``given`` run folder, else that of the server that runs here, else the one of a server without a file.
 

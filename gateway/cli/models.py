@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gateway.cli.output import stage_bars, tell
 from gateway.cli.target import AsJson
-from gateway.launch.run_folder import checkpoint_folder
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import TrainJob
+
+if TYPE_CHECKING:
+    from swarm.job import TrainJob
 
 app = typer.Typer(
     help="Model files: pull a model into the cache, list the cache, export a trained one.", no_args_is_help=True
@@ -68,6 +69,8 @@ def export(
 
     The weights stay in the type that the trainer holds. A LoRA run gives an adapter folder as PEFT reads it.
     """
+    from gateway.launch.run_folder import checkpoint_folder
+
     if best and step is not None:
         raise ConfigError("--step names a step and --best chooses one: give one of them")
     journal = run_dir / "journal.db"

@@ -44,6 +44,8 @@ def monitor(
 
     from gateway.tui.client import make_targets, snapshot
 
+    if not as_json and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
     if swarm_url or gateway_url:
         if config is not None:
             raise ConfigError("give a file or addresses, not both")
@@ -56,8 +58,6 @@ def monitor(
         for error in errors:
             typer.echo(f"swarm-gateway: {error}", err=True)
         raise typer.Exit(2 if errors else 0)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
     from gateway.tui.app import MonitorApp
 
     app = MonitorApp(targets, interval)

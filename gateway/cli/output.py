@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,13 @@ def tell(as_json: bool, value: Any, *lines: str) -> None:
 
 def announce(what: str) -> Callable[[str], None]:
     """A callback that says where ``what`` listens, in the words that ``up`` waits for."""
-    return lambda address: print(f"{what} {LISTENING} {address}", flush=True)
+
+    def tell_address(address: str) -> None:
+        # a log on a full disk ends no server: one that is started again has the address that it had
+        with suppress(OSError):
+            print(f"{what} {LISTENING} {address}", flush=True)
+
+    return tell_address
 
 
 def read_text(path: Path, what: str) -> str:

@@ -148,10 +148,10 @@ def _child(node: yaml.Node | None, key: int | str) -> tuple[int, yaml.Node] | No
     children: Any = getattr(node, "value", None)
     if not isinstance(children, list):
         return None
-    if isinstance(key, int):
-        inside = cast("list[Any]", children)[key : key + 1]
-        return (inside[0].start_mark.line, inside[0]) if inside else None
-    for one in cast("list[Any]", children):
-        if isinstance(one, tuple) and one[0].value == str(key):
-            return one[0].start_mark.line, one[1]
+    for place, one in enumerate(cast("list[Any]", children)):
+        if isinstance(one, tuple):
+            if one[0].value == str(key):
+                return one[0].start_mark.line, one[1]
+        elif place == key:
+            return one.start_mark.line, one
     return None

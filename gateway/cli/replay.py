@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.here import gateway_run
 from gateway.cli.output import print_json
+from gateway.cli.swarm import Token
 from swarm.errors import ConfigError
+
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 def replay(
@@ -20,8 +24,13 @@ def replay(
         ),
     ],
     base_url: Annotated[
-        str, typer.Option(envvar="OPENAI_BASE_URL", help="OpenAI-compatible address to send to, ends with /v1")
-    ] = "http://127.0.0.1:8000/v1",
+        str | None,
+        typer.Option(
+            envvar="OPENAI_BASE_URL",
+            help="OpenAI-compatible address to send to, ends with /v1; default: the gateway that `up` started in this "
+            f"folder, or {_DEFAULT_URL}",
+        ),
+    ] = None,
     command: Annotated[
         str | None,
         typer.Option(help='run this application per prompt instead, e.g. "python app.py --question {question}"'),
@@ -37,8 +46,10 @@ def replay(
     time_limit: Annotated[float | None, typer.Option(help="stop after this many seconds")] = None,
     request_timeout: Annotated[float, typer.Option(help="seconds one request may take")] = 300.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="sent with each request")] = None,
-    swarm_url: Annotated[str | None, typer.Option(help="swarm server to read the rewards by step from")] = None,
-    swarm_token: Annotated[str | None, typer.Option(envvar="SWARM_TOKEN", help="its token, if it has one")] = None,
+    swarm_url: Annotated[
+        str | None, typer.Option(help="swarm server to read the steps from; default: that of the same `up`")
+    ] = None,
+    token: Token = None,
     seed: Annotated[int, typer.Option(help="of the order of the prompts")] = 0,
     report: Annotated[Path | None, typer.Option(help="folder for report.json and report.png")] = None,
     no_train: Annotated[
@@ -83,14 +94,18 @@ def replay(
     from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
 
-    if steps is not None and swarm_url is None:
-        raise ConfigError("--steps needs --swarm-url to see the steps")
     if hooks is not None and not no_train:
         raise ConfigError("--hooks goes with --no-train: what is trained is judged by the gateway's hook")
     if no_train and (command is not None or steps is not None):
         raise ConfigError("--no-train sends the prompts itself and trains nothing: leave out --command and --steps")
     if no_train and compare and len(compare) > 1:
         raise ConfigError("--no-train compares with one earlier report: give --compare once")
+    run = gateway_run(base_url)
+    base_url = base_url or (f"{run.gateway}/v1" if run else _DEFAULT_URL)
+    if swarm_url is None and run is not None and len(run.servers) == 1 and not no_train:
+        swarm_url, token = run.servers[0].url, token or run.token
+    if steps is not None and swarm_url is None:
+        raise ConfigError("--steps needs --swarm-url to see the steps: no `up` of this folder has that gateway")
     if report is not None and not no_train:
         check_plots()
     others = [read_report(path) for path in compare or []]
@@ -119,7 +134,7 @@ def replay(
 
     async def send_all(on_progress: Callable[[Progress], None]) -> Report:
         # the next poll is the retry
-        client = AsyncSwarmClient(swarm_url, token=swarm_token, policy=RetryPolicy(attempts=1)) if swarm_url else None
+        client = AsyncSwarmClient(swarm_url, token=token, policy=RetryPolicy(attempts=1)) if swarm_url else None
         async with client or nullcontext():
             if command is not None:
                 env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
@@ -129,17 +144,22 @@ def replay(
             async with HttpSender(base_url, api_key, body, request_timeout, headers) as sender:
                 sender.body["model"] = model or await sender.first_model()
                 with_model = config.model_copy(update={"model": sender.body["model"]})
-                sent = await send(with_model, sender, client, on_progress)
-        return await scored(sent, earlier, judge) if no_train and sent.scores else sent
+                return await send(with_model, sender, client, on_progress)
 
     with replay_bar(visible=not as_json) as bar:
         result = asyncio.run(send_all(bar))
+    shown = () if no_train else others
     if report is not None:
-        write_report(result, report, () if no_train else others)
+        # before it is judged: a comparison that fails loses no answers
+        write_report(result, report, shown)
+    if no_train and result.scores:
+        result = asyncio.run(scored(result, earlier, judge))
+        if report is not None:
+            write_report(result, report)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        print_report(result, () if no_train else others)
+        print_report(result, shown)
         if report is not None:
             typer.echo(f"report: {report}")
     if result.interrupted:

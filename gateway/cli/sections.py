@@ -105,7 +105,7 @@ def _check_sections(path: Path, data: dict[str, Any]) -> None:
     if data and not is_sectioned(data):
         wrong = "none of its keys is a section"
     elif unknown:
-        meant = get_close_matches(unknown[0], (*known, "gateway"), n=1)
+        meant = get_close_matches(str(unknown[0]), (*known, "gateway"), n=1)
         wrong = f"unknown section {unknown[0]!r}" + (f" (did you mean {meant[0]!r}?)" if meant else "")
     else:
         wrong = "a section is missing"
@@ -204,8 +204,8 @@ def read_train(path: Path) -> TrainPlan:
     """What ``train`` runs, from its file, with the workflow loaded and the first tasks read before anything starts.
 
     Raises:
-        ConfigError: a misspelt key (of verl, too), a model that is not there, a workflow that does not load, tasks
-            that cannot be read.
+        ConfigError: a misspelt key, a model that is not there, a workflow that does not load, tasks that cannot be
+            read.
     """
     data = read_mapping(path, "config")
     if "workflow" not in data and ("gateway" in data or "jobs" in data):

@@ -20,6 +20,7 @@ from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gateway.cli.parts import Part
     from swarm.client import SwarmClient
 
 P = ParamSpec("P")
@@ -128,21 +129,19 @@ def parse_set(given: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def job_text(path: Path, url: str) -> str:
-    """The YAML of the job at ``path``, a file of its own or one for ``up``, for the server at ``url``.
+def job_text(part: Part, url: str) -> str:
+    """The YAML of the job in ``part`` of a file, for the server at ``url``.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping.
+        ConfigError: the file cannot be read.
     """
     from urllib.parse import urlsplit
 
     import yaml
 
-    from gateway.cli.parts import part_of
     from swarm.http.client import is_loopback
 
-    part = part_of(path, "job")
-    data = part.settings
+    path, data = part.path, part.settings
     text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""

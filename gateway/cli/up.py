@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gateway.launch.plan import EarlierRun
 from swarm.errors import ConfigError, SwarmGatewayError
 
+Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
+]
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
 _INDENT = "\n           "
@@ -63,7 +67,8 @@ _DOING = {
     "boot": "booting: {doing}",
     "state": "{doing}",
     "batch": "collecting a batch: {words}",
-    "progress": "{words}",
+    "evaluating": "evaluating the weights of step {step}",
+    "evaluation": "{doing}",
     "stopping": "stopping the {name}",
 }
 
@@ -77,12 +82,8 @@ def up(
         bool,
         typer.Option("--check", help="only say whether it would run: file, hooks, model, machine, ports, run folder"),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
-    ] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
     step: Annotated[
         int | None, typer.Option(min=1, help="go back to this saved step of the run in the folder, and on from there")
     ] = None,
@@ -125,12 +126,8 @@ def train(
     config: Annotated[
         Path, typer.Argument(help="YAML file: job, workflow, tasks and, if needed, eval, control, swarm")
     ],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew from the job's model; the run in the folder is kept beside it")
-    ] = False,
+    resume: Resume = False,
+    fresh: Fresh = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="a rehearsal in RUN_DIR/quick: two steps, 4 tasks at each evaluation")
     ] = False,
@@ -223,8 +220,6 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     def show(kind: str, values: dict[str, Any]) -> None:
         nonlocal gateway
         at = time.monotonic() - began
-        if as_json and kind == "progress":
-            return
         if as_json:
             print_json({"event": kind, "at": round(at, 1), **values})
             return
@@ -249,18 +244,20 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
 def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     """Parts of a line that depend on an event's values."""
     from swarm.progress import DOING
+    from swarm.states import EngineState
 
     lines = values.get("last_lines", [])
     step = values.get("step")
     without = "the job's model: there is no checkpoint yet"
     saved = values.get("saved")
-    unsaved = f"steps {(saved or 0) + 1} to {step} are not saved; the next start goes on from "
+    first = (saved or 0) + 1
+    unsaved = f"step {step} is" if first == step else f"steps {first} to {step} are"
     return {
         "done": f"{step} steps are done, training continues from "
         + (f"the checkpoint of step {saved}" if saved else without),
         "later": f"; what it saved later is kept in {values['kept']}" if values.get("kept") else "",
-        "lost": unsaved + (f"step {saved}" if saved else without),
-        "doing": values.get("detail") or values.get("stage") or DOING.get(values.get("state", ""), ""),
+        "lost": f"{unsaved} not saved; the next start goes on from " + (f"step {saved}" if saved else without),
+        "doing": values.get("detail") or values.get("stage") or DOING[values.get("state", EngineState.ROLLING)],
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",
         "origin": f"the checkpoint of step {step}" if step else without,

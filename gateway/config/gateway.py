@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.route import RouteSettings
-from swarm.job import read_mapping, validated
+from swarm.job import validated
 from swarm.types import Model
 
 #: Marks an API key that is given as its SHA-256 digest.
@@ -190,15 +190,6 @@ def read_config(settings: dict[str, Any], where: str = "gateway config", folder:
             _resolve_hooks(route, folder)
         resolve_files(data, folder)
     return validated(GatewayConfig, data, where)
-
-
-def load_config(path: Path) -> GatewayConfig:
-    """Read a ``GatewayConfig`` from the YAML file at ``path``; relative paths in it start from its folder.
-
-    Raises:
-        ConfigError: the file is missing or unreadable, no mapping, or see :func:`read_config`.
-    """
-    return read_config(read_mapping(path, "gateway config"), str(path), path.parent)
 
 
 def _routes(data: dict[str, Any]) -> list[dict[str, Any]]:

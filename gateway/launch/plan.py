@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import sys
 from dataclasses import dataclass, field
@@ -68,3 +69,8 @@ class UpPlan:
     def folder(self) -> Path:
         """Its run folder, of several the first."""
         return self.servers[0].run_dir
+
+    @property
+    def client_name(self) -> str:
+        """What asks the servers is called there so, gateway or work, at each start in this folder."""
+        return f"up-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}"

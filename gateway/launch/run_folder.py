@@ -132,7 +132,10 @@ def saved_step(job: TrainJob, run_dir: Path) -> int:
 
 
 def keep_earlier(log: Path) -> None:
-    """Make room for a new ``log``: the earlier ones become ``NAME.1`` (the latest), ``NAME.2``, ..."""
+    """Make room for a new ``log``: the earlier ones become ``NAME.1`` (the latest), ``NAME.2``, ...; an empty one, of a
+    start that failed, takes no place."""
+    if not log.exists() or not log.stat().st_size:
+        return
     for number in range(_KEPT_LOGS, 0, -1):
         earlier = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
         if earlier.exists():

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gateway.launch.watch import EngineWatch, OnEvent, UpFailedError
 from gateway.stats import HOOK_FAILS
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
-from swarm.errors import ConfigError, ConflictError, RequestError, UnavailableError, UpstreamError
+from swarm.errors import ConfigError, ConflictError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, layered
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
@@ -37,6 +38,7 @@ _NO_CAUSE = re.compile(r'\S+ \S+ (DEBUG|INFO|WARNING) |\{.*"level": "(debug|info
 #: A gateway that has lived for so long does not die of its start.
 _LASTING_SECONDS = 60.0
 _START_PAUSE = 2.0
+_MOST_EPISODES = 10_000
 
 
 class Server:
@@ -53,10 +55,19 @@ class Server:
         self.watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause)
         self._silent_since: float | None = None
 
-    def connect(self, url: str, token: str) -> None:
+    def connect(self, url: str, token: str, client_name: str) -> None:
         # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
         policy = RetryPolicy(attempts=1, total=10.0)
-        self.client = SwarmClient(url, token=token, request_timeout=10.0, policy=policy)
+        self.client = SwarmClient(url, token, client_name, request_timeout=10.0, policy=policy)
+
+    def give_back(self) -> None:
+        """End the episodes of a client of this name that died: nobody else does, and each holds a place of the pool for
+        minutes."""
+        assert self.client is not None
+        with suppress(SwarmGatewayError):  # they then end by their own timeouts
+            running = self.client.status(episodes=_MOST_EPISODES).running
+            mine = [one.episode_uuid for one in running if one.client_uuid == self.client.client_uuid]
+            self.client.abort(mine, "client_died")
 
     def sync_job(self, earlier_run: EarlierRun, from_step: int | None = None) -> None:
         """Hand the job over; it goes on with the run that is in the folder, as far as that is saved, or from a saved
@@ -227,7 +238,11 @@ class Gateway:
                 self._serves = True
                 self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
             elif now - self._started_at > _LASTING_SECONDS:
-                self._deaths = 0
+                if self._serves:
+                    self._deaths = 0
+                else:
+                    self._say(f"the gateway has not listened for {_LASTING_SECONDS:.0f} s since its start: it is ended")
+                    self.child.stop(0.0)
             return
         self._deaths, self._serves = self._deaths + 1, False
         # what it started goes with it

@@ -121,7 +121,7 @@ class Trainer:
 
     Args:
         plan: what to train.
-        on_event: called with ``progress`` and ``evaluation``, and their values.
+        on_event: called with ``evaluating`` and ``evaluation``, and their values.
         label: of the report.
 
     Attributes:
@@ -144,7 +144,7 @@ class Trainer:
         """
         began = time.monotonic()
         because = "interrupted"
-        with SwarmClient(url, token=token) as client:
+        with SwarmClient(url, token, self._plan.up.client_name) as client:
             status = client.status()
             call = begin_training(self._tasks(status), client, self._plan.workflow, self._options())
             try:
@@ -192,10 +192,9 @@ class Trainer:
         )
 
     def _see(self, progress: Progress) -> None:
+        if progress.evaluating and not (self._progress and self._progress.evaluating):
+            self._on_event("evaluating", {"step": progress.step})
         self._progress = progress
-        doing = "evaluating" if progress.evaluating else f"step {progress.step} of {progress.last_step}"
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        self._on_event("progress", {"words": f"{doing}, {progress.finished} episodes{failed}"})
 
     def _evaluated(self, report: EvaluationReport) -> None:
         self._on_event("evaluation", report.model_dump(mode="json"))

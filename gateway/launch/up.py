@@ -27,6 +27,7 @@ from gateway.launch.plan import UpPlan
 from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
 from gateway.launch.servers import LISTENING, START_DEADLINE, TOKEN_VARIABLE, Gateway, Server, ended, with_servers
 from gateway.launch.watch import OnEvent, UpFailedError
+from gateway.rollout.server import NAME_VARIABLE
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.importer import python_path
@@ -191,21 +192,26 @@ class _Up:
             url = self._listening(server.child)
             if url is None:
                 return
-            server.connect(url, plan.private_token)
+            server.connect(url, plan.private_token, plan.client_name)
             # before the gateway starts: its first look at the server sees the job
             server.sync_job(plan.earlier_run, plan.from_step)
+            server.give_back()
             urls[server.plan.name] = url
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file
             env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
-            env[PRIVATE_TOKEN_VARIABLE] = plan.private_token
+            env |= {PRIVATE_TOKEN_VARIABLE: plan.private_token, NAME_VARIABLE: plan.client_name}
             of_servers = [f"--server={name}={url}" for name, url in urls.items()]
             reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []
             log = plan.servers[0].run_dir / "logs" / "gateway.log"
             section = with_servers(plan.gateway_section, urls, plan.private_token)
-            self._gateway = Gateway(
-                lambda: self._spawn("gateway", ["serve", *reads], section, log, env), self._on_event, plan.restart_pause
-            )
+
+            def start() -> Child:
+                for server in self._servers:
+                    server.give_back()
+                return self._spawn("gateway", ["serve", *reads], section, log, env)
+
+            self._gateway = Gateway(start, self._on_event, plan.restart_pause)
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then
@@ -271,7 +277,8 @@ class _Up:
         for end in ends:
             end.result()
         end_left_behind(self._plan.folder, _LEFT_GRACE, self.hurry)
-        for server in self._servers:
+        # from one that is replaced each time, no start goes on
+        for server in self._servers if self._plan.earlier_run != "replace" else []:
             server.tell_unsaved()
         self._on_event("stopped", {})
 

@@ -84,9 +84,9 @@ def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, f
         values = [value for pair in rewards.values() for value in pair]
         if len(rewards) > 1 and max(values) - min(values) <= EQUAL_WITHIN:
             raise ConfigError(
-                "the gateway's hook gives every prompt the same mean reward: it ranks the answers of one group, and "
-                "two groups cannot be compared by that. Give --hooks to both replays: then the answers of both "
-                "versions are judged together"
+                "the gateway's hook gives every prompt the same mean reward: either all answers earn the same, or it "
+                "ranks the answers of one group, and two groups cannot be compared by that. Give --hooks to both "
+                "replays: then the answers of both versions are judged together"
             )
     counts = {"prompts": len(rewards), "left_out": len(before.keys() | after.keys()) - len(rewards)}
     if not rewards:

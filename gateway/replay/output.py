@@ -64,6 +64,8 @@ def describe(progress: Progress, seconds: float) -> str:
     parts = [f"{60 * done / seconds:.0f}/min" if seconds > 1 else ""]
     failed = sum(1 for outcome in progress.outcomes if outcome.failure)
     parts.append(f"{failed} failed" if failed else "")
+    without = sum(outcome.untrained.endswith("hook_failed") for outcome in progress.outcomes)
+    parts.append(f"the hook failed on {without}" if without else "")
     if progress.steps:
         parts.append(step_line(progress.steps[max(progress.steps)]))
     elif progress.reward is not None:
@@ -126,6 +128,9 @@ def summary(report: Curves) -> list[str]:
         if report.latency:
             lines.append(f"latency: p50 {report.latency.p50:.2f} s, p95 {report.latency.p95:.2f} s")
         lines += [f"  {one.count} x {kind}: {one.example}" for kind, one in report.failures.items()]
+        if report.untrained and not report.scores:
+            why = ", ".join(f"{count} x {reason}" for reason, count in report.untrained.items())
+            lines.append(f"answered and not trained: {why}")
     if isinstance(report, TrainingReport):
         episodes = f"{report.finished} episodes, {report.failed} failed"
         control = "; control: rewards shuffled" if report.control == "shuffle" else ""

@@ -126,7 +126,8 @@ class Comparison(Model):
 
 class Report(Curves):
     """One replay. ``steps`` come from the swarm server, or else from the headers of the answers; of an untrained replay
-    there are ``scores`` instead, and perhaps how they compare with those of an earlier one."""
+    there are ``scores`` instead, and perhaps how they compare with those of an earlier one. ``untrained`` counts the
+    answers on which nothing is trained, by why."""
 
     target: str
     seed: int
@@ -135,6 +136,7 @@ class Report(Curves):
     answered: int
     cancelled: int
     failures: dict[str, Failure]
+    untrained: dict[str, int] = {}
     latency: Latency | None
     scores: list[Score] = []
     comparison: Comparison | None = None

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,6 +166,7 @@ async def replay(
         answered=sum(1 for outcome in outcomes if not outcome.failure),
         cancelled=progress.cancelled,
         failures=failures_of(outcomes),
+        untrained=dict(Counter(one.untrained for one in outcomes if one.untrained).most_common()),
         latency=latency_of(outcomes),
         steps=[] if config.no_train else points_of_steps(steps) if swarm else points_of_answers(outcomes),
         scores=progress.scores,

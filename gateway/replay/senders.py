@@ -52,6 +52,7 @@ class Outcome:
 
     ``failure`` is its kind, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean of the
     request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
+    ``untrained``: why the gateway does not train on it, as far as it says so.
     ``retry_after``: seconds to wait before the next request, as the server asks. ``answers``: the choices, with the
     completion tokens of each where there is one alone.
     """
@@ -61,6 +62,7 @@ class Outcome:
     detail: str = ""
     reward: float | None = None
     policy_version: int | None = None
+    untrained: str = ""
     retry_after: float = 0.0
     answers: tuple[SavedAnswer, ...] = ()
 
@@ -158,6 +160,7 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),
         policy_version=None if version is None else int(version),
+        untrained=answer.headers.get("x-swarm-drop-reason", ""),
         answers=_answers(completion),
     )
 

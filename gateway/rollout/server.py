@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ _LAST_SECONDS = 15.0
 
 #: Collection methods that train whole groups only.
 _WHOLE_GROUPS = frozenset({"finish_enough_tasks", "finish_enough_non_dummy_tasks"})
+#: In the environment of a gateway under ``up``: its name at the servers, the same after its death.
+NAME_VARIABLE = "SWARM_GATEWAY_NAME"
 #: Where waiting rarely helps: codes of :class:`UnavailableError`, and engine states (``None``: no server).
 _DOWN_CODES = frozenset({"server_unreachable", "swarm_refused", "engine_offline"})
 _DOWN_STATES = frozenset({None, EngineState.OFFLINE})
@@ -157,6 +160,7 @@ class Swarm:
         self.url = url
         self._share = share
         self.background = Background(grace_seconds=_LAST_SECONDS)
+        name = name or os.environ.get(NAME_VARIABLE, "")
         self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
         self._http = HttpClient()
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)

@@ -165,11 +165,6 @@ class ReadJob:
     ignored: dict[str, str]
 
 
-def read_fields(text: str) -> dict[str, Any]:
-    """The fields of :func:`read_job`."""
-    return read_job(text).fields
-
-
 def read_job(text: str) -> ReadJob:
     """The job in YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 

@@ -80,13 +80,13 @@ class EngineControl:
         """The episodes that run now."""
         return (await self._calls.perform(wire.Call("POST", "/get_episode_buffer", EpisodeBufferResponse))).buffer
 
-    async def status(self) -> ServerStatus:
-        """Everything that the server reports about itself.
+    async def status(self, *, episodes: int = 100) -> ServerStatus:
+        """Everything that the server reports about itself, with at most so many of the running ``episodes``.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        return await self._calls.perform(wire.STATUS)
+        return await self._calls.perform(wire.Call("GET", "/status", ServerStatus, query={"episodes": episodes}))
 
     async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
         """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""

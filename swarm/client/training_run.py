@@ -328,6 +328,7 @@ class Training:
                 self._close()
                 self._evaluating = asyncio.create_task(self._evaluate(step))
                 self._evaluating.add_done_callback(self._evaluation_over)
+                self._show()
             elif done and (state is EngineState.OFFLINE or not self._is_due(self._last)):
                 self._stop()
             elif done or away or (computing and self._is_due(step + 1)):
@@ -372,6 +373,7 @@ class Training:
 
     def _evaluation_over(self, evaluating: asyncio.Task[None]) -> None:
         self._evaluating = None
+        self._show()
         if evaluating.cancelled():
             return
         self._broken = evaluating.exception()

@@ -155,7 +155,6 @@ class Call(Generic[AnswerT_co]):
         return "application/json" if isinstance(self.body, BaseModel) else "application/zip"
 
 
-STATUS = Call("GET", "/status", ServerStatus)
 # exact: AgentJet's clients are shown a weight sync for longer than it lasts
 ENGINE_STATUS = Call("GET", "/get_engine_status", EngineStatus, query={"exact": 1})
 # the answer comes when the engine has stopped, which takes up to its grace period

@@ -198,13 +198,10 @@ class BatchRequests:
         link: the ``rollout`` end of the engine link.
         stays_awake: whether vLLM serves while the trainer computes.
         serving: when episodes run.
-
-    Attributes:
-        trained: the batch that the weights have learned from with which this trainer began; it is not trained again.
     """
 
     def __init__(self, link: EngineEnd, *, stays_awake: bool = True, serving: ServingMode = "between_steps") -> None:
-        self.trained = ""
+        self._trained = ""
         self._asked: RolloutReady | None = None
         self._link = link
         self._stays_awake = stays_awake
@@ -217,6 +214,10 @@ class BatchRequests:
     def batch_id(self) -> str:
         """The batch that the current step trains on; empty before the first."""
         return self._got
+
+    def begin_after(self, batch_id: str) -> None:
+        """This trainer began with weights that have learned from batch ``batch_id``, which is not trained again."""
+        self._trained = batch_id
 
     def ask(self, addresses: Sequence[str], model: str, policy_version: int, next_step: int) -> None:
         """Ask for the batch of ``next_step``; vLLM serves at ``addresses`` with the weights of ``policy_version``.
@@ -244,7 +245,7 @@ class BatchRequests:
         if batch.batch_id == self._reported:
             return None
         self._got, self._received_at = batch.batch_id, time.monotonic()
-        if batch.batch_id == self.trained and self._asked is not None:
+        if batch.batch_id == self._trained and self._asked is not None:
             self.report(self._asked.next_step - 1, {})
             self._link.send(replace(self._asked, last_batch=self._got))
             return None

@@ -47,7 +47,7 @@ def test_streamed(served: Stack, sdk: anthropic.Anthropic) -> None:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert len(pieces) > 1 and "".join(pieces) == text_of(final) == SAID
-    assert final.usage.output_tokens == len(pieces)
+    assert final.usage.output_tokens >= len(pieces), "words, of a token or more each"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -65,7 +65,7 @@ def test_chat_streamed(served: Stack, sdk: openai.OpenAI, policy: str, rewards: 
     deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
     assert len(deltas) > 1
     assert "".join(deltas) == SAID
-    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == len(deltas)
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens >= len(deltas)
 
 
 def test_both_answers_of_a_group(served: Stack, sdk: openai.OpenAI) -> None:

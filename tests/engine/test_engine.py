@@ -18,6 +18,7 @@ from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
 from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
+from tests.adapters.verl import saved_checkpoint
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, sample, timeline, title, until
 from tests.standins import vllm_rules
@@ -260,12 +261,20 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
 
 
 async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
-    model: Path, tmp_path: Path, client: httpx.AsyncClient
+    tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
+    # a model that was taken out of a run of two ranks
+    trained = saved_checkpoint.build(tmp_path / "tiny")
+    checkpoint = saved_checkpoint.write(tmp_path / "global_step_1", trained, tmp_path / "tiny", ranks=2)
+    trained.save_pretrained(tmp_path / "trained")
+    with exported(checkpoint, tmp_path / "mine", "tiny"):
+        pass
     async with EngineProcess(
-        make_job(model, num_repeat=2, kl_coef=0.01, mini_batch_num=2, serving="between_steps"), tmp_path / "run"
+        make_job(tmp_path / "mine", num_repeat=2, kl_coef=0.01, mini_batch_num=2, serving="between_steps"),
+        tmp_path / "run",
     ) as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
+        assert distance(await served_logprobs(client, ready), reference_logprobs(tmp_path / "trained")) < 1e-3
         await stand_ins_are_as_strict(ready)
         # as many groups, and as large, as the collection method gives: the job's two, fewer, more
         batches = [({"a": 2, "b": 2}, 0), ({"a": 4}, 1), ({"a": 2, "b": 4, "c": 3}, 3), ({"a": 2, "b": 1}, 1)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
@@ -15,7 +14,7 @@ from swarm.job import TrainJob
 from tests.disks import fill, small_disk
 from tests.engine import tiny_model
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
-from tests.up_process import Up
+from tests.up_process import Up, Users
 
 pytestmark = [
     pytest.mark.engine,
@@ -40,21 +39,11 @@ def test_training_outlives_a_full_disk_of_checkpoints(tmp_path: Path) -> None:
     gateway = {"port": 0, "hooks": "letters:hooks"}
     path = tmp_path / "up.yaml"
     path.write_text(yaml.safe_dump({"job": job, "swarm": {"port": 0, "run_dir": "run"}, "gateway": gateway}))
-    over = threading.Event()
-    statuses: list[int] = []
-
-    def ask(url: str) -> None:
-        with httpx.Client(timeout=STEP_SECONDS, trust_env=False) as http:
-            while not over.is_set():
-                statuses.append(http.post(f"{url}/v1/chat/completions", json=ASK).status_code)
-
-    with small_disk(tmp_path / "run" / "checkpoints", 64) as disk:
+    with small_disk(tmp_path / "run" / "checkpoints", 64) as disk, ExitStack() as stack:
         up = Up(path)
         try:
             up.expect("ready", READY_SECONDS)
-            users = [threading.Thread(target=ask, args=(up.url("gateway"),), daemon=True) for _ in range(4)]
-            for user in users:
-                user.start()
+            users = stack.enter_context(Users(f"{up.url('gateway')}/v1", ASK, count=4, patience=STEP_SECONDS))
             for _ in range(2):
                 up.expect("step", STEP_SECONDS)
             before = saved_step(TrainJob.model_validate(job), tmp_path / "run")
@@ -67,15 +56,12 @@ def test_training_outlives_a_full_disk_of_checkpoints(tmp_path: Path) -> None:
                 last = up.expect("step", STEP_SECONDS)["step"]
             ballast.unlink()
             assert "has room again" in up.expect("warning", STEP_SECONDS)["message"]
-            over.set()
-            for user in users:
-                user.join(STEP_SECONDS)
+            users.leave()
             assert up.interrupt() == 0
         finally:
-            over.set()
             up.end()
         assert saved_step(TrainJob.model_validate(job), tmp_path / "run") >= last
         assert not list(disk.glob(".incomplete*"))
     kinds = {one["event"] for one in up.seen}
     assert not kinds & {"restarting", "trainer_restarting"}, "the trainer outlived it"
-    assert set(statuses) == {200}
+    assert {one.status for one in users.answers} == {200}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.gateway import load_config, read_config
+from gateway.cli.sections import read_gateway
+from gateway.config.gateway import read_config
 from swarm.errors import ConfigError
 
 
@@ -32,7 +33,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as caught:
-        load_config(file)
+        read_gateway(file)
     assert "\n" not in caught.value.message
     assert str(file) in caught.value.message
 
@@ -53,9 +54,9 @@ def test_keys_open_the_host_and_stay_secret() -> None:
 def test_a_relative_hooks_folder_lies_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "hooks").mkdir()
     (tmp_path / "gateway.yaml").write_text("hooks: hooks\n")
-    assert load_config(tmp_path / "gateway.yaml").hooks == str((tmp_path / "hooks").resolve())
+    assert read_gateway(tmp_path / "gateway.yaml").hooks == str((tmp_path / "hooks").resolve())
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
-        load_config(tmp_path / "absent.yaml")
+        read_gateway(tmp_path / "absent.yaml")

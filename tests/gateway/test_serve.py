@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from pathlib import Path
-from gateway.config.gateway import load_config
+from gateway.cli.sections import read_gateway
 from gateway.app import serve
-serve(load_config(Path(sys.argv[1])), lambda url: print(url, flush=True))
+serve(read_gateway(Path(sys.argv[1])), lambda url: print(url, flush=True))
 """
 
 

@@ -58,7 +58,8 @@ def _kill_up(folder: Path, seed: int, kills: int, *, real: bool) -> dict[str, An
         deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
     going = GoingOn(folder, seed, model, deadlines)
     signal.signal(signal.SIGINT, lambda *_: going.enough.set())
-    return going.run(kills).summary()
+    going.run(kills)
+    return going.summary()
 
 
 if __name__ == "__main__":

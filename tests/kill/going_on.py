@@ -43,12 +43,13 @@ from tests.kill.invariants import (
 )
 from tests.kill.up import ENGINE_VARIABLE
 from tests.standins.engine import FOLDER_VARIABLE
-from tests.up_process import COMMAND, ROOT, Up
+from tests.up_process import COMMAND, ROOT, Up, Users
 
 #: How often which is killed.
 VICTIMS = {"up": 0.4, "gateway": 0.2, "server": 0.2, "trainer": 0.2}
 CLIENTS = ("ann", "eve")
-_USERS = 3
+#: What users may be told: without a server or a gateway nobody listens.
+_ANSWERS = (0, 200, 503)
 #: Words in the command lines of what ``up`` starts, and in the titles of the real trainer's processes.
 _GATEWAY, _SERVER = ("serve",), ("swarm", "start")
 _TRAINER = ("TaskRunner", "WorkerDict", "SwarmCpuWorker", "adapters.verl")
@@ -65,47 +66,6 @@ class Deadlines:
 
 
 @dataclass
-class Going:
-    """What a run has to show.
-
-    Attributes:
-        origins: of each start after a kill: the step that was saved by then, and the one that it went on from.
-        gone_seconds: of each ``up`` that was killed or ended: until no process of it was left.
-        reasons: what ``up`` said of the trainers that were killed.
-        answers: of users, by status, or ``refused`` where nothing listened.
-    """
-
-    seed: int
-    kills: Counter[str]
-    origins: list[tuple[int, int]]
-    gone_seconds: list[float]
-    reasons: Counter[str]
-    answers: Counter[str]
-    wrong: list[str]
-    seconds: float
-    witnesses: Witnesses
-
-    def summary(self) -> dict[str, Any]:
-        """In a few numbers."""
-        gone = sorted(self.gone_seconds)
-        return {
-            "seed": self.seed,
-            "seconds": round(self.seconds, 1),
-            "kills": dict(self.kills),
-            "starts": len(self.origins),
-            "of_these_from_the_last_saved_step": sum(origin >= saved for saved, origin in self.origins),
-            "origins": self.origins,
-            "until_nothing_was_left": {"most": round(gone[-1], 1), "middle": round(gone[len(gone) // 2], 1)},
-            "trainers_died_of": dict(self.reasons),
-            "answers_of_users": dict(self.answers),
-            "acknowledged_rewards": len(self.witnesses.acknowledged),
-            "journal": dict(Counter(one["state"] for one in self.witnesses.episodes.values())),
-            "steps": len(self.witnesses.steps),
-            "violations": self.wrong,
-        }
-
-
-@dataclass
 class GoingOn:
     """One run: ``up``, its users, clients that write down what they were promised, and whoever kills.
 
@@ -115,28 +75,34 @@ class GoingOn:
 
     Attributes:
         enough: once it is set, nothing more is killed.
+        kills: of each victim.
+        origins: of each start after a kill: the step that was saved by then, and the one that it went on from.
+        wrong: what does not hold, in words.
+        witnesses: at the end.
     """
 
     folder: Path
     seed: int
     model: Path | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
-    kills: Counter[str] = field(default_factory=Counter)
-    answers: Counter[str] = field(default_factory=Counter)
     enough: threading.Event = field(default_factory=threading.Event)
+    kills: Counter[str] = field(default_factory=Counter)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    witnesses: Witnesses = field(init=False)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._origins: list[tuple[int, int]] = []
+        # of each `up` that was killed or ended: until no process of it was left
         self._gone: list[float] = []
-        self._wrong: list[str] = []
+        # what `up` said of the trainers that were killed
         self._reasons: Counter[str] = Counter()
-        self._over = threading.Event()
         self._ports = _free_ports(2)
+        self.users = Users(f"http://127.0.0.1:{self._ports[1]}/v1", patience=GIVE_UP_AFTER)
         self._up: Up | None = None
         self._job = self._write()
 
-    def run(self, kills: int) -> Going:
+    def run(self, kills: int) -> None:
         """Kill ``kills`` times, let everything finish in peace, stop it, go on once more, and collect the witnesses.
 
         Raises:
@@ -154,7 +120,7 @@ class GoingOn:
             (self.folder / "stop").touch()
             for client in clients:
                 assert client.wait(self.deadlines.finish) == 0, self._last("client.log")
-            self._over.set()
+            self.users.leave()
             self._stop()
             self._again()
             pool = self._settled()
@@ -164,7 +130,8 @@ class GoingOn:
         seen = Witnesses.read(self.folder, CLIENTS, pool, engine=self.model is None)
         # users end episodes through the gateway, which nobody writes down
         written = {uuid: row for uuid, row in seen.episodes.items() if row["client_uuid"] in CLIENTS}
-        self._wrong += [
+        self.wrong += [
+            *(f"a user was answered: {one}" for one in self.users.answers if one.status not in _ANSWERS),
             *contradictions(seen),
             *lost_rewards(seen),
             *foreign_rewards(replace(seen, episodes=written)),
@@ -172,10 +139,26 @@ class GoingOn:
             *(doubled_training(seen) if self.model is None else steps_twice(seen)),
             *wrong_counts(seen),
         ]
-        seconds = time.monotonic() - began
-        return Going(
-            self.seed, self.kills, self._origins, self._gone, self._reasons, self.answers, self._wrong, seconds, seen
-        )
+        self.witnesses, self._seconds = seen, time.monotonic() - began
+
+    def summary(self) -> dict[str, Any]:
+        """What it has shown, in a few numbers."""
+        gone = sorted(self._gone)
+        return {
+            "seed": self.seed,
+            "seconds": round(self._seconds, 1),
+            "kills": dict(self.kills),
+            "starts": len(self.origins),
+            "of_these_from_the_last_saved_step": sum(origin >= saved for saved, origin in self.origins),
+            "origins": self.origins,
+            "until_nothing_was_left": {"most": round(gone[-1], 1), "middle": round(gone[len(gone) // 2], 1)},
+            "trainers_died_of": dict(self._reasons),
+            "answers_of_users": dict(Counter(one.status or "refused" for one in self.users.answers)),
+            "acknowledged_rewards": len(self.witnesses.acknowledged),
+            "journal": dict(Counter(one["state"] for one in self.witnesses.episodes.values())),
+            "steps": len(self.witnesses.steps),
+            "violations": self.wrong,
+        }
 
     # ------------------------------------------------------------------ the command
 
@@ -226,7 +209,7 @@ class GoingOn:
         self._start()
         told = [one for one in self.up.seen if one["event"] == "going_on"]
         if not told:
-            self._wrong.append(f"`up` did not say that it goes on, at step {saved}: {self.up.seen}")
+            self.wrong.append(f"`up` did not say that it goes on, at step {saved}: {self.up.seen}")
         self._check_origin(saved)
 
     def _check_origin(self, saved: int) -> None:
@@ -235,9 +218,9 @@ class GoingOn:
             origin = [line["version"] for line in self._engine_lines() if "started" in line][-1]
         else:
             origin = self._status()["engine"]["global_step"]
-        self._origins.append((saved, origin))
+        self.origins.append((saved, origin))
         if origin < saved:
-            self._wrong.append(f"it went on from step {origin}, and step {saved} was saved")
+            self.wrong.append(f"it went on from step {origin}, and step {saved} was saved")
 
     @property
     def up(self) -> Up:
@@ -346,39 +329,18 @@ class GoingOn:
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
 
-    def _ask(self) -> None:
-        """A user of the gateway."""
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-        url = f"http://127.0.0.1:{self._ports[1]}/v1/chat/completions"
-        with httpx.Client(timeout=GIVE_UP_AFTER, trust_env=False) as http:
-            while not self._over.is_set():
-                try:
-                    answer = http.post(url, json=body)
-                    self.answers[str(answer.status_code)] += 1
-                    if answer.status_code not in (200, 503):
-                        log = (self.folder / "run" / "logs" / "gateway.log").read_text(errors="replace")[-3000:]
-                        self._wrong.append(f"a user was answered {answer.status_code}: {answer.text[:500]}\n{log}")
-                except httpx.HTTPError:
-                    self.answers["refused"] += 1
-                    self._over.wait(0.2)
-
     @contextlib.contextmanager
     def _everything(self) -> Generator[None]:
-        users = [threading.Thread(target=self._ask, daemon=True) for _ in range(_USERS)]
-        for user in users:
-            user.start()
         try:
-            yield
+            with self.users:
+                yield
         finally:
-            self._over.set()
             (self.folder / "stop").touch()
             if self._up is not None:
                 self._up.end()
             for process in psutil.Process().children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            for user in users:
-                user.join(5)
 
     def _acknowledged(self) -> int:
         paths = [self.folder / f"{name}.jsonl" for name in CLIENTS]

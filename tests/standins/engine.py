@@ -289,7 +289,7 @@ class Saving(Engine):
         # as verl: without `resume` it begins with the model
         self.version = int(self._latest.read_text()) if self.job.resume and self._latest.exists() else 0
         batch = self._latest.parent / f"global_step_{self.version}" / "batch"
-        self.requests.trained = batch.read_text() if batch.exists() else ""
+        self.requests.begin_after(batch.read_text() if batch.exists() else "")
         self.log = Log(Path(os.environ[FOLDER_VARIABLE]) / "engine.jsonl")
         self.log.write(started=os.getpid(), version=self.version, address=self.address)
         super().boot()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
-from swarm.lineage import Lineage
 from swarm.metrics import EVAL, MetricSums
 from swarm.server.journal.codec import notes_of
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
+from swarm.status import Lineage
 from swarm.types import EvalResult, StepResult
 
 

@@ -19,10 +19,12 @@ import httpx
 import psutil
 import pytest
 
+from gateway.cli.here import gateway_run
 from gateway.cli.sections import read_plan
 from gateway.launch import run_file
 from gateway.launch.plan import UpPlan
 from gateway.launch.up import run_up
+from swarm.errors import ConfigError
 from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
@@ -39,6 +41,7 @@ gateway:
   train_fraction: 1.0
   hooks: hooks
 """
+PROMPTS = "".join(f'{{"question": "q{number}"}}\n' for number in range(8))
 REWARD = """\
 def on_compute_relative_reward(task, candidates, context):
     return [float(len(one.text)) for one in candidates]
@@ -48,7 +51,13 @@ def on_compute_relative_reward(task, candidates, context):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hook = "hooks/on_compute_relative_reward.py"
-    for name, text in {"tiny/config.json": "{}", hook: REWARD, "my.yaml": UP, "other/x": ""}.items():
+    for name, text in {
+        "tiny/config.json": "{}",
+        hook: REWARD,
+        "my.yaml": UP,
+        "other/x": "",
+        "prompts.jsonl": PROMPTS,
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -99,6 +108,9 @@ def test_commands_find_the_servers_of_this_folder_with_their_token(project: Path
             assert (swarm["url"], swarm["trouble"]) == (server.url, None)
         assert json.loads(told(project, "groups", "list", "--json"))["groups"] == []
         assert json.loads(told(project, "config", "runs", "--json"))[0]["number"] == 1
+        report = json.loads(told(project, "replay", "--data", "prompts.jsonl", "--steps", "1", "--json"))
+        assert (report["target"], report["failures"]) == (f"{gateway}/v1", {})
+        assert report["steps"][0]["groups"] == 4, "the server's own count"
         assert "nothing that `up` started runs in" in told(project / "other", "swarm", "status", code=2)
         assert "this route needs a token" in told(
             project / "other", "swarm", "status", "--swarm-url", server.url, code=2
@@ -153,6 +165,24 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
         run_file.write(alive.model_copy(update=changed))
         assert run_file.living(tmp_path) is None
+
+
+def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert gateway_run(None) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as another:
+        mine = run_file.of_this_process(None, [], "http://127.0.0.1:1", "t")
+        other = mine.model_copy(update={"pid": another.pid, "started": psutil.Process(another.pid).create_time()})
+        for name, run in {"a": mine, "b": other.model_copy(update={"gateway": "http://127.0.0.1:2"})}.items():
+            server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path / name)
+            server.run_dir.mkdir()
+            run_file.write(run.model_copy(update={"servers": [server]}))
+        with pytest.raises(ConfigError, match=r"say by --base-url .*: http://127.0.0.1:\d/v1, http://127.0.0.1:\d/v1"):
+            gateway_run(None)
+        found = gateway_run("http://127.0.0.1:2/v1/")
+        assert found is not None and found.pid == another.pid
+        assert gateway_run("http://127.0.0.1:3/v1") is None
+        another.communicate(b"\n")
 
 
 def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:

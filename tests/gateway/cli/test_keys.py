@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
-from gateway.config.gateway import load_config
+from gateway.cli.sections import read_gateway
 from gateway.keys.ring import KeyRing
 from swarm.errors import ConfigError
 
@@ -45,7 +45,7 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert made.exit_code == 0, made.output
     key = made.stdout.strip()
     assert "cannot be shown again" in made.stderr and key not in made.stderr
-    ring = KeyRing(load_config(config))
+    ring = KeyRing(read_gateway(config))
     assert ring.holder(key.encode()).caller.routes == frozenset({"writer"})
     [row] = listed(config)
     assert (row["label"], row["routes"], row["requests_per_minute"]) == ("app", ["writer"], 60)

@@ -52,7 +52,7 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["up", "no-such-file.yaml"], "cannot read the config no-such-file.yaml"),
         (["serve", "--hooks", "no/such/folder"], "no/such/folder"),
         (["swarm", "start", "--host", "0.0.0.0"], "token"),
-        (["swarm", "engine", "start", "no-such-job.yaml"], "cannot read the job"),
+        (["swarm", "engine", "start", "no-such-job.yaml", "--swarm-url", "http://127.0.0.1:9"], "cannot read the job"),
         (["swarm", "status", "--swarm-url", "ftp://x"], "server_url"),
         (["models", "pull", "no-such-model"], "known: smollm2-135m"),
         (["replay", "--data", "x.jsonl", "--base-url", "nonsense"], "must look like http"),

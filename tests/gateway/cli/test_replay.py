@@ -60,6 +60,19 @@ def test_two_plain_servers_are_compared_by_a_hook_that_ranks(tmp_path: Path) -> 
     assert "better by 0.500 [0.500, 0.500] on 9 prompts" in said
 
 
+def test_a_comparison_that_fails_loses_no_answers(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "another one?"}\n')
+    hooks = str(write_hooks(tmp_path / "hooks", RANKS))
+    with plain_vllm(3) as url:
+        before = str(tmp_path / "before")
+        run(held_out(tmp_path), url, "--no-train", "--hooks", hooks, "--report", before)
+        after = tmp_path / "after"
+        with pytest.raises(ConfigError, match="no prompt in common"):
+            run(str(other), url, "--no-train", "--hooks", hooks, "--compare", before, "--report", str(after))
+    assert len(json.loads((after / "report.json").read_text())["scores"][0]["answers"]) == 1
+
+
 def held_out(folder: Path) -> str:
     data = folder / "held_out.jsonl"
     data.write_text("".join(json.dumps({"question": f"q{number}?"}) + "\n" for number in range(9)))

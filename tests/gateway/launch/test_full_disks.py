@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import threading
 import time
 import zipfile
 from collections.abc import Generator
@@ -24,53 +23,11 @@ from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import REWARD
 from tests.kill.up import ENGINE_VARIABLE
 from tests.standins.engine import FOLDER_VARIABLE
-from tests.up_process import COMMAND, Up
+from tests.up_process import COMMAND, Up, Users
 
 pytestmark = pytest.mark.slow
 _READY, _NAMED, _SOON = 120.0, 10.0, 90.0
-#: Seconds after which a user is gone.
-_PATIENCE = 20.0
 _KEY = "sk-user"
-_USER = {"authorization": f"Bearer {_KEY}"}
-
-
-class Users:
-    """Ask without a pause; ``answers`` has the status and the seconds of each."""
-
-    def __init__(self, url: str, headers: dict[str, str]) -> None:
-        self._url, self._headers = url, headers
-        self._over = threading.Event()
-        self.answers: list[tuple[int | str, float]] = []
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(3)]
-
-    def _ask(self) -> None:
-        body = {"messages": [{"role": "user", "content": "hello"}]}
-        with httpx.Client(base_url=self._url, headers=self._headers, timeout=_PATIENCE, trust_env=False) as http:
-            while not self._over.is_set():
-                began = time.monotonic()
-                try:
-                    status: int | str = http.post("/v1/chat/completions", json=body).status_code
-                except httpx.HTTPError as exc:
-                    status = repr(exc)
-                self.answers.append((status, time.monotonic() - began))
-
-    def __enter__(self) -> Users:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(_PATIENCE)
-
-    def ask(self, count: int) -> None:
-        """Wait until so many more were answered."""
-        enough = len(self.answers) + count
-        deadline = time.monotonic() + _SOON
-        while len(self.answers) < enough:
-            assert time.monotonic() < deadline, f"users wait: {self.answers[-5:]}"
-            time.sleep(0.05)
 
 
 def write(folder: Path) -> Path:
@@ -108,7 +65,7 @@ def running(folder: Path, prefix: tuple[str, ...] = (), **env: str) -> Generator
     up = Up(write(folder), command, {FOLDER_VARIABLE: str(folder), ENGINE_VARIABLE: "paced", **env})
     try:
         up.expect("ready", _READY)
-        with Users(up.url("gateway"), _USER) as users:
+        with Users(f"{up.url('gateway')}/v1", key=_KEY) as users:
             up.expect("step", _SOON)
             yield up, users
         assert up.interrupt() == 0
@@ -131,7 +88,7 @@ def check(up: Up, users: Users, disk: Path, told_as: Path, holds: str, *, journa
     told = up.expect("disk_full", _NAMED)
     named = time.monotonic() - began
     assert told["path"] == str(told_as) and holds in told["holds"]
-    users.ask(30)
+    users.wait(30, _SOON)
     if journal:
         assert "cannot be written" in up.expect("warning", _NAMED)["message"]
     ballast.unlink()
@@ -139,9 +96,9 @@ def check(up: Up, users: Users, disk: Path, told_as: Path, holds: str, *, journa
     # the batch whose step is reported may be one of before
     for _ in range(3):
         up.expect("step", _SOON)
-    users.ask(10)
-    assert not [one for one in users.answers if one[0] != 200], "users were answered all the while"
-    slowest = max(seconds for _, seconds in users.answers)
+    users.wait(10, _SOON)
+    assert not [one for one in users.answers if one.status != 200], "users were answered all the while"
+    slowest = max(one.seconds for one in users.answers)
     print(f"{told_as}: named after {named:.1f} s; {len(users.answers)} answers, the slowest after {slowest:.1f} s")
 
 
@@ -197,7 +154,7 @@ def test_synced_code_that_finds_no_room_is_refused_with_the_reason_and_taken_lat
         refused = send()
         assert refused.status_code >= 400 and "No space left" in refused.text, refused.text
         assert not [path for path in disk.iterdir() if path != ballast], "no part of it is left"
-        users.ask(10)
+        users.wait(10, _SOON)
         ballast.unlink()
         assert send().status_code != refused.status_code
 
@@ -210,8 +167,8 @@ def test_a_gateway_that_dies_while_the_disk_is_full_comes_back(tmp_path: Path) -
         gateway.kill()
         up.expect("gateway_recovered", _SOON)
         before = len(users.answers)
-        users.ask(20)
-        assert [status for status, _ in users.answers[before + 3 :] if status == 200]
+        users.wait(20, _SOON)
+        assert [one for one in users.answers[before + 3 :] if one.status == 200], users.answers[before:]
         ballast.unlink()
         up.expect("step", _SOON)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.launch.run_folder import check_free, held, saved_step, set_aside, write_section
+from gateway.launch.run_folder import check_free, held, keep_earlier, saved_step, set_aside, write_section
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk
@@ -79,3 +79,16 @@ def test_what_a_server_reads_is_whole_and_private_and_outlives_a_full_disk(tmp_p
             write_section(file, {"port": 2, "text": "x" * 100_000})
         assert yaml.safe_load(file.read_text()) == {"port": 1}
         assert sorted(one.name for one in folder.iterdir()) == ["ballast", "gateway.yaml"]
+
+
+def test_starts_that_wrote_nothing_push_out_no_earlier_log(tmp_path: Path) -> None:
+    log = tmp_path / "gateway.log"
+    for text in ("first", "second", ""):
+        keep_earlier(log)
+        log.write_text(text)
+    for _ in range(5):
+        keep_earlier(log)
+    log.unlink()
+    keep_earlier(log)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"gateway.log.1": "second", "gateway.log.2": "first"}

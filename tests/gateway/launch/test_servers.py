@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ class Printed:
         return re.search(pattern, "\n".join(self.lines))
 
     def stop(self, grace: float) -> bool:
+        self.exit_code = -15 if self.exit_code is None else self.exit_code
         return True
 
 
@@ -81,3 +83,20 @@ def test_a_dead_gateway_says_what_killed_it() -> None:
         "the gateway was killed by SIGKILL",
         [],
     )
+
+
+def test_a_gateway_that_never_listens_again_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    events: list[tuple[str, dict[str, Any]]] = []
+    children = [Printed(exit_code=-9), Printed(), Printed()]
+    starts = iter(children)
+    # nobody listens there
+    gateway = Gateway(lambda: cast(Child, next(starts)), lambda kind, values: events.append((kind, values)), 1.0)
+    for _ in range(100):
+        gateway.look()
+        now += 1.0
+    assert [one.exit_code for one in children] == [-9, -15, None]
+    told = [(kind, values.get("attempt")) for kind, values in events]
+    assert told == [("gateway_restarting", 1), ("warning", None), ("gateway_restarting", 2)], events
+    assert "has not listened for 60 s" in events[1][1]["message"]

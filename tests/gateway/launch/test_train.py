@@ -115,6 +115,7 @@ def test_it_trains_evaluates_around_the_steps_and_reports(file: Callable[..., Tr
     report = run.work.report
     assert report is not None and report.stopped_because == "all steps are done"
     assert [one["step"] for one in run.of("step")] == [1, 2, 3, 4] == [one.step for one in report.steps]
+    assert [one["step"] for one in run.of("evaluating")] == [0, 2, 4]
     assert [one["step"] for one in run.of("evaluation")] == [0, 2, 4] == [one.step for one in report.evaluations]
     # of every validation task two episodes, and what the server counted is what the client saw
     assert [one.episodes for one in report.evaluations] == [6, 6, 6]
@@ -299,3 +300,10 @@ def test_steps_that_no_checkpoint_holds_are_told_at_the_end(file: Callable[..., 
     run = Run(file(job={**JOB, "save_freq": 100, "total_training_steps": 1}, eval=None))
     run()
     assert run.of("unsaved") == [{"step": 1, "saved": 0}]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_from_which_no_start_goes_on_warns_of_no_lost_steps(file: Callable[..., TrainPlan]) -> None:
+    run = Run(rehearsal(file(job=JOB, eval=None)))
+    run()
+    assert run.of("step") and not run.of("unsaved")

@@ -16,6 +16,7 @@ from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import with_servers
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
+from swarm.client import SwarmClient
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.job import TrainJob
@@ -336,29 +337,34 @@ def test_a_gateway_that_was_killed_comes_back_at_its_address_and_training_goes_o
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
-    url = ""
+    urls: dict[str, str] = {}
 
     def listening(values: dict[str, Any]) -> None:
-        nonlocal url
-        if values["name"] == "gateway":
-            url = values["url"]
+        urls[values["name"]] = values["url"]
 
     def kill_gateway(values: dict[str, Any]) -> None:
+        # as many as there may be: without them nobody could ask
+        with SwarmClient(urls["swarm server"], run.plan.private_token, run.plan.client_name) as swarm:
+            for _ in range(16 // JOB.num_repeat):
+                swarm.claim_group(JOB.num_repeat)
         gateways = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
         assert len(gateways) == 1
         gateways[0].kill()
 
     def recovered(values: dict[str, Any]) -> None:
-        answers.append(httpx.get(f"{url}/v1/models", timeout=30, trust_env=False).status_code)
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        answer = httpx.post(f"{urls['gateway']}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+        answers.append((answer.status_code, answer.headers["x-swarm-trained"]))
         interrupt()(values)
 
-    answers: list[int] = []
+    answers: list[tuple[int, str]] = []
     run = Run("paced", tmp_path / "run", listening=listening, ready=kill_gateway, gateway_recovered=recovered)
     settings = {"hooks": str(write_hooks(tmp_path / "hooks", REWARD)), "port": 0}
     [server] = run.plan.servers
     run.plan = replace(run.plan, servers=(replace(server, job=JOB),), gateway_section=settings)
     run()
-    assert answers == [200]
+    [(status, trained)] = answers
+    assert status == 200 and trained in ("true", "pending"), "the places of the dead gateway are free again"
     [died] = [values for kind, values in run.events if kind == "gateway_restarting"]
     assert (died["reason"], died["attempt"]) == ("the gateway was killed by SIGKILL", 1)
     assert not {"engine_stopped", "restarting", "recovered"} & set(run.kinds), "the engine was not touched"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.replay.output import print_report, write_report
+from gateway.replay.output import describe, print_report, summary, write_report
 from gateway.replay.report import (
     Report,
     StepPoint,
@@ -13,6 +13,7 @@ from gateway.replay.report import (
     points_of_steps,
     read_report,
 )
+from gateway.replay.run import Progress
 from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
 from swarm.types import StepResult
@@ -36,6 +37,13 @@ def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7,
         latency=latency_of([Outcome(1.0), Outcome(3.0)]),
         steps=steps,
     )
+
+
+def test_what_was_answered_and_not_trained_is_told_by_why() -> None:
+    told = report().model_copy(update={"untrained": {"batch_waits": 3, "reward_hook_failed": 1}})
+    assert "answered and not trained: 3 x batch_waits, 1 x reward_hook_failed" in summary(told)
+    failed = Outcome(1.0, untrained="reward_hook_failed")
+    assert describe(Progress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
 
 
 def test_first_and_last_three_steps_or_halves() -> None:

@@ -40,9 +40,11 @@ async def over_http(response: Response | None, seen: list[Request], limit: float
 
 async def test_the_headers_of_a_response_are_read() -> None:
     seen: list[Request] = []
-    response = JSONResponse(COMPLETION, headers={"x-swarm-reward-mean": "0.5", "x-swarm-policy-version": "3"})
+    told = {"x-swarm-reward-mean": "0.5", "x-swarm-policy-version": "3", "x-swarm-drop-reason": "batch_waits"}
+    response = JSONResponse(COMPLETION, headers=told)
     outcome = await over_http(response, seen)
     assert (outcome.failure, outcome.reward, outcome.policy_version) == ("", 0.5, 3)
+    assert outcome.untrained == "batch_waits"
     assert seen[0].headers["authorization"] == "Bearer key"
 
 

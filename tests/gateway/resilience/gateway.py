@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
-from gateway.config.gateway import load_config
+from gateway.cli.sections import read_gateway
 from gateway.observability.request import Metrics, RequestRecord, recording
 from gateway.runtime import Gateway
 from swarm.http.serve import bind, run_app
@@ -140,7 +140,7 @@ async def held(request: Request) -> Response:
 
 
 def main() -> None:
-    config = load_config(Path(sys.argv[1]))
+    config = read_gateway(Path(sys.argv[1]))
     app = create_app(config)
     app.user_middleware.append(Middleware(WhereaboutsMiddleware))
     app.router.routes.insert(0, Route("/held", held))

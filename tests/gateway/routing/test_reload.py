@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.app import create_app
-from gateway.config.gateway import load_config
+from gateway.cli.sections import read_gateway
 from tests.gateway.conftest import ask, serving, write_hooks
 from tests.standins.swarm import Swarm, by_number, once
 
@@ -35,7 +35,7 @@ async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm
     config.write("old")
 
     swarm.answer = once(go, by_number)
-    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
     async with serving(app) as http, asyncio.TaskGroup() as group:
         before = group.create_task(ask(http, model="old"))
         await swarm.until(lambda: swarm.sampling)
@@ -60,7 +60,7 @@ async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm
 async def test_a_hangup_reads_the_file_again(swarm: Swarm, tmp_path: Path) -> None:
     config = Config(tmp_path, swarm)
     config.write("old")
-    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
     async with serving(app) as http:
         assert (await ask(http, model="old")).status_code == 200
         config.path.write_text(WRONG[0])
@@ -86,7 +86,7 @@ async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_t
         "    return [of(one.text) for one in candidates]\n",
     )
     (folder / "worth.py").write_text("def of(text):\n    return +len(text)\n")
-    app = create_app(load_config(config.path), lambda: load_config(config.path))
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
     async with serving(app) as http:
 
         async def best() -> str:
@@ -98,5 +98,5 @@ async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_t
         assert (refused.status_code, "worth.py, line 1" in refused.json()["error"]["message"]) == (400, True)
         assert await best() == longest
         (folder / "worth.py").write_text("def of(text):\n    return -len(text)\n")
-        assert (await http.post("/admin/reload")).status_code == 200
+        assert (await http.post("/admin/reload")).json()["changed"] == ["hooks"]
         assert len(await best()) < len(longest)

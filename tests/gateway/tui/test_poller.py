@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from gateway.stats import GatewayStatus
 from gateway.tui.client import STEPS, Reason, make_targets
-from gateway.tui.poller import FEW_STEPS, MonitorLog, StepHistory, SwarmPoller
+from gateway.tui.poller import FEW_STEPS, GatewayPoller, MonitorLog, StepHistory, SwarmPoller
 from swarm.states import EngineState
 from swarm.status import LogEntry
 from swarm.types import StepResult
 from tests.gateway.tui.conftest import DEADLINE
+from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +80,30 @@ async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> No
             await news.wait()
     assert "step    1  reward 0.500 ±0.500  2 of 2 groups differ  2.0 s  2 tokens/answer" in [
         line.text for line in poller.log.lines
+    ]
+
+
+async def test_a_gateways_log_has_what_its_hooks_and_its_reloads_failed_with() -> None:
+    told = GatewayStatus(routes={}, hook_errors=Counter({"on_compute_relative_reward raised KeyError": 2}))
+
+    async def status(request: Request) -> Response:
+        return Response(told.model_dump_json(), media_type="application/json")
+
+    news = asyncio.Event()
+    async with listening(Starlette(routes=[Route("/status", status)])) as url, asyncio.timeout(DEADLINE):
+        [target] = make_targets([], [], [url], [])
+        poller = GatewayPoller(target, 0.2, news.set)
+        task = asyncio.create_task(poller.run())
+        await news.wait()
+        told = told.model_copy(update={"reload_failures": 1, "reload_error": "unknown key 'x'"})
+        while len(poller.log.lines) < 2:
+            news.clear()
+            await news.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [line.text for line in poller.log.lines] == [
+        "the hook fails, 2 x on_compute_relative_reward raised KeyError",
+        "a reload failed, the configuration before stays: unknown key 'x'",
     ]
 
 

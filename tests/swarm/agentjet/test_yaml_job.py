@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm.agentjet.yaml_job import convert, read_fields
+from swarm.agentjet.yaml_job import convert, read_job
 from swarm.errors import ConfigError
 from swarm.job import EvalSampling, TrainJob, dump_job, layered
 
@@ -215,9 +215,9 @@ def test_what_is_ignored_is_listed_with_its_reason() -> None:
 
 def test_a_key_that_is_not_known_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    read_fields(yaml.safe_dump(composed()))
+    read_job(yaml.safe_dump(composed()))
     assert caplog.text == ""
-    read_fields(yaml.safe_dump(composed(rollout__brand_new=1)))
+    read_job(yaml.safe_dump(composed(rollout__brand_new=1)))
     assert "ajet.rollout.brand_new" in caplog.text and "ajet.context_tracker" not in caplog.text
 
 
@@ -244,10 +244,10 @@ def test_no_key_gets_lost(path: tuple[str, ...]) -> None:
 
 def test_either_form_is_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert layered(read_fields(yaml.safe_dump(composed()))).job == convert(composed()).job
+    assert layered(read_job(yaml.safe_dump(composed())).fields).job == convert(composed()).job
     assert "ajet.context_tracker.*" in caplog.text
     ours = TrainJob(model="tiny", project="ajet_default_project")
-    assert layered(read_fields(dump_job(ours))).job == ours
+    assert layered(read_job(dump_job(ours)).fields).job == ours
 
 
 @pytest.mark.parametrize(
@@ -262,4 +262,4 @@ def test_either_form_is_read(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_what_is_no_job_says_so(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        layered(read_fields(text))
+        layered(read_job(text).fields)

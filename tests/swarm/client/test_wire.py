@@ -111,7 +111,7 @@ def test_any_error_body_is_quoted(body: Any, said: str) -> None:
 
 def test_what_a_token_may_not_is_not_blamed_on_its_absence() -> None:
     body = {"error": {"message": "code sync is off", "code": "code_sync_disabled"}}
-    assert "SWARM_TOKEN" not in wire.error_of(wire.STATUS, reply(body, 403)).message
+    assert "SWARM_TOKEN" not in wire.error_of(wire.STOP_ENGINE, reply(body, 403)).message
 
 
 @pytest.mark.parametrize(("given", "sent"), [("swt_abc\n", "Bearer swt_abc"), (" t ", "Bearer t"), ("", None)])

@@ -46,7 +46,7 @@ def test_a_batch_that_was_reported_is_not_trained_again() -> None:
 def test_a_batch_that_the_checkpoint_has_learned_from_is_reported_and_not_trained_again() -> None:
     sent = Sent()
     requests = BatchRequests(sent)
-    requests.trained = "a"
+    requests.begin_after("a")
     requests.ask(["host:1"], "m", 7, 8)
     assert requests.take(batch("a")) is None
     asked, done, again = sent
