@@ -1,23 +1,67 @@
-"""Engine and episode states and the one table of their transitions; everything else asks it.
+"""Engine and episode states and the tables of their transitions; everything else asks them.
 
-Invariant: no state changes except through :func:`check_engine` or :func:`check_episode`.
+Invariant: no state changes except through :meth:`EngineStates.after` or :func:`next_episode`.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from swarm.errors import StateError
 
 
 class EngineState(StrEnum):
-    """State of the training engine; the values are the words on the wire."""
+    """The engine in one word, as the wire has it; see :attr:`EngineStates.word`."""
 
     OFFLINE = "ENGINE.OFFLINE"
     BOOTING = "ENGINE.BOOTING"
     ROLLING = "ENGINE.ROLLING"
     ROLLING_POST = "ENGINE.ROLLING_POST"
     WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
+
+
+class Serving(Enum):
+    """What vLLM does for episodes. While it is ``PAUSED``, none begins: a batch leaves, or weights change."""
+
+    DOWN = "down"
+    UP = "up"
+    PAUSED = "paused"
+
+
+class Trainer(Enum):
+    """What the trainer does.
+
+    ``AWAY``: there is none, or all its steps are done and vLLM serves on. ``BOOTING``: where vLLM serves, the one
+    before died. ``IDLE``: it waits for a batch. ``COMPUTING``: a batch was taken for it. ``DONE``: its step is
+    computed, and the weights go to vLLM; until it asks for a batch, vLLM may not go on without it.
+    """
+
+    AWAY = "away"
+    BOOTING = "booting"
+    IDLE = "idle"
+    COMPUTING = "computing"
+    DONE = "done"
+
+
+class EngineEvent(Enum):
+    """What can happen to the engine.
+
+    ``ASK``: the trainer waits for a batch, ``LEAVE``: all its steps are done. ``CLOSE``: the batch is complete and
+    running episodes may finish, ``REOPEN``: it was trained already, ``TAKE``: it leaves. ``SYNC`` and ``SYNCED``:
+    weights change. ``DIE``: the trainer died beside a vLLM that serves. ``STOP``: nothing is left of the engine.
+    """
+
+    BOOT = "boot"
+    ASK = "ask for a batch"
+    LEAVE = "be done with all steps"
+    CLOSE = "complete a batch"
+    REOPEN = "collect on"
+    TAKE = "take a batch"
+    SYNC = "begin a weight sync"
+    SYNCED = "end a weight sync"
+    DIE = "go on with another trainer"
+    STOP = "stop"
 
 
 class EpisodeState(StrEnum):
@@ -62,18 +106,75 @@ class EpisodeEvent(StrEnum):
     DROP = "drop"
 
 
-#: Where vLLM may outlive its trainer: BOOTING is the start of another trainer then.
-_SERVES = frozenset({EngineState.BOOTING, EngineState.OFFLINE})
-#: engine state -> states it may go to. Every state may go to OFFLINE (stop, crash).
-ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
-    EngineState.OFFLINE: frozenset({EngineState.BOOTING}),
-    EngineState.BOOTING: frozenset({EngineState.ROLLING, EngineState.OFFLINE}),
-    # straight to WEIGHT_SYNCING where episodes go on while the trainer computes
-    EngineState.ROLLING: _SERVES | {EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING},
-    # back to ROLLING if a late report says that the batch which is about to leave was trained already
-    EngineState.ROLLING_POST: _SERVES | {EngineState.WEIGHT_SYNCING, EngineState.ROLLING},
-    EngineState.WEIGHT_SYNCING: _SERVES | {EngineState.ROLLING},
+#: event -> serving before and after it
+SERVING_TRANSITIONS: dict[EngineEvent, dict[Serving, Serving]] = {
+    EngineEvent.BOOT: {Serving.DOWN: Serving.DOWN},
+    EngineEvent.ASK: dict.fromkeys(Serving, Serving.UP),
+    EngineEvent.LEAVE: dict.fromkeys(Serving, Serving.UP),
+    EngineEvent.CLOSE: {Serving.UP: Serving.PAUSED},
+    EngineEvent.REOPEN: {Serving.PAUSED: Serving.UP},
+    # where episodes run on while the trainer computes, no batch is ever closed
+    EngineEvent.TAKE: {Serving.UP: Serving.UP, Serving.PAUSED: Serving.PAUSED},
+    EngineEvent.SYNC: {Serving.DOWN: Serving.DOWN, Serving.UP: Serving.PAUSED, Serving.PAUSED: Serving.PAUSED},
+    EngineEvent.SYNCED: {Serving.PAUSED: Serving.UP},
+    EngineEvent.DIE: {Serving.UP: Serving.UP, Serving.PAUSED: Serving.UP},
+    EngineEvent.STOP: dict.fromkeys(Serving, Serving.DOWN),
 }
+_AT_WORK = (Trainer.IDLE, Trainer.COMPUTING, Trainer.DONE)
+#: event -> trainer before and after it
+TRAINER_TRANSITIONS: dict[EngineEvent, dict[Trainer, Trainer]] = {
+    EngineEvent.BOOT: {Trainer.AWAY: Trainer.BOOTING},
+    EngineEvent.ASK: dict.fromkeys((Trainer.BOOTING, *_AT_WORK), Trainer.IDLE),
+    EngineEvent.LEAVE: dict.fromkeys((Trainer.BOOTING, *_AT_WORK), Trainer.AWAY),
+    EngineEvent.CLOSE: {Trainer.IDLE: Trainer.IDLE},
+    EngineEvent.REOPEN: {Trainer.IDLE: Trainer.IDLE},
+    EngineEvent.TAKE: {Trainer.IDLE: Trainer.COMPUTING},
+    EngineEvent.SYNC: {Trainer.BOOTING: Trainer.BOOTING, **dict.fromkeys(_AT_WORK, Trainer.DONE)},
+    EngineEvent.SYNCED: {Trainer.DONE: Trainer.DONE},
+    EngineEvent.DIE: dict.fromkeys((Trainer.AWAY, Trainer.BOOTING, Trainer.IDLE, Trainer.COMPUTING), Trainer.BOOTING),
+    EngineEvent.STOP: dict.fromkeys(Trainer, Trainer.AWAY),
+}
+
+
+class EngineStates(NamedTuple):
+    """The whole truth of the engine. ``always`` is no state: episodes run on while this engine's trainer computes."""
+
+    serving: Serving = Serving.DOWN
+    trainer: Trainer = Trainer.AWAY
+    always: bool = False
+
+    def after(self, event: EngineEvent) -> EngineStates:
+        """The states after ``event``.
+
+        Raises:
+            StateError: it cannot happen in these.
+        """
+        try:
+            serving = SERVING_TRANSITIONS[event][self.serving]
+            return self._replace(serving=serving, trainer=TRAINER_TRANSITIONS[event][self.trainer])
+        except KeyError:
+            raise StateError(f"the engine cannot {event.value} while it is {self.word}") from None
+
+    @property
+    def word(self) -> EngineState:
+        """Both states in the word that the wire has for them."""
+        if self.trainer is Trainer.BOOTING:
+            return EngineState.BOOTING
+        if self.serving is Serving.PAUSED:
+            return EngineState.ROLLING_POST if self.trainer is Trainer.IDLE else EngineState.WEIGHT_SYNCING
+        return EngineState.ROLLING if self.serving is Serving.UP else EngineState.OFFLINE
+
+    @property
+    def outlives_trainer(self) -> bool:
+        """Whether vLLM serves on if the trainer dies: no transfer of weights is under way."""
+        waits = self.serving is Serving.UP and self.trainer is not Trainer.DONE
+        return waits or self.trainer in (Trainer.IDLE, Trainer.COMPUTING)
+
+    @property
+    def trained_out(self) -> bool:
+        """Whether all steps are done and vLLM serves on."""
+        return self.serving is Serving.UP and self.trainer is Trainer.AWAY
+
 
 #: (episode state, event) -> next state while the engine is ROLLING; ends are accepted in any engine state.
 EPISODE_TRANSITIONS: dict[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
@@ -93,17 +194,6 @@ EPISODE_TRANSITIONS: dict[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
 
 #: Outside ROLLING a slot that becomes free is deleted instead of offered again.
 _FREED = frozenset({EpisodeEvent.END_EVAL, EpisodeEvent.ABORT, EpisodeEvent.IDLE_TIMEOUT, EpisodeEvent.CAP})
-
-
-def check_engine(current: EngineState, target: EngineState) -> EngineState:
-    """Return ``target`` if the engine may go there from ``current``.
-
-    Raises:
-        StateError: the transition is not in the table.
-    """
-    if target not in ENGINE_TRANSITIONS[current]:
-        raise StateError(f"the engine cannot go from {current} to {target}")
-    return target
 
 
 def next_episode(current: EpisodeState, event: EpisodeEvent, engine: EngineState = EngineState.ROLLING) -> EpisodeState:

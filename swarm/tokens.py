@@ -220,6 +220,11 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     batch_id: str
     groups: Annotated[list[TrainGroup], Meta(min_length=1)]
 
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Of all its groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
 
 def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     """Our metrics of the batch of ``step``, over all its episodes (see :mod:`swarm.metrics`; the deviation is the
@@ -230,7 +235,7 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
     earlier answer, among those that go on from one.
     """
-    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    trajectories = batch.trajectories
     sums = MetricSums()
     for one in trajectories:
         sums.add(one.reward, one.is_success, one.num_calls, one.sampled_tokens, one.log_metrics)

@@ -92,7 +92,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             except ConfigError as exc:
                 app.state.startup_error = exc
                 raise
-            expiry = asyncio.create_task(controller.expire(), name="expire")
+            expiry = asyncio.create_task(controller.episodes.expire(), name="expire")
             try:
                 yield
             finally:
@@ -107,7 +107,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     resolver = Resolver(config.run_dir) if engine_command is None else None
     changes = Changes(config, controller, supervisor, snapshots, resolver)
     routes: list[BaseRoute] = [
-        *EpisodeRoutes(config, controller, meters, names, log).routes(),
+        *EpisodeRoutes(config, controller.episodes, meters, names, log).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
         *EngineRoutes(controller, changes, StateShown(controller), monitor, audit).routes(),

@@ -189,7 +189,7 @@ class Meters:
                 for name in episodes:
                     self._waiting.pop(name, None)
             case BatchRow(batch=batch):
-                trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+                trajectories = batch.trajectories
                 self._episodes_of_batch = len(trajectories)
                 self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
             case StepRow(result=result):
@@ -331,7 +331,7 @@ class Monitor:
         return controller.status(steps).model_copy(
             update={
                 "running": running_rows(pool.running.values(), episodes, whole_uuids) if pool is not None else [],
-                "longest_wait_seconds": controller.claims.longest_wait(),
+                "longest_wait_seconds": controller.episodes.claims.longest_wait(),
                 "rates": meters.rates(),
                 "outcomes": dict(meters.outcomes),
                 "quarantined": meters.quarantined.counts(),

@@ -42,7 +42,7 @@ async def answered(
         async with asyncio.timeout(60):
             while rig.controller.pool.information().running_episodes:
                 await rig.client.get("/health")
-        await rig.controller.synced()
+        await rig.controller.episodes.synced()
     return str(tmp_path / "hooks"), response
 
 
@@ -129,7 +129,7 @@ async def test_a_hook_sees_all_that_is_known_of_an_answer(rig: server.Rig, tmp_p
     assert [one["completion_tokens"] for one in (first, second)] == [2, 3]
     assert all(one["prompt_tokens"] > 0 and one["latency_seconds"] > 0 for one in (first, second))
     assert all(one["request"]["seed"] == 7 for one in (first, second))
-    assert all(one["policy_version"] == rig.controller.policy_version for one in (first, second))
+    assert all(one["policy_version"] == rig.controller.engine.policy_version for one in (first, second))
     assert first["session"] is None, "nobody named a session, and nobody went on"
 
 
@@ -181,7 +181,7 @@ async def test_the_step_that_trained_on_a_request_is_found_by_its_trace(
             asked.append(response.headers["x-request-id"])
     batch = await rig.controller.next_batch()
     rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
-    await rig.controller.synced()
+    await rig.controller.episodes.synced()
 
     await asyncio.to_thread(export, tmp_path / "journal.db", tmp_path / "x.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]

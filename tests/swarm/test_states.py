@@ -1,9 +1,22 @@
 """The transition tables hold what the design says and nothing else."""
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm.errors import StateError
-from swarm.states import EngineState, EpisodeEvent, EpisodeState, check_engine, next_episode
+from swarm.states import (
+    EngineEvent,
+    EngineState,
+    EngineStates,
+    EpisodeEvent,
+    EpisodeState,
+    Serving,
+    Trainer,
+    next_episode,
+)
 
 CYCLE = [
     (EngineState.OFFLINE, EngineState.BOOTING),
@@ -27,14 +40,54 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("current", EngineState)
-@pytest.mark.parametrize("target", EngineState)
-def test_engine_transitions(current: EngineState, target: EngineState) -> None:
-    if (current, target) in ALLOWED:
-        assert check_engine(current, target) is target
-    else:
-        with pytest.raises(StateError, match="cannot go"):
-            check_engine(current, target)
+def reachable() -> dict[EngineStates, dict[EngineEvent, EngineStates]]:
+    """All states of an engine with what each event makes of them."""
+    found: dict[EngineStates, dict[EngineEvent, EngineStates]] = {}
+    new = {EngineStates()}
+    while new:
+        states = new.pop()
+        found[states] = {}
+        for event in EngineEvent:
+            with contextlib.suppress(StateError):
+                found[states][event] = states.after(event)
+        new |= {*found[states].values()} - found.keys()
+    return found
+
+
+def test_the_word_changes_as_the_design_says_and_not_otherwise() -> None:
+    changes = {(before.word, after.word) for before, events in reachable().items() for after in events.values()}
+    assert {change for change in changes if change[0] is not change[1]} == ALLOWED
+
+
+def test_each_pair_of_states_that_an_engine_can_be_in_has_one_word() -> None:
+    down, up, paused = Serving
+    away, booting, idle, computing, done = Trainer
+    words = {(serving, trainer): EngineStates(serving, trainer).word for serving, trainer, _ in reachable()}
+    assert words == {
+        (down, away): EngineState.OFFLINE,
+        **dict.fromkeys([(serving, booting) for serving in Serving], EngineState.BOOTING),
+        **dict.fromkeys([(up, trainer) for trainer in (away, idle, computing, done)], EngineState.ROLLING),
+        (paused, idle): EngineState.ROLLING_POST,
+        **dict.fromkeys([(paused, trainer) for trainer in (computing, done)], EngineState.WEIGHT_SYNCING),
+    }
+
+
+def test_what_cannot_happen_is_refused_in_words() -> None:
+    with pytest.raises(StateError, match=r"cannot take a batch while it is ENGINE\.OFFLINE"):
+        EngineStates().after(EngineEvent.TAKE)
+
+
+@given(st.lists(st.sampled_from(EngineEvent)))
+def test_vllm_outlives_a_trainer_unless_weights_change(events: list[EngineEvent]) -> None:
+    """Since it booted, or since the trainer asked or died, there was no transfer."""
+    states, transfer = EngineStates(), False
+    for event in events:
+        with contextlib.suppress(StateError):
+            states = states.after(event)
+            transfer = event is EngineEvent.SYNC or (transfer and event in (EngineEvent.TAKE, EngineEvent.SYNCED))
+        serves = states.serving is not Serving.DOWN
+        assert states.outlives_trainer == (serves and not transfer)
+        assert (EngineEvent.DIE in reachable()[states]) >= states.outlives_trainer
 
 
 @pytest.mark.parametrize("engine", EngineState)

@@ -80,7 +80,7 @@ class StateShown:
     def status(self) -> EngineStatus:
         status = self._controller.engine_status()
         boots = status.engine_status is EngineState.BOOTING
-        if not boots and self._clock() - self._controller.agreement_over < SHOWN_SECONDS:
+        if not boots and self._clock() - self._controller.episodes.agreement_over < SHOWN_SECONDS:
             shown = EngineState.WEIGHT_SYNCING
             detail = status.engine_status_detail
             if status.engine_status is not shown:
@@ -243,7 +243,7 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
             "running_episode_details": running or None,
             "engine_status": str(status.engine_status),
             "global_step": status.global_step,
-            "booting_start_time": time.time() - controller.seconds_in_state if booting else None,
+            "booting_start_time": time.time() - controller.engine.seconds_in_state if booting else None,
             "swarm_client_instruction": SwarmClientInstruction(active_clients=_active_clients(controller)),
             "training_model_path": job.model,
         }

@@ -103,9 +103,9 @@ class EngineRoutes:
         """Everything that a monitor shows, now or once something has changed."""
         waiting: Coroutine[Any, Any, Any] | None = None
         if wait_state and wait_seconds:
-            waiting = self.controller.wait_for_state(wait_state, wait_seconds)
+            waiting = self.controller.engine.wait_for_state(wait_state, wait_seconds)
         elif after_change is not None and wait_seconds:
-            waiting = self.controller.wait_for_change(after_change, wait_seconds)
+            waiting = self.controller.engine.wait_for_change(after_change, wait_seconds)
         if waiting is not None:
             try:
                 await until_gone(request.receive, waiting)

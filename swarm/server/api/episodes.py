@@ -43,7 +43,7 @@ from swarm.server.api import agentjet
 from swarm.server.api.engine import BACKLOG
 from swarm.server.auth import ClientNames, ControlRoute
 from swarm.server.config import ServerConfig
-from swarm.server.engine.controller import Controller
+from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.episodes.episode import LATE_CODES, ClaimWish, Grant
 from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts
@@ -62,7 +62,7 @@ class EpisodeRoutes:
     ``/agree_sync_weight``; callers act only for clients that are theirs."""
 
     config: ServerConfig
-    controller: Controller
+    episodes: EpisodeRequests
     meters: Meters
     names: ClientNames
     log: VerboseLog
@@ -132,7 +132,7 @@ class EpisodeRoutes:
     async def withdraw_claim(self, request: Request, wanted: WithdrawClaimRequest) -> SuccessResponse:
         """Cancel a claim that waits; always succeeds."""
         self._check_client(request, wanted)
-        await self.controller.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
+        await self.episodes.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
         return SuccessResponse(success=True)
 
     async def end_episode(self, request: Request, wanted: EndEpisodeRequest) -> EndedResponse | Response:
@@ -140,9 +140,7 @@ class EpisodeRoutes:
         self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
         try:
-            dropped = await self.controller.end(
-                wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key
-            )
+            dropped = await self.episodes.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key)
         except ConflictError as exc:
             # AgentJet's client sends no keys
             if key or exc.code not in LATE_CODES:
@@ -155,14 +153,14 @@ class EpisodeRoutes:
         """End several episodes of one task in one transition."""
         self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
-        dropped = await self.controller.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
+        dropped = await self.episodes.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
         return self._ended(dropped, wanted.ends)
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""
         self._check_client(request, wanted)
         try:
-            note = await self.controller.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.notes)
+            note = await self.episodes.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.notes)
         except NotFoundError as exc:
             # the caller wants to be rid of it: an error would only make it try again
             note = exc.message
@@ -171,13 +169,13 @@ class EpisodeRoutes:
     async def can_continue_episode(self, request: Request, wanted: EpisodeRequest) -> CanContinueResponse:
         """Whether an episode is still this client's to run."""
         self._check_client(request, wanted)
-        mine = await self.controller.can_continue(wanted.client_uuid, wanted.episode_uuid)
+        mine = await self.episodes.can_continue(wanted.client_uuid, wanted.episode_uuid)
         return CanContinueResponse(can_continue=mine)
 
     async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> BoolResponse:
         """Say that this client has no more for the current batch."""
         self._check_client(request, wanted)
-        return await self.controller.agree(wanted.client_uuid)
+        return await self.episodes.agree(wanted.client_uuid)
 
     def _check_client(self, request: Request, wanted: _OfClient) -> None:
         """Raise :class:`ForbiddenError` if the client that a request names is another token's."""
@@ -185,7 +183,7 @@ class EpisodeRoutes:
 
     def _ended(self, dropped: str, ends: Sequence[EpisodeEnd]) -> EndedResponse:
         """The response to an end that is accepted, though perhaps nothing of it is trained."""
-        told = self.controller.pool.tokens(end.episode_uuid for end in ends)
+        told = self.episodes.run.pool.tokens(end.episode_uuid for end in ends)
         return EndedResponse(
             success=True,
             error=f"not trained: {dropped}" if dropped else None,
@@ -210,7 +208,7 @@ class EpisodeRoutes:
             wish, wait = wish._replace(while_closed=True), agentjet.HELD_SECONDS
         came = time.monotonic()
         try:
-            outcome = await self.controller.claim(wish, wait, request.receive)
+            outcome = await self.episodes.claim(wish, wait, request.receive)
         except ClientGoneError:
             return _GONE
         if isinstance(outcome, Grant):

@@ -67,8 +67,8 @@ class ServerCollector(Collector):
     def _pool(self, status: ServerStatus) -> Iterator[Metric]:
         pool = status.pool
         if pool is not None:
-            outstanding = self._monitor.controller.pool.collection.groups.outstanding
-            out = sum(len(group.trajectories) for group in outstanding.groups) if outstanding is not None else 0
+            outstanding = self._monitor.controller.pool.collection.outstanding
+            out = len(outstanding.trajectories) if outstanding is not None else 0
             episodes = {"running": pool.running_episodes, "waiting": pool.completed_episodes, "in_batch": out}
             yield gauge("swarm_pool_episodes", "Episodes that run, wait for a batch, or are in one", episodes, "state")
             groups = {"complete": pool.completed_tasks, "all": len(pool.tasks)}

@@ -156,21 +156,21 @@ class ServingRoutes:
         asked = await read_json(request)
         owner = Unrecorded(controller)
         owner.check()
-        serving = controller.serving
+        served = controller.engine.served
         call = RelayedCall(
             upstream=plane.upstream,
             placement=plane.placement(owner, _prefix(asked), asked),
             path=request.url.path,
-            body=asked | {"model": serving.engine_model},
+            body=asked | {"model": served.engine_model},
             model_name=controller.job.model_name,
             attempts=plane.config.call_attempts,
         )
-        version = str(controller.policy_version)
+        version = str(controller.engine.policy_version)
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
-            return EventStream(plane, owner, serving.gone, call.stream(), ChatDialect(), asked, lambda: headers)
+            return EventStream(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
         try:
-            answer = await until_gone(request.receive, plane.while_open(owner, serving.gone, call.complete()))
+            answer = await until_gone(request.receive, plane.while_open(owner, served.gone, call.complete()))
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})

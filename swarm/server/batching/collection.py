@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 
+from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
-from swarm.server.batching.clients import Client, Clients, RollingClock
-from swarm.server.batching.groups import Dropped, Failure, GroupStore
-from swarm.server.batching.shares import Shares, Throttle
-from swarm.server.journal.rows import (
-    AgreementRow,
-    BatchRow,
-    CountsRow,
-    EndedHow,
-    NoAgreementsRow,
-    Recovered,
-    StateRow,
-)
+from swarm.server.batching.clients import Clients, RollingClock
+from swarm.server.batching.groups import DropCause, Dropped, Failure, Outstanding, WaitingGroups, dropped_from
+from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, method_of
+from swarm.server.batching.shares import Shares, Throttle, client_rows
+from swarm.server.journal.rows import AgreementRow, BatchRow, CountsRow, EndedHow, NoAgreementsRow, Recovered, StateRow
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
 from swarm.status import ClientRow
 from swarm.tokens import TrainBatch, Trajectory
 
 logger = logging.getLogger(__name__)
-
-#: seconds without a sign of life after which nobody waits for a client
-CLIENT_TIMEOUT = 300.0
 
 
 class Collection:
@@ -47,14 +39,16 @@ class Collection:
         run_id: the run that the counts are of.
 
     Attributes:
-        groups: what waits for a batch, and the batch that is out; only what changes no row is called from outside.
+        method: says when there is a batch.
+        groups: what waits for one; only read from outside.
         shares: the episodes that run.
+        bound: finished and running train episodes at most; a batch and all slots fit, or collecting could deadlock.
     """
 
     def __init__(
         self,
         job: TrainJob,
-        client_timeout: float = CLIENT_TIMEOUT,
+        client_timeout: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
         append: Callable[..., None] = lambda *rows: None,
         run_id: str = "",
@@ -68,7 +62,11 @@ class Collection:
         self._rolling = rolling = RollingClock(clock)
         self._clients = Clients(client_timeout, rolling, clock)
         self.shares = Shares(job.num_repeat, client_timeout, rolling)
-        self.groups = GroupStore(job, self.shares)
+        self.method = method_of(job.collection, job.batch_size, job.num_repeat)
+        self.bound = max(job.max_cached_episodes, job.batch_size * job.num_repeat + job.slots)
+        self.groups = WaitingGroups(job, self.shares, self.bound)
+        self._taken: Outstanding | None = None
+        self._cache_full = False  # it counts as an agreement: nobody could collect more
         self._throttle = Throttle(job, self.shares, self._clients, client_timeout, rolling)
         self._someone_throttled = False
 
@@ -99,7 +97,7 @@ class Collection:
         It does not count if the job collects by another method. While no task has two finished episodes it counts, and
         waits: see :attr:`in_vain`.
         """
-        if not self.groups.method.by_agreement:
+        if not self.method.by_agreement:
             self._clients.seen(client_uuid, train=True)
             return f"the batch does not wait for agreement: the job collects by {self._job.collection}"
         self._clients.agree(client_uuid)
@@ -109,9 +107,9 @@ class Collection:
     @property
     def in_vain(self) -> bool:
         """Whether the clients agree on an empty batch: no task has two finished episodes, and none runs."""
-        if self.groups.trainable or self.shares.running or self.groups.outstanding:
+        if self.groups.trainable or self.shares.running or self._taken:
             return False
-        return self.groups.method.agreed(self._clients.any_agreed, self._clients.all_agreed)
+        return self.method.agreed(self._clients.any_agreed, self._clients.all_agreed)
 
     def end_agreements(self) -> None:
         """Count anew who takes part in the next batch and who agrees on it; what waits stays."""
@@ -120,8 +118,7 @@ class Collection:
 
     def rows(self) -> list[ClientRow]:
         """One row per client that is remembered, last seen first."""
-        now = self._clock()
-        return [self._row(name, client, now) for name, client in self._clients.rows()]
+        return client_rows(self._clients, self.shares, self._clock())
 
     # ------------------------------------------------------------------ claims
 
@@ -140,11 +137,20 @@ class Collection:
         if refusal:
             self._someone_throttled = True
             return refusal
-        if self.groups.has_room(self.shares.running + count):
+        excess = self.groups.episodes + self.shares.running + count - self.bound
+        if excess <= 0:
             return ""
-        reason, dropped = self.groups.make_room(self.shares.running, count, self.ready)
-        self._drop(dropped)
-        return reason
+        finished = f"{self.groups.episodes} finished episodes"
+        reason = f"{finished} wait for a batch (max_cached_episodes); they are trained first"
+        if self.ready or self._taken is not None:
+            return reason
+        if self.method.by_agreement and self.groups.trainable >= self._job.batch_size * self._job.num_repeat:
+            self._cache_full = True
+            return reason
+        # no batch could use these groups as they are
+        gone = self.groups.evict(excess, self._job.num_repeat if self.method.whole_groups else MIN_GROUP)
+        self._drop(dropped_from(gone, "evicted", f"more than {self.bound} episodes were finished or running"))
+        return reason if len(gone) < excess else ""
 
     def claimed(self, client_uuid: str, episode_type: EpisodeType, task_hint: str = "", count: int = 1) -> None:
         """The client got ``count`` episodes; ``task_hint`` is the policy's ``current_task_id``, or empty.
@@ -174,24 +180,26 @@ class Collection:
 
     def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
         """Add one finished episode; returns what was dropped because of it, perhaps itself."""
-        return self._drop(self.groups.add(client_uuid, trajectory))
+        return self._drop(self._added(client_uuid, trajectory))
 
     def lose(self, task_id: str, *, quarantined: bool = False, alone: bool = True) -> list[Dropped]:
         """An episode of this task ended with a result but without a trajectory; ``alone``: its group may continue.
 
         Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: the
-        mean in the advantage would lack the lost answer.
+        mean in the advantage would lack the lost answer. The other methods train on what there is.
         """
-        if quarantined:
-            self.quarantined += 1
-        else:
-            self.dropped += 1
+        self.quarantined += quarantined
+        self.dropped += not quarantined
         self._count()
-        return self._drop(self.groups.lose(task_id)) if alone else []
+        if not (alone and self.method.whole_groups):
+            return []
+        return self._drop(self._settled(self.groups.lack(task_id)))
 
     def advance(self, policy_version: int) -> list[Dropped]:
         """New weights are served: drop what waits and was sampled more than ``max_staleness`` versions before."""
-        return self._drop(self.groups.advance(policy_version))
+        gone = self.groups.expire(policy_version)
+        self._cache_full = self._cache_full and not gone
+        return self._drop(self._stale(gone))
 
     def begin_run(self, run_id: str, reason: str) -> int:
         """Drop everything that waits and the batch that is out, and count anew; running episodes and clients stay.
@@ -199,7 +207,8 @@ class Collection:
         Returns how many episodes were dropped.
         """
         self.end_agreements()
-        dropped = self._drop(self.groups.clear(reason))
+        dropped = self._drop(self._discarded("cleared", reason) + dropped_from(self.groups.clear(), "cleared", reason))
+        self._cache_full = False
         self.run_id = run_id
         self.trained = self.dropped = self.quarantined = 0
         return sum(len(one.episode_uuids) for one in dropped)
@@ -208,17 +217,18 @@ class Collection:
         """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
         self.run_id = recovered.run_id
         self.trained, self.dropped, self.quarantined = recovered.trained, recovered.dropped, recovered.quarantined
-        out = recovered.outstanding
-        dropped = self.groups.restore(out.batch, out.attempts) if out else []
+        if (out := recovered.outstanding) is not None:
+            self._taken = Outstanding(out.batch, [""] * len(out.batch.trajectories), out.attempts, back=True)
+        dropped = self._given_up()
         for client_uuid, trajectory in recovered.finished:
-            if self.groups.method.by_agreement:
+            if self.method.by_agreement:
                 # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
-            dropped += self.groups.add(client_uuid, trajectory)
+            dropped += self._added(client_uuid, trajectory)
         for losses in recovered.losses:
-            dropped += self.groups.restore_losses(losses)
+            dropped += self._settled(self.groups.restore_losses(losses))
         for client_uuid in recovered.agreed:
             self._clients.restore_agreement(client_uuid)
         self._drop(dropped)
@@ -226,26 +236,43 @@ class Collection:
     # ------------------------------------------------------------------ batches
 
     @property
+    def outstanding(self) -> TrainBatch | None:
+        """The batch that was taken, whether it is out or back."""
+        return self._taken.batch if self._taken else None
+
+    @property
     def ready(self) -> bool:
         """Whether :meth:`take` gives a batch now."""
-        # it is read several times per claim and end, mostly for methods without agreement
-        if not self.groups.method.by_agreement:
-            return self.groups.ready()
-        return self.groups.ready(self._clients.any_agreed, self._clients.all_agreed)
+        if self._taken is not None:
+            return self._taken.back
+        return self.method.ready(self._tally(self.groups.whole_groups, self.groups.trainable))
 
     @property
     def full(self) -> bool:
-        """Whether another train episode would be sampled in vain while a batch is out."""
-        return self.groups.full(self.shares.running, self._clients.any_agreed, self._clients.all_agreed)
+        """Whether another train episode would be sampled in vain while a batch is out.
+
+        What waits, without what will be too old, makes the next batch already; or, where the batch has a size, what
+        waits and runs fills the ``max_staleness`` batches that still come in time.
+        """
+        whole, trainable, episodes = self.groups.lasting
+        if self.method.ready(self._tally(whole, trainable)):
+            return True
+        batches = self._job.max_staleness
+        if batches is None or self.method.by_agreement:
+            return False
+        return episodes + self.shares.running >= batches * self._job.batch_size * self._job.num_repeat
 
     def next_change(self) -> float | None:
         """When, on the clock, :attr:`ready` or a refused :meth:`admit` may change as time passes."""
-        if not (self.groups.method.by_agreement or self._someone_throttled):
-            return None
-        lapse = self._clients.next_lapse() if self.groups.method.by_agreement else None
+        lapse = self._clients.next_lapse() if self.method.by_agreement else None
         lift = self._throttle.next_lift() if self._someone_throttled else None
         first = min((time for time in (lapse, lift) if time is not None), default=None)
         return None if first is None else self._rolling.when(first)
+
+    def seal(self) -> None:
+        """The batch is decided: as with a full cache, it stays ready even if another client disagrees."""
+        # a batch that came back was decided when it was first taken, which says nothing about the groups behind it
+        self._cache_full = self._cache_full or self._taken is None
 
     def take(self) -> TrainBatch:
         """The next batch; it is out until :meth:`confirm`, :meth:`fail` or :meth:`give_back`.
@@ -255,23 +282,37 @@ class Collection:
         Raises:
             StateError: no batch is ready, or one is out.
         """
-        fresh = self.groups.outstanding is None
-        batch = self.groups.take(self._clients.any_agreed, self._clients.all_agreed)
-        if fresh:
-            state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
-            self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
-            self.end_agreements()
-            self._someone_throttled = False
+        if self._taken is not None and self._taken.back:
+            self._taken.back = False
+            return self._taken.batch
+        if not self.ready:
+            episodes, whole = self.groups.episodes, self.groups.whole_groups
+            raise StateError(f"no batch is ready: {episodes} episodes, {whole} whole groups wait")
+        trainable = [group for group in self.groups.waiting() if len(group.members) >= MIN_GROUP]
+        groups = self.method.select(self.groups.whole.values(), sorted(trainable, key=lambda group: group.number))
+        batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])
+        self._taken = Outstanding(batch, [m.client_uuid for group in groups for m in self.groups.remove(group)])
+        self._cache_full = self._someone_throttled = False
+        state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
+        self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
+        self.end_agreements()
         return batch
+
+    def give_back(self) -> bool:
+        """The batch that is out was not trained, for no fault of its own: it is the next one again."""
+        if self._taken is None or self._taken.back:
+            return False
+        self._taken.back = True
+        return True
 
     def confirm(self, batch_id: str, step: int = 0) -> TrainBatch | None:
         """Training step ``step`` of this batch is done: it is consumed, whether it is out or back.
 
         Returns the batch; ``None`` if ``batch_id`` names another.
         """
-        taken = self.groups.confirm(batch_id)
-        if taken is None:
+        if (taken := self._named(batch_id)) is None:
             return None
+        self._taken = None
         self._clients.count(taken.client_uuids, "trained")
         uuids = _uuids(taken.batch)
         self.trained += len(uuids)
@@ -282,14 +323,58 @@ class Collection:
     def fail(self, batch_id: str) -> Failure | None:
         """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
         failures; ``None`` if it is not the batch that was taken."""
-        failure = self.groups.fail(batch_id)
-        if failure is not None:
-            self._append(BatchRow(failure.batch, failure.attempts))
-            if failure.dropped is not None:
-                self._drop([failure.dropped])
-        return failure
+        if (taken := self._named(batch_id)) is None:
+            return None
+        taken.attempts += 1
+        taken.back = True
+        self._append(BatchRow(taken.batch, taken.attempts))
+        dropped = self._drop(self._given_up())
+        return Failure(taken.batch, taken.attempts, dropped[0] if dropped else None)
 
     # ------------------------------------------------------------------ inside
+
+    def _tally(self, whole_groups: int, trainable_episodes: int) -> Tally:
+        # it is made several times per claim and end, mostly for methods without agreement
+        asked = self.method.by_agreement
+        any_agreed, all_agreed = asked and self._clients.any_agreed, asked and self._clients.all_agreed
+        return Tally(whole_groups, trainable_episodes, any_agreed, all_agreed, self._cache_full)
+
+    def _added(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
+        member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
+        if self.groups.is_old(member.oldest_version):
+            return self._stale([member])
+        return self._settled(self.groups.join(member))
+
+    def _settled(self, group: Group) -> list[Dropped]:
+        """What is dropped of an open group if all its episodes have ended; it is whole then, or gone."""
+        if len(group.members) + group.lost < self._job.num_repeat:
+            return []
+        if group.lost:
+            lost = f"{group.lost} of {self._job.num_repeat} episodes of task {group.task_id!r} cannot be trained"
+            return dropped_from(self.groups.remove(group), "lost", lost)
+        if objection := self.method.objection(group):
+            return dropped_from(self.groups.remove(group), "uninformative", objection)
+        self.groups.complete(group)
+        return []
+
+    def _stale(self, members: Iterable[Member]) -> list[Dropped]:
+        reason = f"sampled more than {self._job.max_staleness} weight syncs before version {self.groups.version}"
+        return dropped_from(members, "stale", reason)
+
+    def _named(self, batch_id: str) -> Outstanding | None:
+        return self._taken if self._taken and self._taken.batch.batch_id == batch_id else None
+
+    def _given_up(self) -> list[Dropped]:
+        if self._taken is None or self._taken.attempts < self._job.batch_attempts:
+            return []
+        return self._discarded("failed", f"the trainer failed on its batch {self._taken.attempts} times")
+
+    def _discarded(self, cause: DropCause, reason: str) -> list[Dropped]:
+        """The batch that was taken, if there is one, is gone."""
+        if (taken := self._taken) is None:
+            return []
+        self._taken = None
+        return [Dropped(_uuids(taken.batch), tuple(taken.client_uuids), cause, reason, EpisodeState.BATCHED)]
 
     def _drop(self, dropped: list[Dropped]) -> list[Dropped]:
         """Count and record what will never be trained, and how the losses of groups changed."""
@@ -301,32 +386,14 @@ class Collection:
             self.dropped += len(one.episode_uuids)
         if dropped:
             self._count()
-        if losses := self.groups.take_losses():
-            self._append(*losses)
+        if changed := self.groups.changed_losses:
+            self._append(*changed.values())
+            changed.clear()
         return dropped
 
     def _count(self) -> None:
         self._append(CountsRow(self.run_id, self.trained, self.dropped, self.quarantined))
 
-    def _row(self, client_uuid: str, client: Client, now: float) -> ClientRow:
-        return ClientRow(
-            client_uuid=client_uuid,
-            active=self._clients.is_active(client_uuid),
-            idle_seconds=0.0 if client.in_flight else now - client.last_seen,
-            running=self.shares.running_of(client_uuid),
-            claimed=client.claimed,
-            ended=client.ended,
-            aborted=client.aborted,
-            timed_out=client.timed_out,
-            waiting=self.shares.waiting_of(client_uuid),
-            trained=client.trained,
-            dropped=client.dropped,
-            groups=self.shares.places(client_uuid),
-            throttled=client.throttled,
-            takes_part=client.takes_part,
-            agreed=client.agreed,
-        )
 
-
-def _uuids(batch: TrainBatch) -> list[str]:
-    return [trajectory.episode_uuid for group in batch.groups for trajectory in group.trajectories]
+def _uuids(batch: TrainBatch) -> tuple[str, ...]:
+    return tuple(trajectory.episode_uuid for trajectory in batch.trajectories)

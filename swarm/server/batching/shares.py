@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from swarm.job import TrainJob
 from swarm.protocol import THROTTLED, SwarmThrottlePolicy
 from swarm.server.batching.clients import Clients
+from swarm.status import ClientRow
 
+#: fields of a client that its row shows as they are
+_SHOWN = ("claimed", "ended", "aborted", "timed_out", "trained", "dropped", "throttled", "takes_part", "agreed")
 #: seconds without any train episode after which a client whose tasks rest may continue
 STALL_SECONDS = 10.0
 
@@ -265,3 +268,19 @@ class Throttle:
         if self._stalled_at + self._timeout <= now:
             return True
         return self._stalled_at + STALL_SECONDS <= now and self._shares.live_places(client_uuid) < share
+
+
+def client_rows(clients: Clients, shares: Shares, now: float) -> list[ClientRow]:
+    """One row per client that is remembered, last seen first."""
+    return [
+        ClientRow(
+            client_uuid=name,
+            active=clients.is_active(name),
+            idle_seconds=0.0 if client.in_flight else now - client.last_seen,
+            running=shares.running_of(name),
+            waiting=shares.waiting_of(name),
+            groups=shares.places(name),
+            **{shown: getattr(client, shown) for shown in _SHOWN},
+        )
+        for name, client in clients.rows()
+    ]

@@ -67,7 +67,7 @@ class CallOwner:
     def __exit__(self, *_: object) -> None:
         if self._counted is not None:
             self._controller.pool.end_call(self.episodes, self._counted)
-            self._controller.pool_changed()
+            self._controller.episodes.pool_changed()
 
     def check(self) -> None:
         """Raise why one of the episodes is over, if one is."""
@@ -101,7 +101,7 @@ class CallOwner:
     async def synced(self) -> None:
         """Return when what was recorded is on disk; raises :class:`UnavailableError` if it is not in time, or the disk
         refuses it: the caller can be answered without a record."""
-        await self._controller.caught_up()
+        await self._controller.episodes.caught_up()
         recorded, self._recorded = self._recorded, []
         for episode, call in recorded:
             self._controller.pool.keep(episode, call)
@@ -146,12 +146,12 @@ class CallOwner:
     def _gone_error(self) -> SwarmGatewayError:
         try:
             self.check()
-            serving = self._controller.serving
+            served = self._controller.engine.served
         except SwarmGatewayError as exc:
             return exc
         # the next engine is up already
         return UnavailableError(
-            f"the engine was started again while it served the call (policy version {serving.policy_version} now)",
+            f"the engine was started again while it served the call (policy version {served.policy_version} now)",
             code="engine_offline",
             retry_after=1.0,
         )
@@ -175,7 +175,7 @@ class Unrecorded(CallOwner):
     def check(self) -> None:
         """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
         controller = self._controller
-        if not controller.serving.stays_awake and controller.state is EngineState.WEIGHT_SYNCING:
+        if not controller.engine.served.stays_awake and controller.engine.state is EngineState.WEIGHT_SYNCING:
             raise UnavailableError(
                 "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
             )

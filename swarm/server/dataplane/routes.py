@@ -69,7 +69,7 @@ class DataPlane:
         self._names = names
         self.upstream = Upstream()
         self.suspects = Suspects(
-            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.death_explained
+            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.engine.death_explained
         )
         self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
         self._conversations = Conversations()
@@ -100,9 +100,9 @@ class DataPlane:
             self._replicas,
             owner.episodes or (owner,),
             prefix,
-            lambda: controller.serving.addresses,
+            lambda: controller.engine.served.addresses,
             Identity(controller.job.model, body),
-            controller.answered,
+            controller.engine.answered,
         )
 
     async def group_chat_completions(self, request: Request) -> Response:
@@ -172,11 +172,11 @@ class DataPlane:
             parsed = dialect.parse(asked)
             body, left_out = parsed.body, parsed.left_out
         controller, options = self.controller, request.headers
-        serving = controller.serving
+        served = controller.engine.served
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
-        call = prepare(body, kind, controller.job, serving.engine_model, group_size, record=record)
+        call = prepare(body, kind, controller.job, served.engine_model, group_size, record=record)
         headers = left_out_header([*left_out, *dialect.notes_of(call.left_out)])
         goes_on = None
         if call.record and not call.raw:
@@ -188,10 +188,10 @@ class DataPlane:
             placement=self.placement(owner, prefix_of(body), body),
             call=call,
             attempts=self.config.call_attempts,
-            version=lambda: controller.policy_version,
+            version=lambda: controller.engine.policy_version,
             owner=owner,
             goes_on=goes_on,
-            syncs=controller.syncs,
+            syncs=controller.engine.syncs,
         )
         if call.wants.stream:
             outlives = options.get(OUTLIVE) == "1"
@@ -202,10 +202,10 @@ class DataPlane:
                 return {POLICY_VERSION: str(session.version()), **headers}
 
             chunks = self._or_overflow(session.stream(), owner, usage=call.wants.usage_chunk)
-            return EventStream(self, owner, serving.gone, chunks, dialect, asked, begun)
+            return EventStream(self, owner, served.gone, chunks, dialect, asked, begun)
         try:
             with owner:
-                work = self.while_open(owner, serving.gone, session.complete())
+                work = self.while_open(owner, served.gone, session.complete())
                 done = await until_gone(request.receive, work)
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -74,7 +74,7 @@ class Changes:
         """Stop the engine for good, see :meth:`Supervisor.stop`, after a change in progress, which would start it."""
         async with self._one:
             await self._supervisor.stop(for_good=True)
-            await self._controller.synced()
+            await self._controller.episodes.synced()
 
     # ------------------------------------------------------------------ code
 
@@ -121,7 +121,7 @@ class Changes:
             enabled=self._config.allow_code_sync,
             snapshots=[stored.about for stored in known],
             selected=selected and selected.id,
-            running=self._controller.code,
+            running=self._controller.engine.code,
         )
 
     async def _swap(self, snapshot: str | None, force: bool) -> bool:
@@ -210,7 +210,7 @@ class Changes:
         async def apply() -> None:
             nonlocal new_run
             new_run = self._controller.sync_job(layers.job, from_step)
-            await self._controller.synced()
+            await self._controller.episodes.synced()
 
         async with self._one:
             restarted = await self._applied("configuration", force, apply)
@@ -220,10 +220,9 @@ class Changes:
 
     def check_offline(self, what: str) -> None:
         """Raise :class:`ConflictError` unless the engine is OFFLINE."""
-        if self._controller.state is not EngineState.OFFLINE:
+        if (state := self._controller.engine.state) is not EngineState.OFFLINE:
             raise ConflictError(
-                f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you change its {what}, or "
-                "force a restart",
+                f"the engine is {state}: stop it (POST /stop_engine) before you change its {what}, or force a restart",
                 code="engine_not_offline",
             )
 
@@ -232,7 +231,7 @@ class Changes:
         # an engine may have been started meanwhile
         if not force:
             self.check_offline(what)
-        if self._controller.state is EngineState.OFFLINE:
+        if self._controller.engine.state is EngineState.OFFLINE:
             await apply()
             return False
         await self._supervisor.stop()

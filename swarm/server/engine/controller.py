@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from swarm.errors import ConflictError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.server.config import ServerConfig
-from swarm.server.engine.requests import EpisodeRequests, Serving
+from swarm.server.engine.board import EngineBoard
+from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
-from swarm.states import EngineState, check_engine
-from swarm.status import EngineFailure, ServerStatus
+from swarm.server.episodes.pool import EpisodePool
+from swarm.states import EngineEvent, EngineState, Trainer
+from swarm.status import EngineStatus, ServerStatus
 from swarm.tokens import Sampled, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 POST_ROLLING_SECONDS = 30.0
 
 
-class Controller(EpisodeRequests):
-    """The engine's state and everything that depends on it.
+class Controller:
+    """The engine, the episodes that it serves, and the run that it trains.
 
     Args:
         config: timeouts come from it.
@@ -38,65 +39,70 @@ class Controller(EpisodeRequests):
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        super().__init__()
         self._config = config
-        #: the batch that this engine has now, and the last one that it was given
-        self._sent = self._given = ""
-        #: when, on the monotonic clock, it got the former
-        self._sent_at = 0.0
-        #: whether the engine waits for a batch
-        self._asked = False
-        #: a batch was taken and is not yet on disk as such
-        self._leaving = False
-        #: whether this engine has answered a call
-        self._answered = False
-        #: deaths that a refused request explains, and that are not yet counted as such
-        self._explained = 0
+        self.engine = EngineBoard()
+        self.run = TrainingRun(config.client_timeout)
+        self.episodes = EpisodeRequests(self.run, self.engine)
+        #: the batch that this trainer was given last: its next request names it, a repeated one does not
+        self._given = ""
+        #: when, on the monotonic clock; ``None`` once its step is done, or it is this trainer's no more
+        self._given_at: float | None = None
 
     def open(self, journal: JournalPort) -> None:
-        """Restore what ``journal`` holds, and append changes to it from now on.
-
-        Raises:
-            ConfigError: it is damaged, or its job is one that this version cannot read.
-        """
-        self._run = TrainingRun(journal, self._config.client_timeout)
-        self._opened = journal
+        """See :meth:`TrainingRun.open`."""
+        recovered = self.run.open(journal)
         if self.has_job:
-            self._detail = "the server was restarted"
-        self.claims.restore(self._run.claims)
+            self.engine.detail = "the server was restarted"
+        self.episodes.claims.restore(recovered.claims)
 
     # ------------------------------------------------------------------ what is
 
     @property
-    def global_step(self) -> int:
-        if self._serving is None and self._run is not None and self._run.steps:
-            return self._run.steps[-1].step
-        return self.policy_version
+    def has_job(self) -> bool:
+        """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
+        return self.run.has_job
+
+    @property
+    def job(self) -> TrainJob:
+        """The synced job; raises :class:`ConflictError` if there is none yet."""
+        return self.run.job
+
+    @property
+    def pool(self) -> EpisodePool:
+        """The pool; raises like :attr:`job`."""
+        return self.run.pool
+
+    def engine_status(self) -> EngineStatus:
+        """The engine in AgentJet's words; its step is the one that vLLM serves, or the run's last."""
+        engine = self.engine
+        step = engine.policy_version
+        if engine.serving is None and self.run.steps:
+            step = self.run.steps[-1].step
+        return EngineStatus(engine_status=engine.state, engine_status_detail=engine.detail, global_step=step)
 
     def status(self, steps: int = MAX_STEPS) -> ServerStatus:
         """Everything, with at most the last ``steps`` steps."""
+        engine, pool = self.engine, self.run.found_pool
         return ServerStatus(
             engine=self.engine_status(),
-            boot_stage=self.boot_stage,
-            engine_seconds=self.seconds_in_state,
-            serving=None if self._serving is None else "always" if self._serving.always else "between_steps",
-            training_seconds=time.monotonic() - self._sent_at if self._sent else None,
-            engine_changes=self._changes,
-            weight_syncs=self._weight_syncs,
-            engine_pid=self.engine_pid,
-            engine_failure=self.failure,
-            waiting_claims=len(self.claims),
-            last_lines=self.last_lines,
-            warnings=list(self.warnings),
+            boot_stage=engine.boot_stage,
+            engine_seconds=engine.seconds_in_state,
+            serving=engine.serving,
+            training_seconds=time.monotonic() - self._given_at if self._given_at is not None else None,
+            engine_changes=engine.changes,
+            weight_syncs=engine.weight_syncs,
+            engine_pid=engine.pid,
+            engine_failure=engine.failure,
+            waiting_claims=len(self.episodes.claims),
+            last_lines=engine.last_lines,
+            warnings=list(engine.warnings),
             model=self.job.model_name if self.has_job else "",
-            pool=self._pool.information() if self._pool else None,
-            steps=list(self._training.steps)[-steps:] if steps else [],
-            evaluations=self._pool.evaluations.results()
-            if steps and self._pool and self._pool.evaluations.sums
-            else [],
-            code=self.code,
+            pool=pool.information() if pool else None,
+            steps=list(self.run.steps)[-steps:] if steps else [],
+            evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
+            code=engine.code,
             job=self.job if self.has_job else None,
-            resolved_config=self.resolved_config,
+            resolved_config=engine.resolved_config,
         )
 
     # ------------------------------------------------------------------ runs
@@ -107,15 +113,15 @@ class Controller(EpisodeRequests):
         Raises:
             ConflictError: the engine is not OFFLINE.
         """
-        if self._state is not EngineState.OFFLINE:
+        if self.engine.state is not EngineState.OFFLINE:
             raise ConflictError(
-                f"the engine is {self._state}: stop it (POST /stop_engine) before you change its configuration",
+                f"the engine is {self.engine.state}: stop it (POST /stop_engine) before you change its configuration",
                 code="engine_not_offline",
             )
-        if new_run := self._training.sync(job, from_step):
-            self.resolved_config = self.failure = None
-        self._detail = "ready to start"
-        self._changed.notify()
+        if new_run := self.run.sync(job, from_step):
+            self.engine.resolved_config = self.engine.failure = None
+        self.engine.detail = "ready to start"
+        self.engine.changed.notify()
         return new_run
 
     def boot(self) -> TrainJob:
@@ -125,25 +131,18 @@ class Controller(EpisodeRequests):
             ConflictError: there is no job.
             StateError: the engine is not OFFLINE.
         """
-        check_engine(self._state, EngineState.BOOTING)
-        job = self._training.start()
-        self.boot_stage, self.last_lines, self.code = "starting", [], None
-        self.warnings.clear()
-        self._sent = self._given = ""
-        self._asked = self._answered = False
-        self._to(EngineState.BOOTING, "starting the engine process")
+        self.engine.states.after(EngineEvent.BOOT)
+        job = self.run.start()
+        self.engine.begin()
+        self._given, self._given_at = "", None
+        self._happen(EngineEvent.BOOT, "starting the engine process")
         return job
-
-    @property
-    def run_id(self) -> str:
-        """The training run; empty before the first."""
-        return self._training.run_id
 
     def run_stopped(self) -> None:
         """The run was stopped on purpose or has done all its steps; the next start begins another, see :meth:`boot`."""
-        self.failure = None
+        self.engine.failure = None
         if self.has_job:
-            self._training.stop()
+            self.run.stop()
 
     # ------------------------------------------------------------------ engine
 
@@ -153,63 +152,46 @@ class Controller(EpisodeRequests):
         Returns ``None``, except for a repetition of a request that was answered: then its batch, in case the answer
         was lost.
         """
+        outstanding = self.pool.collection.outstanding
         if message.last_batch != self._given:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
-            outstanding = self.pool.collection.groups.outstanding
-            return outstanding if outstanding is not None and outstanding.batch_id == self._sent else None
-        self._serving = Serving(
-            tuple(message.addresses),
-            message.model,
-            message.policy_version,
-            self._engine_gone,
-            message.stays_awake,
-            always=message.serving == "always",
-        )
-        self._transferring = False
-        pool = self.pool
-        pool.serves_always, pool.trainer_away = self._serving.always, False
-        pool.collection.advance(message.policy_version)
-        if self._leaving:
+            return None if self._given_at is None else outstanding
+        self.engine.serve(message)
+        self.pool.collection.advance(message.policy_version)
+        if self.engine.states.trainer is Trainer.COMPUTING and self._given_at is None and outstanding is not None:
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
             return None
-        self._sent, pool.trainer_busy = "", False
+        self._given_at = None
         if self._take_back():
             logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
-        # an engine that serves on after its last step needs no batch
-        pool.trained_out = message.next_step > self.job.total_training_steps
-        self._asked = not pool.trained_out
-        self._detail = (
-            "all steps are done; serving goes on"
-            if pool.trained_out
-            else f"collecting the batch of step {message.next_step}"
-        )
-        if self._state in (EngineState.BOOTING, EngineState.WEIGHT_SYNCING):
-            self.boot_stage = ""
-            self._to(EngineState.ROLLING, self._detail)
+        self.engine.boot_stage = ""
+        over = message.next_step > self.job.total_training_steps
+        if self.engine.states.trainer is (Trainer.AWAY if over else Trainer.IDLE):
+            # it repeats what it said
+            self.episodes.pool_changed()
+        elif over:
+            self._happen(EngineEvent.LEAVE, "all steps are done; serving goes on")
         else:
-            self.pool_changed()
-        self._collected.notify()
+            self._happen(EngineEvent.ASK, f"collecting the batch of step {message.next_step}")
+        self.episodes.collected.notify()
         return None
 
     def weight_sync_begins(self) -> None:
         """vLLM pauses for new weights, and keeps what it samples: ROLLING → WEIGHT_SYNCING."""
-        self._transferring = True
-        if self._state is EngineState.ROLLING:
-            self._to(EngineState.WEIGHT_SYNCING, "transferring the weights")
+        self._happen(EngineEvent.SYNC, "transferring the weights" if self.engine.state is EngineState.ROLLING else "")
 
     def weights_synced(self, policy_version: int, sampled: Sampled | None = None) -> None:
         """vLLM has the weights of ``policy_version``: WEIGHT_SYNCING → ROLLING, unless another trainer boots.
 
         ``sampled`` is as in :class:`~swarm.link.messages.WeightsSynced`.
         """
-        if self._serving is None or self._state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
+        if self.engine.serving is None or self.engine.state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
             return
-        self.syncs.finish(policy_version, sampled)
-        self._serving = replace(self._serving, policy_version=policy_version)
+        self.engine.serve_version(policy_version, sampled)
         self.pool.collection.advance(policy_version)
-        if self._state is EngineState.WEIGHT_SYNCING:
-            self._to(EngineState.ROLLING, f"serving the weights of step {policy_version}")
+        if self.engine.state is EngineState.WEIGHT_SYNCING:
+            self._happen(EngineEvent.SYNCED, f"serving the weights of step {policy_version}")
 
     async def next_batch(self) -> TrainBatch:
         """Wait until the engine asks for a batch and there is one, and take it.
@@ -219,68 +201,53 @@ class Controller(EpisodeRequests):
         """
         pool = self.pool
         while True:
-            await self._collected.until(
-                lambda: self._asked and self._state is EngineState.ROLLING and pool.collection.ready
+            await self.episodes.collected.until(
+                lambda: self.engine.states.trainer is Trainer.IDLE and pool.collection.ready
             )
-            if pool.serves_always:
+            if self.engine.states.always:
                 break
-            pool.collection.groups.seal()
-            self._to(EngineState.ROLLING_POST, "the batch is complete; running episodes may finish")
+            pool.collection.seal()
+            self._happen(EngineEvent.CLOSE, "the batch is complete; running episodes may finish")
             timeout = self._post_rolling_timeout
-            if not await self._collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
+            if not await self.episodes.collected.until(lambda: not pool.running or not pool.collection.ready, timeout):
                 logger.warning("%d episodes did not finish within %s s", len(pool.running), timeout)
             if pool.collection.ready:
                 break
             # the batch had come back, and its step was reported after all
-            self._to(EngineState.ROLLING, "collecting the next batch: the one before is trained")
+            self._happen(EngineEvent.REOPEN, "collecting the next batch: the one before is trained")
         batch = pool.collection.take()
-        self._asked, self._leaving = False, True
-        if pool.serves_always:
-            pool.trainer_busy = True
-            # the next batch may begin
-            self.pool_changed()
-        else:
-            self._to(EngineState.WEIGHT_SYNCING, "training on the batch")
-        try:
-            await self._on_disk()
-        finally:
-            self._leaving = False
-        self._sent = self._given = batch.batch_id
-        self._sent_at = time.monotonic()
-        self._detail = "training on the batch"
+        self._happen(EngineEvent.TAKE, "" if self.engine.states.always else "training on the batch")
+        await self._on_disk()
+        self._given, self._given_at = batch.batch_id, time.monotonic()
+        self.engine.detail = "training on the batch"
         return batch
 
     def take_evaluations(self) -> list[EvalResult]:
         """What was evaluated since the last call, for the trainer's loggers."""
-        return self._pool.evaluations.take_changed() if self._pool is not None else []
+        return self.pool.evaluations.take_changed() if self.has_job else []
 
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
-        if self._training.step_done(result):
-            self._sent = ""
-            if self.failure is not None:
-                # the engine did a step before it died, so this death is the first in a row
-                dead = self._state is EngineState.OFFLINE
-                explained = min(1, self.failure.explained)
-                self.failure = self.failure.model_copy(update={"count": 1, "explained": explained}) if dead else None
-            self._changed.notify()
+        if self.run.step_done(result):
+            self._given_at = None
+            self.engine.stepped()
             # the next batch may be ready now
-            self._tell_collected()
+            self.episodes.tell_collected()
 
     def engine_failed(self, error: str) -> None:
         """The engine reported an error: if it had a batch, that is evidence against the batch.
 
         Call it once no more messages of that engine can arrive: the batch's step may be among the last ones.
         """
-        if self._sent and (failure := self.pool.collection.fail(self._sent)) is not None:
+        if self._given_at is not None and (failure := self.pool.collection.fail(self._given)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
-                self._sent,
+                self._given,
                 failure.attempts,
                 error,
                 "dropped" if failure.dropped else "tried again",
             )
-        self._sent = ""
+        self._given_at = None
 
     def trainer_died(self, error: str) -> TrainJob:
         """The trainer is gone, and vLLM serves on: → BOOTING. Returns the job for another trainer.
@@ -288,74 +255,25 @@ class Controller(EpisodeRequests):
         Running calls and episodes go on; nothing is claimed until the other trainer asks for its batch. Call it once no
         more messages of the dead one can arrive.
         """
-        self.died(f"the trainer failed: {error}")
+        self.engine.died(f"the trainer failed: {error}")
         self.engine_failed(error)
-        self._given, self._asked = "", False
+        self._given = ""
         self._take_back()
-        self.pool.trainer_away = True
-        self.boot_stage = "starting another trainer"
-        self._detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"
-        if self._state is EngineState.BOOTING:
-            self.pool_changed()
-        else:
-            self._to(EngineState.BOOTING, self._detail)
-        return self._training.start()
-
-    def died(self, reason: str, *, wrong_config: bool = False, cause: str = "", counts: bool = True) -> None:
-        """Count a death of the engine before it goes :meth:`offline`; a step or a stop on purpose resets the count.
-
-        ``cause`` is as in :class:`~swarm.link.messages.Finished`. An engine that found no room on the disk is no death
-        that ``counts``: it may be started as often as it takes until there is room.
-        """
-        before, explained = self.failure, self._explained
-        self._explained = 0
-        count = max(1, (before.count if before is not None else 0) + counts)
-        again = before is not None and before.cause == cause and not self._answered
-        self.failure = EngineFailure(
-            reason=f"{reason} (of a request that is refused from now on)" if explained else reason,
-            count=count,
-            wrong_config=wrong_config,
-            cause=cause,
-            explained=min(count, explained + (before.explained if before is not None else 0)),
-            # one that dies of requests, and not of every request, is not given up
-            repeated=bool(cause) and again and not explained and not (before is not None and before.explained),
-        )
-
-    def death_explained(self, deaths: int) -> None:
-        """A request is refused from now on, at which the engine died so often; the last of these deaths may be counted
-        by now, or not yet."""
-        failure = self.failure
-        if failure is None or self._state is not EngineState.OFFLINE:
-            self._explained += deaths
-            return
-        explained = min(failure.count, failure.explained + deaths)
-        self.failure = failure.model_copy(update={"explained": explained, "repeated": False})
-        self._changed.notify()
-
-    def answered(self) -> None:
-        """vLLM has answered a call."""
-        self._answered = True
+        self.engine.boot_stage = "starting another trainer"
+        detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"
+        self._happen(EngineEvent.DIE, detail)
+        return self.run.start()
 
     def offline(self, reason: str, last_lines: Sequence[str] = ()) -> None:
         """Any state → OFFLINE: the batch that is out will be sent again, running episodes wait for another engine."""
-        self._serve_no_more()
-        if self._pool is not None:
-            self._pool.trainer_away = False
-        self.engine_pid = self.code = None
-        self.boot_stage = ""
-        self.last_lines = list(last_lines)
+        self.engine.end(last_lines)
         self._take_back()
-        if self._state is EngineState.OFFLINE:
-            self._detail = reason
-            self._changed.notify()
-        else:
-            self._to(EngineState.OFFLINE, reason)
+        self._happen(EngineEvent.STOP, reason)
 
     def close(self) -> None:
         """Answer everyone who waits, and let nobody wait again: the server shuts down."""
-        self._closing = True
-        self.claims.close()
-        self._changed.notify()
+        self.episodes.claims.close()
+        self.engine.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -370,18 +288,20 @@ class Controller(EpisodeRequests):
     async def _on_disk(self) -> None:
         while True:
             try:
-                return await self.synced()
+                return await self.episodes.synced()
             except UnavailableError as exc:
-                self._detail = f"the batch waits for the disk: {exc.message}"
-                logger.error("%s", self._detail)
+                self.engine.detail = f"the batch waits for the disk: {exc.message}"
+                logger.error("%s", self.engine.detail)
 
-    def _to(self, state: EngineState, detail: str) -> None:
-        if self._state is EngineState.WEIGHT_SYNCING and self.pool.collection.groups.method.by_agreement:
-            self.agreement_over = time.monotonic()
-        self._enter(state, detail)
-        if self._pool is not None:
-            self._pool.enter(state)
-        self.pool_changed()
+    def _happen(self, event: EngineEvent, detail: str) -> None:
+        before = self.engine.state
+        self.engine.follow(event, detail)
+        synced = before is EngineState.WEIGHT_SYNCING and self.engine.state is not before
+        if synced and self.pool.collection.method.by_agreement:
+            self.episodes.agreement_over = time.monotonic()
+        if self.has_job:
+            self.pool.follow(self.engine.states)
+        self.episodes.pool_changed()
 
     def _take_back(self) -> bool:
-        return self._pool is not None and self._pool.collection.groups.give_back()
+        return self.has_job and self.pool.collection.give_back()

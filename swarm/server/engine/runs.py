@@ -48,31 +48,45 @@ class JournalPort(Protocol):
 
 
 class TrainingRun:
-    """The current run; there is none until a job was synced.
+    """The current run; there is none until a job was synced. :meth:`open` comes before everything else.
 
     Args:
-        journal: where the run is read from, and where its changes go; nothing has been appended to it yet.
         client_timeout: see :class:`EpisodePool`.
 
-    Raises:
-        ConfigError: the journal is damaged, or its job is one that this version cannot read.
+    Attributes:
+        run_id: empty before the first.
+        steps: the recent ones.
     """
 
-    def __init__(self, journal: JournalPort, client_timeout: float) -> None:
-        self._journal = journal
+    def __init__(self, client_timeout: float) -> None:
         self._client_timeout = client_timeout
-        recovered = journal.recover()
-        #: empty before the first
-        self.run_id = recovered.run_id
-        self._stopped = recovered.stopped
+        self._opened: JournalPort | None = None
+        self.run_id = ""
+        self._stopped = False
         self._job: TrainJob | None = None
         self._pool: EpisodePool | None = None
-        self.steps: deque[StepResult] = deque(recovered.steps, maxlen=MAX_STEPS)
-        #: the episodes of claims with a key, by client and key
-        self.claims = recovered.claims
+        self.steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
+
+    def open(self, journal: JournalPort) -> Recovered:
+        """Restore what ``journal`` holds, to which nothing has been appended yet, and append changes from now on.
+
+        Raises:
+            ConfigError: it is damaged, or its job is one that this version cannot read.
+        """
+        recovered = journal.recover()
+        self.run_id, self._stopped = recovered.run_id, recovered.stopped
+        self.steps.extend(recovered.steps)
         if recovered.job_yaml:
             self._job = _recovered_job(recovered.job_yaml)
-            self._pool = _recovered_pool(self._job, recovered, journal, client_timeout)
+            self._pool = _recovered_pool(self._job, recovered, journal, self._client_timeout)
+        self._opened = journal
+        return recovered
+
+    @property
+    def journal(self) -> JournalPort:
+        """Where the run is written."""
+        assert self._opened is not None, "open() comes first"
+        return self._opened
 
     @property
     def has_job(self) -> bool:
@@ -108,7 +122,7 @@ class TrainingRun:
         one before stay as they are."""
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
         if self._pool is None:
-            self._pool = EpisodePool(job, self._journal.append, self._client_timeout)
+            self._pool = EpisodePool(job, self.journal.append, self._client_timeout)
         if from_step is not None:
             another = True
             self._go_back(job, from_step)
@@ -152,7 +166,7 @@ class TrainingRun:
 
     def step_done(self, result: StepResult) -> bool:
         """Record a finished step, which consumes its batch, with our own metrics; False if it names another batch."""
-        batch = self.pool.collection.groups.outstanding
+        batch = self.pool.collection.outstanding
         if batch is None or batch.batch_id != result.batch_id:
             known = any(step.batch_id == result.batch_id for step in self.steps)
             what = "again reports" if known else "reports, though it is not out,"
@@ -160,7 +174,7 @@ class TrainingRun:
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
         self.pool.collection.confirm(result.batch_id, result.step)
-        self._journal.append(StepRow(self.run_id, result))
+        self.journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
         return True
 
@@ -172,7 +186,7 @@ class TrainingRun:
         evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
         self.pool.evaluations.restore(self.run_id, evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
-        self._journal.append(*(StepRow(self.run_id, one) for one in self.steps), *evaluations)
+        self.journal.append(*(StepRow(self.run_id, one) for one in self.steps), *evaluations)
 
     def _begin(self, job: TrainJob, reason: str) -> None:
         self.run_id = new_uuid()
@@ -182,7 +196,7 @@ class TrainingRun:
         self.steps.clear()
 
     def _append_run(self) -> None:
-        self._journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
+        self.journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
 
 
 def _no_job() -> ConflictError:

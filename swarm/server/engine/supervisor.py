@@ -91,12 +91,12 @@ class Supervisor:
             ConfigError: the job's model path does not exist.
             EngineError: the process could not be started.
         """
-        if self._run is not None and self._controller.state is EngineState.OFFLINE:
+        if self._run is not None and self._controller.engine.state is EngineState.OFFLINE:
             # dead, but its processes are still being cleaned away: bounded by the grace
             await asyncio.shield(self._run)
         if self._run is not None:
             raise ConflictError(
-                f"the engine is {self._controller.state}: stop it (POST /stop_engine) before you start it again",
+                f"the engine is {self._controller.engine.state}: stop it (POST /stop_engine) before you start it again",
                 code="engine_not_offline",
             )
         check_model(self._controller.job)
@@ -127,10 +127,10 @@ class Supervisor:
         goodbye: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         try:
             # a crash must not make us forget for which run the engine runs
-            await controller.synced()
+            await controller.episodes.synced()
             async with EngineLink(token := secrets.token_urlsafe(32), self._config.heartbeat_timeout) as link:
                 process = await self._spawn(job, link, token)
-                controller.engine_pid = process.pid
+                controller.engine.pid = process.pid
                 started.set_result(process.pid)
                 try:
                     reason = await self._drive(link, process, goodbye)
@@ -139,7 +139,7 @@ class Supervisor:
                     said = goodbye.result() if goodbye.done() else None
                     if not asked_for and (said is None or said.error):
                         wrong_config, cause = (said.wrong_config, said.cause) if said is not None else (False, "")
-                        controller.died(reason, wrong_config=wrong_config, cause=cause)
+                        controller.engine.died(reason, wrong_config=wrong_config, cause=cause)
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
                     if goodbye.done() and goodbye.result().error and not asked_for:
@@ -158,7 +158,7 @@ class Supervisor:
         finally:
             self._run = None
             if not started.done():
-                controller.died(reason, counts=not no_room)
+                controller.engine.died(reason, counts=not no_room)
             controller.offline(reason, lines)
             self._history.end(reason)
             if not started.done():
@@ -197,7 +197,7 @@ class Supervisor:
         job_path = run_dir / "job.yaml"
         job_path.write_text(dump_job(job))
         self._code = self._snapshots.selected() if self._config.allow_code_sync else None
-        self._history.begin(self._controller.run_id, job, self._code and self._code.id)
+        self._history.begin(self._controller.run.run_id, job, self._code and self._code.id)
         environ = engine_environment(link.address, token, run_dir, self._folder)
         return await EngineProcess.start((*self._command, str(job_path)), environ, run_dir)
 
@@ -216,7 +216,7 @@ class Supervisor:
                     return ended
                 job = self._controller.trainer_died(ended.error)
                 link.forget("rollout")
-                failure = self._controller.failure
+                failure = self._controller.engine.failure
                 assert failure is not None
                 if failure.unexplained > MAX_RESTARTS:
                     return f"{failure.reason} (after {MAX_RESTARTS} other trainers that did no training step)"
@@ -253,21 +253,21 @@ class Supervisor:
                 if goodbye.done():
                     return _reason(goodbye.result())
                 seconds = self._config.boot_timeout
-                return f"the engine did not boot within {seconds:g} s; it was at: {controller.boot_stage}"
+                return f"the engine did not boot within {seconds:g} s; it was at: {controller.engine.boot_stage}"
             match message:
                 case BootProgress(stage=stage, detail=detail):
-                    controller.progress(stage, detail)
+                    controller.engine.progress(stage, detail)
                 case Warned(text=text):
-                    controller.warn(text)
+                    controller.engine.warn(text)
                 case ResolvedConfig(config=config):
-                    controller.resolved_config = config
+                    controller.engine.resolved_config = config
                     self._history.resolved(config)
                 case CodeImported(processes=processes) if self._code is not None and self._folder is not None:
                     if differing := differences(self._folder, self._code.digest, processes):
                         return f"the engine does not run the synced code in {self._folder}: {differing}"
-                    controller.code = self._code.id
+                    controller.engine.code = self._code.id
                     logger.info("%s import the synced code in %s", " and ".join(processes), self._folder)
-                case RolloutReady() if self._code is not None and controller.code is None:
+                case RolloutReady() if self._code is not None and controller.engine.code is None:
                     return (
                         f"the engine does not tell whether it runs the synced code in {self._folder}: if that holds "
                         "the packages swarm or adapters, sync those of this server's version"
@@ -284,7 +284,7 @@ class Supervisor:
                 case StepDone(result=result):
                     controller.step_done(result)
                 case TrainerDied(error=error):
-                    if not controller.serves:
+                    if not controller.engine.states.outlives_trainer:
                         return f"the engine failed: {error}"
                     lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
                 case Finished(error=error):

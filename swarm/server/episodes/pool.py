@@ -36,7 +36,7 @@ from swarm.server.episodes.episode import (
 from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
-from swarm.states import EngineState, EpisodeEvent, next_episode
+from swarm.states import EngineState, EngineStates, EpisodeEvent, Serving, Trainer, next_episode
 from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
@@ -44,8 +44,6 @@ from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
-#: states in which vLLM serves, where episodes run while the trainer computes
-_SERVING = frozenset({EngineState.ROLLING, EngineState.WEIGHT_SYNCING})
 #: states that end when the next batch opens
 _BETWEEN_BATCHES = frozenset({EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING})
 #: errors for calls in flight
@@ -77,7 +75,7 @@ class EpisodePool:
         self._append = append
         self._clock = clock
         self._wall = wall
-        self._engine = EngineState.OFFLINE
+        self._engine = EngineStates()
         #: the episodes that are claimed now; only :class:`EpisodePool` ends them
         self.running = RunningEpisodes(append, clock, wall)
         self._endings = Endings()
@@ -86,24 +84,14 @@ class EpisodePool:
         self.collection = self._new_collection("")
         #: what eval episodes of the run measured
         self.evaluations = Evaluations(append)
-        #: whether episodes run on while the trainer computes and the weights are synced
-        self.serves_always = False
-        #: whether it computes meanwhile, so that another batch has to wait
-        self.trainer_busy = False
-        #: whether all steps are done, so that no episode is trained any more
-        self.trained_out = False
-        #: whether it died, and vLLM serves on without it
-        self.trainer_away = False
 
     # ------------------------------------------------------------------ runs and the engine
 
-    def enter(self, engine: EngineState) -> None:
-        """Follow the engine to state ``engine``; a weight sync deletes what runs, unless the pool serves always."""
+    def follow(self, engine: EngineStates) -> None:
+        """Follow the engine; unless episodes always run, a batch that leaves deletes what runs."""
         self._engine = engine
-        if engine is EngineState.BOOTING:
-            self.trained_out = False
-        self.collection.follow(engine is EngineState.ROLLING)
-        if engine is EngineState.WEIGHT_SYNCING and not self.serves_always:
+        self.collection.follow(engine.word is EngineState.ROLLING)
+        if engine.word is EngineState.WEIGHT_SYNCING and not engine.always:
             self._release("the batch left without the episode")
 
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
@@ -138,11 +126,11 @@ class EpisodePool:
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if wish.episode_type == "train" and (reason := self.needs_none):
-            return Refusal(reason, holds_place=False, closed=not self.trained_out)
-        if self._engine is not EngineState.ROLLING:
-            return Refusal("", closed=self._engine in _BETWEEN_BATCHES)
+            return Refusal(reason, holds_place=False, closed=not self._engine.trained_out)
+        if self._engine.word is not EngineState.ROLLING:
+            return Refusal("", closed=self._engine.word in _BETWEEN_BATCHES)
         collection = self.collection
-        if collection.ready and not self.trained_out:
+        if collection.ready and not self._engine.trained_out:
             # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING, closed=True)
         if slots - len(self.running) < wish.episodes:
@@ -150,7 +138,7 @@ class EpisodePool:
         if reason := collection.admit(wish.client_uuid, wish.episode_type, wish.episodes, wish.throttle):
             # AgentJet's client pauses for 15 s unless it finds this phrase
             return Refusal(f"{NO_EPISODES} {reason}", holds_place=False, share_full=reason.startswith(THROTTLED))
-        grant = self.running.begin(wish, collection.run_id, self._engine)
+        grant = self.running.begin(wish, collection.run_id)
         collection.claimed(wish.client_uuid, wish.episode_type, wish.task_hint, wish.episodes)
         return grant
 
@@ -312,10 +300,11 @@ class EpisodePool:
     def needs_none(self) -> str:
         """Why no train episode is needed although vLLM serves: the trainer still computes and what waits and runs is
         all that it can use next, the trainer died, or all steps are done; otherwise empty."""
-        if self.trainer_away:
+        serving, trainer, always = self._engine
+        if trainer is Trainer.BOOTING and serving is not Serving.DOWN:
             return TRAINER_AWAY
-        waits = self.trainer_busy and self._engine in _SERVING and self.collection.full
-        return BATCH_WAITS if self.trained_out or waits else ""
+        waits = always and trainer in (Trainer.COMPUTING, Trainer.DONE) and self.collection.full
+        return BATCH_WAITS if waits or self._engine.trained_out else ""
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""
@@ -330,8 +319,8 @@ class EpisodePool:
             dropped_episodes=self.collection.dropped,
             trained_episodes=self.collection.trained,
             tasks=self.collection.groups.tasks(),
-            whole_groups=self.collection.groups.method.whole_groups,
-            by_agreement=self.collection.groups.method.by_agreement,
+            whole_groups=self.collection.method.whole_groups,
+            by_agreement=self.collection.method.by_agreement,
         )
 
     # ------------------------------------------------------------------ inside
@@ -370,7 +359,7 @@ class EpisodePool:
         **details: Any,
     ) -> None:
         """The episode is over; ``details`` are further fields of its :class:`EndRow`."""
-        episode.state = next_episode(episode.state, event, self._engine)
+        episode.state = next_episode(episode.state, event, self._engine.word)
         trajectory: Trajectory | None = details.get("trajectory")
         tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
         row = EndRow(

@@ -23,7 +23,7 @@ from swarm.server.episodes.episode import (
     new_uuid,
 )
 from swarm.server.journal.rows import EpisodeRow, KeyRow
-from swarm.states import EngineState, EpisodeEvent, EpisodeState, next_episode
+from swarm.states import EpisodeEvent, EpisodeState, next_episode
 
 #: entries of ended episodes beyond which the heap is swept, at the least
 _SLACK = 64
@@ -96,12 +96,12 @@ class RunningEpisodes:
 
     # ------------------------------------------------------------------ coming and going
 
-    def begin(self, wish: ClaimWish, run_id: str, engine: EngineState) -> Grant:
+    def begin(self, wish: ClaimWish, run_id: str) -> Grant:
         """Start all episodes of ``wish``."""
         now, wall = self._clock(), self._wall()
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
-        state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM, engine)
+        state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM)
         episodes: list[Episode] = []
         claims: list[Claim] = []
         for _ in range(wish.episodes):

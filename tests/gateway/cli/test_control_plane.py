@@ -110,7 +110,7 @@ async def test_from_a_changed_line_to_the_engine_and_back(laptop: Laptop) -> Non
 
     # the engine runs: nothing changes under it, unless it may be restarted
     await laptop.server.state.supervisor.start()
-    await laptop.server.state.controller.wait_for_state([EngineState.ROLLING], 30)
+    await laptop.server.state.controller.engine.wait_for_state([EngineState.ROLLING], 30)
     laptop.write("import einops_of_mine\nWEIGHT = 2\n")
     assert "force" in await laptop.command("code", "sync", folder, "--packages", "mine", code=2)
     assert (await laptop.command("code", "status", folder, "--packages", "mine"))["same_as_folder"] is False
@@ -155,7 +155,7 @@ async def test_a_job_is_restarted_with_a_changed_field(laptop: Laptop) -> None:
     job = f"{laptop.folder}/job.yaml"
     await laptop.command("config", "sync", job)
     await laptop.server.state.supervisor.start()
-    await laptop.server.state.controller.wait_for_state([EngineState.ROLLING], 30)
+    await laptop.server.state.controller.engine.wait_for_state([EngineState.ROLLING], 30)
     assert "stop it" in await laptop.command("config", "sync", job, "--set", "lr=0.1", code=2)
     done = await laptop.command("config", "sync", job, "--set", "lr=0.1", "--force-restart")
     assert done["engine"].startswith("ENGINE.ROLLING")

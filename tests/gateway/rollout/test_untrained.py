@@ -218,7 +218,7 @@ async def test_who_left_before_it_was_known_that_nothing_trains_is_not_sampled_f
     rig.vllm.requests.clear()
     async with open_route(on_disconnect="finish") as route:
         waiting = asyncio.create_task(best(route, asking(), None, Policy()))
-        await reach(rig, lambda: len(rig.controller.claims) == 1)
+        await reach(rig, lambda: len(rig.controller.episodes.claims) == 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -77,7 +77,7 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
     async with watching([url(rig)]) as screen:
         await screen.shows("○ OFFLINE", "why    stopped", "| last words of the engine")
         rig.controller.boot()
-        rig.controller.progress("loading the model", "shard 1/2")
+        rig.controller.engine.progress("loading the model", "shard 1/2")
         await screen.shows("◔ BOOTING", "doing  loading the model: shard 1/2")
         rig.controller.rollout_ready(server.ready(rig.vllm_address))
         await screen.shows("● ROLLING", "policy version 0")
@@ -265,7 +265,7 @@ async def test_a_breaker_that_opens(nobody: str) -> None:
 
 
 async def test_a_gateway_and_its_swarm_server_in_a_small_terminal(rig: server.Rig, tmp_path: Path) -> None:
-    rig.controller.died("killed by SIGKILL")
+    rig.controller.engine.died("killed by SIGKILL")
     rig.controller.offline("killed by SIGKILL")
     rig.controller.boot()
     gateway = create_gateway(GatewayConfig(swarm_url=url(rig), hooks=str(write_hooks(tmp_path / "hooks"))))

@@ -88,7 +88,7 @@ async def test_all_agree_means_those_who_end_or_abort_train_episodes_for_this_ba
     assert await run(dead.agree_sync_weight)
     swarm.trained(await taking)
     assert await active(client) == {}
-    swarm.controller.agreement_over = -math.inf  # long ago
+    swarm.controller.episodes.agreement_over = -math.inf  # long ago
     await rollout(evaluating, "a", 1.0, episode_type="eval")
     aborted = await run(other.begin_episode)
     assert await active(client) == {}
@@ -124,7 +124,7 @@ async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
     shown = StateShown(controller, clock)
     clock.now = 1000.0
     assert shown.status() == controller.engine_status()
-    controller.agreement_over = clock.now
+    controller.episodes.agreement_over = clock.now
     status = shown.status()
     assert status.engine_status is EngineState.WEIGHT_SYNCING
     assert status.engine_status_detail == (
@@ -137,7 +137,7 @@ async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
     assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
     clock.now += 0.5
     assert shown.status().engine_status is EngineState.OFFLINE
-    controller.agreement_over = clock.now
+    controller.episodes.agreement_over = clock.now
     controller.boot()
     assert shown.status().engine_status is EngineState.BOOTING
 
@@ -170,11 +170,11 @@ async def test_a_sync_is_shown_though_the_next_batch_is_complete_already(swarm: 
         await rollout(client, "a", reward)
     running = await run(client.begin_episode)
     taking = asyncio.create_task(swarm.take())
-    assert (await swarm.controller.agree(client.client_uuid)).success
+    assert (await swarm.controller.episodes.agree(client.client_uuid)).success
     await swarm.until(EngineState.ROLLING_POST)
     shown = StateShown(swarm.controller)
     assert shown.status().engine_status is EngineState.ROLLING_POST
-    swarm.controller.agreement_over = time.monotonic()  # the sync before is just over
+    swarm.controller.episodes.agreement_over = time.monotonic()  # the sync before is just over
     assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
     await run(client.abort_episode, running.episode_uuid)
     swarm.trained(await taking)

@@ -103,7 +103,7 @@ class Swarm:
         self.ready(batch_id)
 
     async def until(self, state: EngineState) -> None:
-        await eventually(lambda: self.controller.state is state)
+        await eventually(lambda: self.controller.engine.state is state)
 
 
 @asynccontextmanager
@@ -216,7 +216,7 @@ async def test_claims_are_held_until_the_next_batch_opens(swarm: Swarm) -> None:
     await run(client.chat, straggler)
     for task in ("a", "a", "b", "b"):
         await rollout(client, task, 1.0)
-    claims = swarm.controller.claims
+    claims = swarm.controller.episodes.claims
 
     def claim() -> asyncio.Task[Claimed]:
         return asyncio.create_task(run(client.claim_once, "train", 240.0, None))
@@ -249,7 +249,7 @@ async def test_a_held_claim_waits_for_the_trainer_where_serving_goes_on(tmp_path
         for task in ("c", "c", "d", "d"):
             await rollout(client, task, 1.0)
         held = asyncio.create_task(run(client.claim_once, "train", 240.0, None))
-        await eventually(lambda: len(swarm.controller.claims) == 1)
+        await eventually(lambda: len(swarm.controller.episodes.claims) == 1)
         assert (await run(client.claim_once, "eval", 240.0, None)).success, "no batch is waited for"
         swarm.trained(batch_id)
         await swarm.take()
@@ -263,10 +263,10 @@ async def test_a_client_keeps_connections_beside_its_held_claims(swarm: Swarm, m
         await rollout(client, task, 1.0)
     batch_id = await swarm.take()
     held = [asyncio.create_task(run(client.claim_once, "train", 240.0, None)) for _ in range(2)]
-    await eventually(lambda: len(swarm.controller.claims) == 2)
+    await eventually(lambda: len(swarm.controller.episodes.claims) == 2)
     assert SYNCING in (await run(client.claim_once, "train", 240.0, None)).fail_cause
     held.append(asyncio.create_task(run(other.claim_once, "train", 240.0, None)))
-    await eventually(lambda: len(swarm.controller.claims) == 3)
+    await eventually(lambda: len(swarm.controller.episodes.claims) == 3)
     swarm.trained(batch_id)
     assert all([(await one).success for one in held])
 
@@ -284,7 +284,7 @@ async def test_a_step_waits_for_episodes_as_long_as_these_may_run(tmp_path: Path
         # an episode that nobody works on ends by its own timeout
         while await run(client.can_continue_episode, idle.episode_uuid):
             pass
-        assert swarm.controller.state is EngineState.ROLLING_POST and not taking.done()
+        assert swarm.controller.engine.state is EngineState.ROLLING_POST and not taking.done()
         await run(client.chat, busy)
         await run(client.end_episode, "c", busy.episode_uuid, 1.0)
         swarm.trained(await taking)
@@ -489,7 +489,7 @@ async def test_what_belongs_to_agentjets_trainer_is_refused(swarm: Swarm) -> Non
     ):
         with pytest.raises(RuntimeError, match=r"409.*foreign_trainer"):
             await run(client._post, path, body)
-    assert swarm.controller.state is EngineState.ROLLING
+    assert swarm.controller.engine.state is EngineState.ROLLING
     # what its trainer only tells a monitor is taken
     assert (await run(client._post, "/push_verbose_log", {"tag": "vllm", "message": "hello"})).json()["success"]
     status = (await run(client.http.get, f"{swarm.url}/status")).json()

@@ -122,7 +122,7 @@ async def test_only_while_the_engine_is_offline(
             told = answer.json()
             assert (answer.status_code, told["success"], told["code"]) == (400, False, "engine_not_offline")
             assert "/stop_engine" in told["error"]
-            assert app.state.controller.state is EngineState.BOOTING
+            assert app.state.controller.engine.state is EngineState.BOOTING
     assert Snapshots(tmp_path / "run").selected() is None
 
 

@@ -103,7 +103,7 @@ async def test_a_model_that_went_away_before_the_start(client: httpx.AsyncClient
     response = await client.post("/start_engine")
     assert response.status_code == 400
     assert str(model) in response.json()["error"]["message"]
-    assert controller_of(client).state is EngineState.OFFLINE
+    assert controller_of(client).engine.state is EngineState.OFFLINE
 
 
 async def test_status_waits_for_a_state(client: httpx.AsyncClient) -> None:

@@ -13,7 +13,7 @@ from swarm.protocol import NO_EPISODES, POST_ROLLING, ClaimGroupResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.states import EngineState
+from swarm.states import EngineEvent
 from swarm.status import PoolInformation
 from tests.swarm.server.conftest import JOB, Rig, ready
 
@@ -47,14 +47,14 @@ async def test_a_claim_that_cannot_be_served_says_why(rig: Rig) -> None:
     await rig.post("/claim_group", client_uuid="me", count=4)
     answer = await rig.post("/claim_episode", client_uuid="me", wait_seconds=0.01)
     assert (answer["success"], answer["fail_cause"]) == (False, NO_EPISODES)
-    rig.controller._to(EngineState.ROLLING_POST, "")
+    rig.controller._happen(EngineEvent.CLOSE, "")
     assert (await rig.post("/claim_group", client_uuid="me", count=1))["fail_cause"] == POST_ROLLING
 
 
 async def test_a_waiting_claim_is_served_when_an_episode_ends(rig: Rig) -> None:
     group = await rig.post("/claim_group", client_uuid="me", count=4)
     waiter = asyncio.create_task(rig.claim(wait_seconds=30))
-    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    await rig.eventually(lambda: len(rig.controller.episodes.claims) == 1)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=group["episodes"][0]["episode_uuid"])
     await asyncio.wait_for(waiter, 10)
 
@@ -62,9 +62,9 @@ async def test_a_waiting_claim_is_served_when_an_episode_ends(rig: Rig) -> None:
 async def test_a_caller_that_leaves_gives_up_its_place(rig: Rig) -> None:
     group = await rig.post("/claim_group", client_uuid="me", count=4)
     waiter = asyncio.create_task(rig.claim(wait_seconds=30))
-    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    await rig.eventually(lambda: len(rig.controller.episodes.claims) == 1)
     waiter.cancel()
-    await rig.eventually(lambda: len(rig.controller.claims) == 0)
+    await rig.eventually(lambda: len(rig.controller.episodes.claims) == 0)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=group["episodes"][0]["episode_uuid"])
     assert len(rig.controller.pool.running) == 3
 
@@ -125,7 +125,7 @@ async def test_a_claim_that_was_granted_while_its_answer_was_lost_is_joined(rig:
     full = await rig.post("/claim_group", client_uuid="me", count=4)
     body = {"wait_seconds": 30, "idempotency_key": "k"}
     works = [asyncio.create_task(rig.claim(**body)) for _ in range(3)]
-    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    await rig.eventually(lambda: len(rig.controller.episodes.claims) == 1)
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=full["episodes"][0]["episode_uuid"])
     claimed = await asyncio.wait_for(asyncio.gather(*works), 10)
     assert len({(one.uuid, one.key) for one in claimed}) == 1
@@ -135,11 +135,11 @@ async def test_a_claim_that_was_granted_while_its_answer_was_lost_is_joined(rig:
 async def test_a_claim_that_is_withdrawn_is_answered_at_once(rig: Rig) -> None:
     full = await rig.post("/claim_group", client_uuid="me", count=4)
     waits = asyncio.create_task(rig.post("/claim_episode", client_uuid="me", wait_seconds=60, idempotency_key="k"))
-    await rig.eventually(lambda: len(rig.controller.claims) == 1)
+    await rig.eventually(lambda: len(rig.controller.episodes.claims) == 1)
     assert await rig.post("/withdraw_claim", client_uuid="me", idempotency_key="k") == {"success": True, "error": None}
     async with asyncio.timeout(30):
         assert not (await waits)["success"]
-    assert full["success"] and len(rig.controller.claims) == 0
+    assert full["success"] and len(rig.controller.episodes.claims) == 0
 
 
 async def test_what_a_withdrawn_claim_was_granted_is_aborted_on_disk(rig: Rig) -> None:

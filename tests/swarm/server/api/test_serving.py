@@ -73,10 +73,10 @@ async def test_it_serves_on_while_a_batch_is_finished_and_trained(rig: Rig) -> N
             await episode.chat()
             await episode.end(f"task-{task}")
     late = asyncio.create_task(rig.controller.next_batch())
-    await rig.eventually(lambda: rig.controller.state is not EngineState.ROLLING)
+    await rig.eventually(lambda: rig.controller.engine.state is not EngineState.ROLLING)
     assert (await rig.client.post(CHAT, json=BODY)).status_code == 200
     await late
-    assert rig.controller.state is EngineState.WEIGHT_SYNCING
+    assert rig.controller.engine.state is EngineState.WEIGHT_SYNCING
     assert (await rig.client.post(CHAT, json=BODY)).status_code == 200
 
 

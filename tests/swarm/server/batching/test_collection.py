@@ -68,7 +68,7 @@ def test_a_batch_that_is_decided_stays_ready_though_another_client_turns_up(cloc
     run(collection, "other", "b")
     assert not collection.ready
     collection.agree("other")
-    collection.groups.seal()
+    collection.seal()
     run(collection, "third", "c")
     assert collection.ready
 
@@ -77,10 +77,10 @@ def test_a_batch_that_is_sent_again_decides_nothing_about_the_next(clock: Clock)
     collection = Collection(job(collection="any_client_agree_sync_weight"), 100.0, clock)
     run(collection, "me", "a", "a")
     collection.agree("me")
-    collection.groups.seal()
+    collection.seal()
     batch = collection.take()
-    collection.groups.give_back()
-    collection.groups.seal()
+    collection.give_back()
+    collection.seal()
     assert collection.take() is batch
     collection.confirm(batch.batch_id)
     run(collection, "me", "b", "b")

@@ -8,42 +8,47 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from swarm.server.batching.groups import Dropped, GroupStore
-from swarm.server.batching.shares import Shares
+from swarm.server.batching.collection import Collection
+from swarm.server.batching.groups import Dropped
+from swarm.server.journal.rows import Row, StateRow
+from swarm.states import EpisodeState
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 
-def store(**more: Any) -> GroupStore:
-    one = job(**more)
-    return GroupStore(one, Shares(one.num_repeat, 300.0, Clock()))
+def store(rows: list[Row] | None = None, **more: Any) -> Collection:
+    told: list[Row] = [] if rows is None else rows
+    collection = Collection(job(**more), clock=Clock(), append=lambda *new: told.extend(new))
+    collection.seen("me")
+    return collection
 
 
-def fill(groups: GroupStore, *tasks: str) -> list[Dropped]:
-    return [dropped for task in tasks for dropped in groups.add("me", trajectory(task))]
+def fill(collection: Collection, *tasks: str) -> list[Dropped]:
+    return [dropped for task in tasks for dropped in collection.add("me", trajectory(task))]
 
 
-def failed(groups: GroupStore) -> list[Dropped]:
-    fill(groups, "a", "a")
-    batch = groups.take().batch_id
-    failures = [groups.fail(batch) for _ in range(3)]
+def failed(collection: Collection) -> list[Dropped]:
+    fill(collection, "a", "a")
+    batch = collection.take().batch_id
+    failures = [collection.fail(batch) for _ in range(3)]
     return [failure.dropped for failure in failures if failure is not None and failure.dropped is not None]
 
 
-def lost(groups: GroupStore) -> list[Dropped]:
-    return fill(groups, "a") + groups.lose("a")
+def lost(collection: Collection) -> list[Dropped]:
+    return fill(collection, "a") + collection.lose("a")
 
 
-def uninformative(groups: GroupStore) -> list[Dropped]:
-    return fill(groups, "a", "a")
+def uninformative(collection: Collection) -> list[Dropped]:
+    return fill(collection, "a", "a")
 
 
-def stale(groups: GroupStore) -> list[Dropped]:
-    return fill(groups, "a") + groups.advance(2)
+def stale(collection: Collection) -> list[Dropped]:
+    return fill(collection, "a") + collection.advance(2)
 
 
-def evicted(groups: GroupStore) -> list[Dropped]:
-    fill(groups, "a", "b", "c", "d")
-    return groups.make_room(0, 1, ready=False)[1]
+def evicted(collection: Collection) -> list[Dropped]:
+    fill(collection, "a", "b", "c", "d")
+    assert collection.admit("me", "train", 1, None) == ""
+    return []
 
 
 @pytest.mark.parametrize(
@@ -58,21 +63,29 @@ def evicted(groups: GroupStore) -> list[Dropped]:
 )
 def test_what_is_dropped_says_why(drop: Any, words: str) -> None:
     collection = "finish_enough_non_dummy_tasks" if drop is uninformative else "finish_enough_tasks"
-    (dropped,) = drop(store(batch_size=1, max_cached_episodes=1, collection=collection))
-    assert (dropped.cause, dropped.reason) == (drop.__name__, words)
-    assert set(dropped.client_uuids) == {"me"} and len(dropped.client_uuids) == len(dropped.episode_uuids)
+    rows: list[Row] = []
+    dropping = store(rows, batch_size=1, max_cached_episodes=1, collection=collection)
+    told = drop(dropping)
+    (row,) = [row for row in rows if isinstance(row, StateRow) and row.state is EpisodeState.DROPPED]
+    assert (row.cause, row.reason) == (drop.__name__, words)
+    for dropped in told:
+        assert (dropped.cause, dropped.reason, dropped.episode_uuids) == (row.cause, words, row.episode_uuids)
+        assert set(dropped.client_uuids) == {"me"} and len(dropped.client_uuids) == len(dropped.episode_uuids)
+    assert bool(told) == (drop is not evicted)
+    (client,) = dropping.rows()
+    assert client.dropped == len(row.episode_uuids)
 
 
 def test_losses_without_a_finished_episode_are_bounded() -> None:
-    groups = store(batch_size=1, max_cached_episodes=1)
-    for n in range(groups.bound + 1):
-        groups.lose(f"t{n}")
-    fill(groups, "t0", "t0", f"t{groups.bound}")
-    assert groups.tasks() == {"t0": 2}, "the oldest loss was forgotten, the latest was not"
+    collection = store(batch_size=1, max_cached_episodes=1)
+    for n in range(collection.bound + 1):
+        collection.lose(f"t{n}")
+    fill(collection, "t0", "t0", f"t{collection.bound}")
+    assert collection.groups.tasks() == {"t0": 2}, "the oldest loss was forgotten, the latest was not"
 
 
 def test_a_group_with_equal_rewards_and_a_credit_teaches_something() -> None:
-    groups = store(batch_size=1, collection="finish_enough_non_dummy_tasks")
-    groups.add("me", trajectory("a", reward=1.0))
-    assert groups.add("me", structs.replace(trajectory("a", reward=1.0), credit=-0.5)) == []
-    assert groups.ready()
+    collection = store(batch_size=1, collection="finish_enough_non_dummy_tasks")
+    collection.add("me", trajectory("a", reward=1.0))
+    assert collection.add("me", structs.replace(trajectory("a", reward=1.0), credit=-0.5)) == []
+    assert collection.ready

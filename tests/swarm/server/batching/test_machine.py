@@ -250,7 +250,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.check_dropped(expected)
         assert (reason == "") == (not waits)
         if waits:
-            assert self.collection.ready or self.collection.groups.outstanding, "it waits for nothing"
+            assert self.collection.ready or self.collection.outstanding, "it waits for nothing"
             return False
         self.collection.claimed(client, episode_type, task, count)
         self.running += [(client, episode_type, task)] * count
@@ -381,7 +381,7 @@ class CollectionMachine(RuleBasedStateMachine):
             self.out = None
 
     def give_back(self) -> None:
-        assert self.collection.groups.give_back() == (self.out is not None and not self.back)
+        assert self.collection.give_back() == (self.out is not None and not self.back)
         self.back = True
 
     @rule(version=st.sampled_from([1, 1, 1, 0]))
@@ -480,7 +480,7 @@ class CollectionMachine(RuleBasedStateMachine):
         assert self.collection.groups.episodes == len(self.waiting())
         assert self.collection.groups.whole_groups == len(self.whole)
         assert self.collection.shares.running == sum(kind == "train" for _, kind, _ in self.running)
-        assert self.collection.groups.outstanding is self.out
+        assert self.collection.outstanding is self.out
 
     @invariant()
     def it_is_ready_when_the_model_is(self) -> None:

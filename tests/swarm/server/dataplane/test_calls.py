@@ -32,7 +32,7 @@ async def test_a_call_that_is_not_on_disk_when_its_episode_ends_is_not_trained()
     journal.gate.clear()
     second.record({0: call(2)})
     delivery = asyncio.create_task(second.synced())
-    ending = asyncio.create_task(controller.end("me", "a", ends(one), as_group=False))
+    ending = asyncio.create_task(controller.episodes.end("me", "a", ends(one), as_group=False))
     await asyncio.sleep(0)
     journal.gate.set()
     assert await asyncio.wait_for(ending, 20) == ""

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from swarm.server.engine.controller import Controller
+from swarm.server.engine.requests import EpisodeRequests
 from tests.standins.vllm import (
     plain,
     role_chunk,
@@ -45,14 +45,14 @@ async def test_the_end_is_told_once_it_is_on_disk(
 ) -> None:
     rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), token_chunk([6], "stop"), usage_chunk(2)))
     on_disk: list[bool] = []
-    synced = Controller.synced
+    synced = EpisodeRequests.synced
 
-    async def watched(controller: Controller) -> None:
+    async def watched(requests: EpisodeRequests) -> None:
         assert ENDS[path] not in told
-        await synced(controller)
+        await synced(requests)
         on_disk.append(True)
 
-    monkeypatch.setattr(Controller, "synced", watched)
+    monkeypatch.setattr(EpisodeRequests, "synced", watched)
     told = ""
     response = await rig.client.send(request(episode, path, stream=True), stream=True)
     async for text in response.aiter_text():

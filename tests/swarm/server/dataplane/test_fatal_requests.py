@@ -23,11 +23,11 @@ POISONED: list[Any] = [{"role": "user", "content": f"{POISON} apple"}]
 
 async def restarted(rig: Rig) -> None:
     """Another engine serves."""
-    rig.controller.died("vLLM died: RuntimeError: no", cause="RuntimeError: no")
+    rig.controller.engine.died("vLLM died: RuntimeError: no", cause="RuntimeError: no")
     rig.controller.offline("vLLM died")
     rig.vllm.dead.clear()
     rig.controller.boot()
-    rig.controller.rollout_ready(ready(rig.vllm_address, version=rig.controller.policy_version))
+    rig.controller.rollout_ready(ready(rig.vllm_address, version=rig.controller.engine.policy_version))
 
 
 async def asked(rig: Rig, **body: Any) -> httpx.Response:
@@ -77,7 +77,7 @@ async def test_the_budget_of_restarts_is_not_spent(rig: Rig) -> None:
         for _ in range(2):
             await kills(rig, temperature=number / 10)
         assert (await (await rig.claim()).chat()).status_code == 200
-    failure = rig.controller.failure
+    failure = rig.controller.engine.failure
     assert failure is not None and (failure.count, failure.unexplained, failure.repeated) == (8, 0, False)
     assert "refused from now on" in failure.reason
 
@@ -85,8 +85,8 @@ async def test_the_budget_of_restarts_is_not_spent(rig: Rig) -> None:
 async def test_an_engine_that_dies_of_everything_is_given_up(rig: Rig) -> None:
     async def one(number: int) -> EngineFailure:
         await kills(rig, temperature=number / 10)
-        assert rig.controller.failure is not None
-        return rig.controller.failure
+        assert rig.controller.engine.failure is not None
+        return rig.controller.engine.failure
 
     assert not (await one(1)).repeated
     assert (await one(2)).repeated, "it answered nobody in between"

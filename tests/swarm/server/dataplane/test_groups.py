@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from swarm.errors import UnavailableError
-from swarm.server.engine.controller import Controller
+from swarm.server.engine.requests import EpisodeRequests
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
@@ -325,12 +325,12 @@ async def test_what_cannot_be_continued_is_quarantined_alone(rig: Rig) -> None:
 async def test_an_answer_that_the_disk_does_not_take_is_not_given_and_not_trained(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(self: Controller) -> None:
+    async def full(self: EpisodeRequests) -> None:
         raise UnavailableError("the disk is full", code="journal_unavailable")
 
     group = await claim_group(rig)
     with monkeypatch.context() as patch:
-        patch.setattr(Controller, "synced", full)
+        patch.setattr(EpisodeRequests, "synced", full)
         response = await group.chat()
         assert (response.status_code, response.json()["error"]["code"]) == (503, "journal_unavailable")
     assert all("could not be delivered" in why for why in group.quarantined)
@@ -342,14 +342,14 @@ async def test_the_end_of_an_answer_waits_for_the_disk(
 ) -> None:
     written, waiting = asyncio.Event(), asyncio.Event()
 
-    async def slow(self: Controller) -> None:
+    async def slow(self: EpisodeRequests) -> None:
         waiting.set()
         await written.wait()
 
     ends = [token_chunk([5], "stop"), of(1, token_chunk([6], "stop"))]
     rig.vllm.script.append(streamed(role_chunk(), *ends, usage_chunk(2)) if streaming else plain([5]))
     group = await claim_group(rig)
-    monkeypatch.setattr(Controller, "synced", slow)
+    monkeypatch.setattr(EpisodeRequests, "synced", slow)
     call = asyncio.create_task(stream(group) if streaming else group.chat())
     async with asyncio.timeout(10):
         await waiting.wait()

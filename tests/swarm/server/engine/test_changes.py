@@ -45,7 +45,7 @@ class Engine:
         if for_good:
             self.controller.run_stopped()
         await self.stopping.wait()
-        if self.controller.state is not EngineState.OFFLINE:
+        if self.controller.engine.state is not EngineState.OFFLINE:
             self.controller.offline("stopped")
 
 
@@ -66,7 +66,7 @@ async def test_an_engine_that_is_stopped_during_a_forced_change_stays_stopped(tm
     engine.stopping.set()
     await asyncio.gather(change, stop)
     assert engine.did == ["stop", "start", "stop for good"]
-    assert engine.controller.state is EngineState.OFFLINE
+    assert engine.controller.engine.state is EngineState.OFFLINE
 
 
 async def test_a_damaged_snapshot_does_not_stop_the_engine(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ async def test_a_job_that_differs_begins_a_new_run_and_says_so(tmp_path: Path, l
     engine = Engine()
     controller, changes = engine.controller, changes_of(engine, tmp_path)
     finish(controller, await claim(controller, 2), "a")
-    before = controller.run_id
+    before = controller.run.run_id
     answer = await changes.sync_job(dump_job(JOB), {"lr": lr}, force=True)
     assert (answer.restarted, answer.new_run) == (True, lr != JOB.lr)
-    assert (controller.run_id != before) == answer.new_run
+    assert (controller.run.run_id != before) == answer.new_run
     assert controller.pool.information().completed_tasks == (0 if answer.new_run else 1)

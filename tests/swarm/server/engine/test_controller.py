@@ -59,13 +59,13 @@ def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB, **config:
 
 
 async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[Claim]:
-    grant = await controller.claim(ClaimWish("me", episodes=count), wait)
+    grant = await controller.episodes.claim(ClaimWish("me", episodes=count), wait)
     assert isinstance(grant, Grant), grant
     return list(grant.claims)
 
 
 async def refusal(controller: Controller, count: int = 1, wait: float = 0.0) -> str:
-    outcome = await controller.claim(ClaimWish("me", episodes=count), wait)
+    outcome = await controller.episodes.claim(ClaimWish("me", episodes=count), wait)
     assert isinstance(outcome, str), outcome
     return outcome
 
@@ -82,7 +82,7 @@ def finish(controller: Controller, claims: list[Claim], task: str, reward: float
     for one in claims:
         sample(controller.pool, one)
     controller.pool.end("me", task, ends(*claims, reward=reward), as_group=True)
-    controller.pool_changed()
+    controller.episodes.pool_changed()
 
 
 async def out(controller: Controller) -> TrainBatch:
@@ -98,7 +98,7 @@ async def test_a_sync_that_nobody_agreed_to_ends_no_agreement() -> None:
     batch = await out(controller)
     controller.step_done(done(batch))
     controller.rollout_ready(ready(1, batch.batch_id))
-    assert controller.state is EngineState.ROLLING and controller.agreement_over == -math.inf
+    assert controller.engine.state is EngineState.ROLLING and controller.episodes.agreement_over == -math.inf
 
 
 async def test_why_a_claim_fails() -> None:
@@ -108,7 +108,7 @@ async def test_why_a_claim_fails() -> None:
     controller.sync_job(JOB)
     assert "Engine is offline" in await refusal(controller)
     controller.boot()
-    controller.progress("loading the model", "shard 1/2")
+    controller.engine.progress("loading the model", "shard 1/2")
     assert "loading the model: shard 1/2" in await refusal(controller)
     controller.rollout_ready(ready())
     claims = await claim(controller, 4)
@@ -117,7 +117,7 @@ async def test_why_a_claim_fails() -> None:
     finish(controller, claims[:2], "a")
     straggler = await claim(controller, 1)
     finish(controller, claims[2:], "b")
-    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    await controller.engine.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
     assert await refusal(controller) == SYNCING
     assert controller.pool.running.of("me", straggler[0].episode_uuid) is None
     await feed
@@ -180,18 +180,18 @@ async def test_a_request_that_is_repeated_gets_the_answer_that_it_got() -> None:
     controller = rolling()
     batch = await out(controller)
     assert controller.rollout_ready(ready()) is batch, "the answer may be lost"
-    assert controller.state is EngineState.WEIGHT_SYNCING
+    assert controller.engine.state is EngineState.WEIGHT_SYNCING
     controller.step_done(done(batch))
     assert controller.rollout_ready(ready(7)) is None, "it has been answered, and that batch is trained"
-    assert (controller.state, controller.policy_version) == (EngineState.WEIGHT_SYNCING, 0)
+    assert (controller.engine.state, controller.engine.policy_version) == (EngineState.WEIGHT_SYNCING, 0)
     assert controller.rollout_ready(ready(1, batch.batch_id)) is None
-    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert (controller.engine.state, controller.engine.policy_version) == (EngineState.ROLLING, 1)
     assert controller.rollout_ready(ready()) is None
-    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert (controller.engine.state, controller.engine.policy_version) == (EngineState.ROLLING, 1)
     following = await out(controller)
     assert following is not batch
     assert controller.rollout_ready(ready()) is following, "who asks so late has not asked for it, but drops it"
-    assert controller.state is EngineState.WEIGHT_SYNCING
+    assert controller.engine.state is EngineState.WEIGHT_SYNCING
 
 
 async def test_a_step_that_is_reported_after_its_batch_came_back_is_recorded() -> None:
@@ -250,15 +250,15 @@ async def test_an_engine_that_asks_again_while_its_batch_waits_for_the_disk_gets
     finish(controller, await claim(controller, 2), "a")
     finish(controller, await claim(controller, 2), "b")
     journal.gate.clear()
-    await controller.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
+    await controller.engine.wait_for_state([EngineState.WEIGHT_SYNCING], LONG)
     controller.rollout_ready(ready())
     journal.gate.set()
     batch = await asyncio.wait_for(feed, LONG)
-    assert controller.state is EngineState.WEIGHT_SYNCING
+    assert controller.engine.state is EngineState.WEIGHT_SYNCING
     assert not controller.pool.collection.ready
     controller.step_done(done(batch))
     controller.rollout_ready(ready(1, batch.batch_id))
-    assert controller.state is EngineState.ROLLING
+    assert controller.engine.state is EngineState.ROLLING
     assert not controller.pool.collection.ready
 
 
@@ -270,10 +270,10 @@ async def test_what_is_told_is_on_disk() -> None:
     journal.gate.clear()
     late = ends(second)
     works = [
-        asyncio.create_task(controller.end("me", "a", ends(first), as_group=False)),
-        asyncio.create_task(controller.abort("me", second.episode_uuid)),
-        asyncio.create_task(controller.can_continue("me", second.episode_uuid)),
-        asyncio.create_task(controller.end("me", "a", late, as_group=False)),
+        asyncio.create_task(controller.episodes.end("me", "a", ends(first), as_group=False)),
+        asyncio.create_task(controller.episodes.abort("me", second.episode_uuid)),
+        asyncio.create_task(controller.episodes.can_continue("me", second.episode_uuid)),
+        asyncio.create_task(controller.episodes.end("me", "a", late, as_group=False)),
     ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -287,16 +287,16 @@ async def test_a_disk_that_fails_loses_nothing_that_is_repeated() -> None:
     journal = MemoryJournal()
     controller = rolling(journal)
     journal.failing = True
-    grant = await controller.claim(ClaimWish("me"))
+    grant = await controller.episodes.claim(ClaimWish("me"))
     assert isinstance(grant, Grant)
     (one,) = grant.claims
     sample(controller.pool, one)
     journal.failing = True
     for _ in range(2):
         with pytest.raises(UnavailableError):
-            await controller.end("me", "a", ends(one), as_group=False, end_key="e")
+            await controller.episodes.end("me", "a", ends(one), as_group=False, end_key="e")
     journal.failing = False
-    assert await controller.end("me", "a", ends(one), as_group=False, end_key="e") == ""
+    assert await controller.episodes.end("me", "a", ends(one), as_group=False, end_key="e") == ""
     assert len([r for r in journal.of(EndRow) if r.how == "ended"]) == 1
     assert controller.pool.information().completed_episodes == 1
 
@@ -307,11 +307,11 @@ async def test_new_claims_are_refused_while_the_disk_fails() -> None:
     journal.error = "no space"
     for _ in range(2):
         with pytest.raises(UnavailableError, match="no space") as refused:
-            await controller.claim(ClaimWish("me"))
+            await controller.episodes.claim(ClaimWish("me"))
         assert refused.value.code == "journal_unavailable"
     assert not controller.pool.running
     journal.error = ""
-    assert isinstance(await controller.claim(ClaimWish("me")), Grant)
+    assert isinstance(await controller.episodes.claim(ClaimWish("me")), Grant)
 
 
 async def test_claims_keep_the_pace_of_a_slow_disk() -> None:
@@ -319,14 +319,14 @@ async def test_claims_keep_the_pace_of_a_slow_disk() -> None:
     controller = rolling(journal)
     journal.behind = True
     journal.gate.clear()
-    claiming = asyncio.create_task(controller.claim(ClaimWish("me")))
+    claiming = asyncio.create_task(controller.episodes.claim(ClaimWish("me")))
     await anyio.wait_all_tasks_blocked()
     assert not claiming.done() and not controller.pool.running
     journal.gate.set()
     assert isinstance(await claiming, Grant)
     journal.failing = True
     with pytest.raises(UnavailableError, match="disk is full"):
-        await controller.claim(ClaimWish("me"))
+        await controller.episodes.claim(ClaimWish("me"))
 
 
 async def test_a_claim_that_waits_for_the_disk_does_not_wait_for_room_on_it() -> None:
@@ -334,7 +334,7 @@ async def test_a_claim_that_waits_for_the_disk_does_not_wait_for_room_on_it() ->
     controller = rolling(journal)
     journal.behind = True
     journal.gate.clear()
-    claiming = asyncio.create_task(controller.claim(ClaimWish("me")))
+    claiming = asyncio.create_task(controller.episodes.claim(ClaimWish("me")))
     await anyio.wait_all_tasks_blocked()
     journal.error = "database or disk is full"
     with pytest.raises(UnavailableError, match="disk is full"):
@@ -356,7 +356,7 @@ async def test_an_equal_job_keeps_the_pool_another_one_does_not() -> None:
     controller.sync_job(JOB.model_copy(update={"lr": 0.5}))
     assert controller.pool.information().completed_tasks == 0
     with pytest.raises(ConflictError) as late:
-        await controller.end("me", "a", ends(running), as_group=False)
+        await controller.episodes.end("me", "a", ends(running), as_group=False)
     assert late.value.code == "episode_deleted"
     first, same, other = [record.run_id for record in journal.of(RunRow)]
     assert first == same != other
@@ -445,7 +445,7 @@ async def test_a_run_that_goes_on_waits_for_nobody_of_the_run_before() -> None:
     controller.rollout_ready(ready())
     feed = asyncio.create_task(controller.next_batch())
     finish(controller, await claim(controller, 2), "a")
-    assert (await controller.agree("me")).success
+    assert (await controller.episodes.agree("me")).success
     await asyncio.wait_for(feed, LONG)
 
 
@@ -458,9 +458,9 @@ def take_part(controller: Controller, client: str) -> None:
 async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
     controller = opened()
     controller.sync_job(JOB)
-    expire = asyncio.create_task(controller.expire())
+    expire = asyncio.create_task(controller.episodes.expire())
     try:
-        gone = asyncio.create_task(controller.claim(ClaimWish("gone", idle_timeout=0.05, episodes=4), LONG))
+        gone = asyncio.create_task(controller.episodes.claim(ClaimWish("gone", idle_timeout=0.05, episodes=4), LONG))
         following = asyncio.create_task(claim(controller, 4, wait=LONG))
         await asyncio.sleep(0)
         controller.boot()
@@ -474,13 +474,13 @@ async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
 async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agreement() -> None:
     job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
     controller = rolling(job=job, client_timeout=0.1)
-    expire = asyncio.create_task(controller.expire())
+    expire = asyncio.create_task(controller.episodes.expire())
     try:
         finish(controller, await claim(controller, 2), "a")
         controller.offline("crashed")
         controller.boot()
         take_part(controller, "dead")
-        assert (await controller.agree("me")).success
+        assert (await controller.episodes.agree("me")).success
         for _ in range(10):
             # clients' time stands still, so the watcher goes to rest without a deadline
             await asyncio.sleep(0)

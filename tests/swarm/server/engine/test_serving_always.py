@@ -42,11 +42,11 @@ def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB) -> Contro
 
 
 async def gateway_claim(controller: Controller, wait: float = LONG) -> object:
-    return await controller.claim(ClaimWish("gateway", episodes=2, unless_batch_waits=True), wait)
+    return await controller.episodes.claim(ClaimWish("gateway", episodes=2, unless_batch_waits=True), wait)
 
 
 async def evaluations(controller: Controller, count: int) -> Grant:
-    grant = await controller.claim(ClaimWish("me", episodes=count, episode_type="eval"), LONG)
+    grant = await controller.episodes.claim(ClaimWish("me", episodes=count, episode_type="eval"), LONG)
     assert isinstance(grant, Grant)
     return grant
 
@@ -67,14 +67,14 @@ async def test_episodes_run_on_while_the_trainer_computes_and_the_weights_change
     controller = rolling()
     running = await claim(controller, 2)
     batch = await out(controller)
-    assert controller.state is EngineState.ROLLING
+    assert controller.engine.state is EngineState.ROLLING
     begun = await claim(controller, 2)
     controller.weight_sync_begins()
-    assert controller.state is EngineState.WEIGHT_SYNCING and controller.policy_version == 0
+    assert controller.engine.state is EngineState.WEIGHT_SYNCING and controller.engine.policy_version == 0
     queued = await waiting(controller, 2)
     finish(controller, running, "c")
     controller.weights_synced(1)
-    assert (controller.state, controller.policy_version) == (EngineState.ROLLING, 1)
+    assert (controller.engine.state, controller.engine.policy_version) == (EngineState.ROLLING, 1)
     assert len(await asyncio.wait_for(queued, LONG)) == 2
     controller.step_done(done(batch))
     controller.rollout_ready(always(1, batch.batch_id))
@@ -116,7 +116,7 @@ async def test_no_more_begin_than_come_in_time_while_the_trainer_computes(max_st
     assert await refusal(controller) == BATCH_WAITS, "it waits instead of running"
     queued = await waiting(controller, 2)
     controller.pool.abort("me", running[1][0].episode_uuid)
-    controller.pool_changed()
+    controller.episodes.pool_changed()
     assert len(await asyncio.wait_for(queued, LONG)) == 2, "one was given up, and its place is free"
     patient = await waiting(controller, 2)
     step(controller, first, 1)
@@ -134,7 +134,7 @@ async def test_a_claim_that_gives_way_leaves_the_queue_when_enough_run() -> None
     assert not unsure.done(), "all slots are taken"
     for one in others.claims[:4]:
         controller.pool.abort("me", one.episode_uuid)
-    controller.pool_changed()
+    controller.episodes.pool_changed()
     assert await asyncio.wait_for(unsure, LONG) == BATCH_WAITS
     assert len(await last) == 2
 
@@ -224,11 +224,11 @@ async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again(
     running = await claim(controller, 2)
     batch = await out(controller)
     unsure = asyncio.create_task(gateway_claim(controller))
-    serving = controller.serving
+    served = controller.engine.served
     await asyncio.wait_for(unsure, LONG)
     job = controller.trainer_died("killed")
-    assert (controller.state, job.resume, controller.policy_version) == (EngineState.BOOTING, False, 0)
-    assert controller.serving is serving and not serving.gone.happened, "calls would be cut off"
+    assert (controller.engine.state, job.resume, controller.engine.policy_version) == (EngineState.BOOTING, False, 0)
+    assert controller.engine.served is served and not served.gone.happened, "calls would be cut off"
     status = controller.status()
     assert (status.serving, status.training_seconds) == ("always", None)
     assert status.engine_failure is not None and status.engine_failure.count == 1
@@ -236,16 +236,16 @@ async def test_a_trainer_that_dies_leaves_vllm_serving_and_gets_its_batch_again(
     patient = await waiting(controller, 2)
     finish(controller, running, "finished meanwhile")
     controller.trainer_died("killed again")
-    assert controller.failure is not None and controller.failure.count == 2
+    assert controller.engine.failure is not None and controller.engine.failure.count == 2
     # the other trainer transfers its weights before it asks for a batch
     synced(controller, 3)
-    assert (controller.state, controller.policy_version) == (EngineState.BOOTING, 3)
+    assert (controller.engine.state, controller.engine.policy_version) == (EngineState.BOOTING, 3)
     controller.rollout_ready(always(3))
-    assert controller.state is EngineState.ROLLING and not controller.serving.gone.happened
+    assert controller.engine.state is EngineState.ROLLING and not controller.engine.served.gone.happened
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
     assert len(await asyncio.wait_for(patient, LONG)) == 2
     step(controller, batch, 4)
-    assert controller.failure is None
+    assert controller.engine.failure is None
     assert isinstance(await gateway_claim(controller), Grant)
 
 
@@ -255,12 +255,12 @@ async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_
         await out(controller) if not controller.pool.collection.ready else await controller.next_batch()
         controller.trainer_died("out of memory")
         controller.rollout_ready(always())
-    assert controller.pool.collection.groups.outstanding is None and controller.pool.collection.dropped == 4
+    assert controller.pool.collection.outstanding is None and controller.pool.collection.dropped == 4
     controller.trainer_died("out of memory")
     controller.weight_sync_begins()
-    assert not controller.serves, "another trainer would find a paused vLLM"
+    assert not controller.engine.states.outlives_trainer, "another trainer would find a paused vLLM"
     controller.rollout_ready(always())
-    assert controller.serves
+    assert controller.engine.states.outlives_trainer
     controller.trainer_died("out of memory")
     controller.offline("vLLM died, too")
-    assert not controller.serves and not controller.pool.needs_none
+    assert not controller.engine.states.outlives_trainer and not controller.pool.needs_none

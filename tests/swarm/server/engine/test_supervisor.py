@@ -62,9 +62,14 @@ async def fill_a_batch(controller: Controller) -> None:
         finish(controller, await claim(controller, 2, LONG), task)
 
 
+async def serves_version(controller: Controller, version: int) -> bool:
+    engine = controller.engine
+    return await engine.changed.until(lambda: engine.policy_version == version, LONG)
+
+
 async def reach(controller: Controller, state: EngineState) -> None:
-    await controller.wait_for_state([state], LONG)
-    assert controller.state is state, controller.status()
+    await controller.engine.wait_for_state([state], LONG)
+    assert controller.engine.state is state, controller.status()
 
 
 def alive(pid: int) -> bool:
@@ -78,18 +83,18 @@ async def test_boot_train_stop(tmp_path: Path) -> None:
     journal = MemoryJournal()
     async with engine(tmp_path, "train", journal=journal) as (controller, supervisor):
         pid = await supervisor.start()
-        assert (controller.state, controller.engine_pid) == (EngineState.BOOTING, pid)
+        assert (controller.engine.state, controller.engine.pid) == (EngineState.BOOTING, pid)
         with pytest.raises(ConflictError, match="stop it"):
             await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         # it comes from the driver: between the two roles' messages there is no order
         async with asyncio.timeout(LONG):
-            while controller.resolved_config is None:
+            while controller.engine.resolved_config is None:
                 await anyio.lowlevel.checkpoint()
-        assert controller.resolved_config == {"lr": JOB.lr}
+        assert controller.engine.resolved_config == {"lr": JOB.lr}
         for step in (1, 2):
             await fill_a_batch(controller)
-            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+            assert await serves_version(controller, step)
         assert [s.metrics["loss"] for s in controller.status().steps] == [0.25, 0.25]
         assert controller.status().steps[-1].metrics["swarm/episodes"] == 4.0
         await supervisor.stop()
@@ -140,8 +145,8 @@ async def test_an_engine_that_does_not_run_the_synced_code_does_not_boot(
     folder = sync_code(tmp_path / "run")
     async with engine(tmp_path, mode, allow_code_sync=True) as (controller, supervisor):
         await supervisor.start()
-        await controller.wait_for_state([EngineState.ROLLING, EngineState.OFFLINE], LONG)
-        assert controller.state is EngineState.OFFLINE
+        await controller.engine.wait_for_state([EngineState.ROLLING, EngineState.OFFLINE], LONG)
+        assert controller.engine.state is EngineState.OFFLINE
         detail = controller.status().engine.engine_status_detail
         assert said in detail and str(folder) in detail
     assert "import the synced code" not in caplog.text
@@ -195,7 +200,7 @@ async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_p
         await reach(controller, EngineState.ROLLING)
         assert controller.status().engine_failure == failure, "it is not forgotten by a start alone"
         await fill_a_batch(controller)
-        assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
+        assert await serves_version(controller, 1)
         assert controller.status().engine_failure is None
         os.kill(pid, 9)
         await reach(controller, EngineState.OFFLINE)
@@ -208,13 +213,13 @@ async def test_a_trainer_that_dies_beside_its_vllm_is_started_again(tmp_path: Pa
     async with engine(tmp_path, "mortal") as (controller, supervisor):
         pid = await supervisor.start()
         await reach(controller, EngineState.ROLLING)
-        gone = controller.serving.gone
+        gone = controller.engine.served.gone
         await fill_a_batch(controller)
         await reach(controller, EngineState.BOOTING)
-        assert controller.failure == EngineFailure(reason="the trainer failed: out of memory", count=1)
-        assert controller.serves
-        assert await controller._changed.until(lambda: controller.policy_version == 1, LONG)
-        assert (controller.engine_pid, controller.failure, gone.happened) == (pid, None, False)
+        assert controller.engine.failure == EngineFailure(reason="the trainer failed: out of memory", count=1)
+        assert controller.engine.states.outlives_trainer
+        assert await serves_version(controller, 1)
+        assert (controller.engine.pid, controller.engine.failure, gone.happened) == (pid, None, False)
         [step] = controller.status().steps
         assert step.metrics["swarm/episodes"] == 4.0, "another batch than the one on which the first trainer died"
 
@@ -224,20 +229,20 @@ async def test_a_trainer_that_dies_again_and_again_ends_the_engine(tmp_path: Pat
         await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         await fill_a_batch(controller)
-        assert await controller._changed.until(lambda: controller.pool.collection.dropped == 4, LONG)
+        assert await controller.engine.changed.until(lambda: controller.pool.collection.dropped == 4, LONG)
         await reach(controller, EngineState.ROLLING)
         await fill_a_batch(controller)
         await reach(controller, EngineState.OFFLINE)
-        assert controller.failure is not None and controller.failure.count > MAX_RESTARTS
-        assert "the trainer failed: out of memory" in controller.failure.reason
-        assert not controller.serves
+        assert controller.engine.failure is not None and controller.engine.failure.count > MAX_RESTARTS
+        assert "the trainer failed: out of memory" in controller.engine.failure.reason
+        assert not controller.engine.states.outlives_trainer
 
 
 async def test_a_start_that_fails_counts_as_a_death(tmp_path: Path) -> None:
     async with engine(tmp_path, "", ("/nonexistent/engine",)) as (controller, supervisor):
         with pytest.raises(EngineError, match="could not be started"):
             await supervisor.start()
-        assert controller.state is EngineState.OFFLINE
+        assert controller.engine.state is EngineState.OFFLINE
         failure = controller.status().engine_failure
         assert failure is not None and "could not be started" in failure.reason
 
@@ -262,7 +267,7 @@ async def test_a_batch_on_which_an_engine_fails_goes_to_the_next(tmp_path: Path)
             await supervisor.stop()
             assert "out of memory" in controller.status().engine.engine_status_detail
             assert journal.failures == list(range(1, attempt + 1))
-        assert controller.pool.collection.groups.outstanding is not None
+        assert controller.pool.collection.outstanding is not None
         assert not journal.stops
         await supervisor.stop(for_good=True)
         assert journal.stops == 1, "also a run whose engine has crashed is ended by a stop"
@@ -288,7 +293,7 @@ async def test_a_step_that_was_done_is_recorded_however_late_the_engine_says_so(
         (batch,) = [record.batch for record in journal.of(BatchRow)]
         assert [record.result.batch_id for record in journal.of(StepRow)] == [batch.batch_id]
         assert not journal.failures
-        assert controller.pool.collection.groups.outstanding is None
+        assert controller.pool.collection.outstanding is None
         failure = controller.status().engine_failure
         assert failure is None if mode == "late" else failure is not None and failure.count == 1
 
@@ -300,7 +305,7 @@ async def test_requests_that_come_again_too_late_change_nothing(tmp_path: Path) 
         await reach(controller, EngineState.ROLLING)
         for step in (1, 2):
             await fill_a_batch(controller)
-            assert await controller._changed.until(lambda step=step: controller.policy_version == step, LONG)
+            assert await serves_version(controller, step)
         assert [record.result.step for record in journal.of(StepRow)] == [1, 2]
         assert len(journal.of(BatchRow)) == 2
 
@@ -312,7 +317,7 @@ async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) ->
         for _ in range(3):
             with pytest.raises(EngineError, match="the disk is full"):
                 await supervisor.start()
-        assert controller.state is EngineState.OFFLINE
+        assert controller.engine.state is EngineState.OFFLINE
         failure = controller.status().engine_failure
         assert failure is not None and failure.count == 1, "no lack of room makes anybody give up"
         journal.failing = False
@@ -354,7 +359,7 @@ async def test_stop_while_booting(tmp_path: Path) -> None:
     async with engine(tmp_path, "mute") as (controller, supervisor):
         pid = await supervisor.start()
         await asyncio.gather(supervisor.stop(), supervisor.stop())
-        assert controller.state is EngineState.OFFLINE
+        assert controller.engine.state is EngineState.OFFLINE
         assert not alive(pid)
 
 

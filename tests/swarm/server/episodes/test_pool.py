@@ -12,14 +12,13 @@ from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
-from swarm.states import EngineState
+from swarm.states import EngineStates, Serving, Trainer
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
 from tests.token_data import model_call
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
-OFFLINE, ROLLING = EngineState.OFFLINE, EngineState.ROLLING
-POST, SYNCING = EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING
+OFFLINE, ROLLING = EngineStates(), EngineStates(Serving.UP, Trainer.IDLE)
 
 
 CALLS = itertools.count()
@@ -35,7 +34,7 @@ class Clock:
 def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Row] | None = None) -> EpisodePool:
     told: list[Row] = [] if records is None else records
     pool = EpisodePool(job, lambda *new: told.extend(new), clock=clock or Clock())
-    pool.enter(ROLLING)
+    pool.follow(ROLLING)
     return pool
 
 
@@ -84,9 +83,9 @@ def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
         pool.begin_run("r", job, "another")
         pool.collection.seen("me", train=True)
         clock.now += 1e6
-        pool.enter(ROLLING)
+        pool.follow(ROLLING)
         assert [row.active for row in pool.collection.rows()] == [True], job
-        pool.enter(OFFLINE)
+        pool.follow(OFFLINE)
 
 
 def test_unknown_and_doubled_episodes() -> None:
