@@ -166,37 +166,37 @@ def test_an_answer_without_end_does_not_use_up_the_time_of_the_others(gateway: G
     assert judged["rewards"] == [1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("answer", FORGES)
 @pytest.mark.parametrize(
     "test",
     [{"call": "f(2)", "returns": 4}, "assert f(2) == 4", "def check(f):\n    assert f(2) == 4\ncheck(f)"],
     ids=["call", "assert", "check"],
 )
-def test_a_wrong_answer_does_not_look_right(gateway: Gateway, answer: str, test: Any) -> None:
-    right = "def f(x): return x + 2"
-    assert gateway.rewards([FORGES[answer], right], test) == [0.0, 1.0]
+def test_a_wrong_answer_does_not_look_right(gateway: Gateway, test: Any) -> None:
+    *wrong, right = gateway.rewards([*FORGES.values(), "def f(x): return x + 2"], test, seconds=300.0)
+    assert dict(zip(FORGES, wrong, strict=True)) == dict.fromkeys(FORGES, 0.0)
+    assert right == 1.0
 
 
-@pytest.mark.parametrize(
-    ("value", "expected", "reward"),
-    [
-        ("2432902008176640000 + 10**9", 2432902008176640000, 0.0),
-        ("2432902008176640000", 2432902008176640000, 1.0),
-        ("2432902008176640000.0 + 10**9", 2432902008176640000, 0.0),
-        ("3.0", 3, 1.0),
-        ("3.0000000001", 3, 0.0),
-        ("True", 1, 0.0),
-        ("1", True, 0.0),
-        ("0.1 + 0.2", 0.3, 1.0),
-        ("[0.1 + 0.2, {'a': 1}]", [0.3, {"a": 1}], 1.0),
-        ("0.3001", 0.3, 0.0),
-        ("[10**20 + 1]", [10**20], 0.0),
-        ("float('nan')", 0.0, 0.0),
-        ("(1, 2)", [1, 2], 1.0),
-        ("None", 0, 0.0),
-    ],
-)
-def test_integers_are_equal_or_not_and_floats_nearly(
-    gateway: Gateway, value: str, expected: Any, reward: float
-) -> None:
-    assert gateway.rewards([f"def f(): return {value}"], {"call": "f()", "returns": expected}) == [reward]
+VALUES = [
+    ("2432902008176640000 + 10**9", 2432902008176640000, 0.0),
+    ("2432902008176640000", 2432902008176640000, 1.0),
+    ("2432902008176640000.0 + 10**9", 2432902008176640000, 0.0),
+    ("3.0", 3, 1.0),
+    ("3.0000000001", 3, 0.0),
+    ("True", 1, 0.0),
+    ("1", True, 0.0),
+    ("0.1 + 0.2", 0.3, 1.0),
+    ("[0.1 + 0.2, {'a': 1}]", [0.3, {"a": 1}], 1.0),
+    ("0.3001", 0.3, 0.0),
+    ("[10**20 + 1]", [10**20], 0.0),
+    ("float('nan')", 0.0, 0.0),
+    ("(1, 2)", [1, 2], 1.0),
+    ("None", 0, 0.0),
+]
+
+
+def test_integers_are_equal_or_not_and_floats_nearly(gateway: Gateway) -> None:
+    source = "".join(f"def f{number}(): return {value}\n" for number, (value, _, _) in enumerate(VALUES))
+    checks = [{"call": f"f{number}()", "returns": expected} for number, (_, expected, _) in enumerate(VALUES)]
+    rewards = [gateway.rewards([source], check) for check in checks]
+    assert rewards == [[reward] for _, _, reward in VALUES]
