@@ -201,21 +201,21 @@ def test_a_rehearsal_takes_two_steps_and_evaluates_on_few_tasks(file: Callable[.
 
 
 JOB = {"model": "tiny", "batch_size": 2, "num_repeat": 2, "total_training_steps": 2, "max_staleness": 0, "save_freq": 1}
+#: More steps than such a run can do before Ctrl-C reaches it.
+ENDLESS = JOB | {"total_training_steps": 10_000}
 
 
-def interrupted(file: Callable[..., TrainPlan], **job: Any) -> None:
-    """A run of :data:`JOB` that Ctrl-C ends after its first step."""
-    run = Run(file(job={**JOB, **job}, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT))
+def interrupted(file: Callable[..., TrainPlan]) -> None:
+    """A run of :data:`ENDLESS` that Ctrl-C ends at its first step, or a few later: the stand-in is fast."""
+    run = Run(file(job=ENDLESS, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT))
     run()
     assert run.of("step")
 
 
 @pytest.mark.slow
 def test_the_same_command_goes_on_from_the_last_saved_step(file: Callable[..., TrainPlan]) -> None:
-    interrupted(file, total_training_steps=100)
-    run = Run(
-        file(job={**JOB, "total_training_steps": 100}, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT)
-    )
+    interrupted(file)
+    run = Run(file(job=ENDLESS, eval=None), step=lambda: os.kill(os.getpid(), signal.SIGINT))
     run()
     [going_on] = run.of("going_on")
     assert going_on["saved"] >= 1 and run.of("step")[0]["step"] == going_on["saved"] + 1
@@ -223,8 +223,8 @@ def test_the_same_command_goes_on_from_the_last_saved_step(file: Callable[..., T
 
 @pytest.mark.slow
 def test_a_changed_job_is_refused_and_goes_on_if_that_is_said(file: Callable[..., TrainPlan]) -> None:
-    interrupted(file, total_training_steps=100)
-    changed = file(job={**JOB, "total_training_steps": 101, "lr": 1e-5}, eval=None)
+    interrupted(file)
+    changed = file(job=ENDLESS | {"total_training_steps": 10_001, "lr": 1e-5}, eval=None)
     refused = Run(changed)
     with pytest.raises(ConfigError, match=r"differs in lr, total_training_steps: --resume goes on .*--fresh begins"):
         refused()
@@ -240,7 +240,7 @@ def test_a_changed_job_is_refused_and_goes_on_if_that_is_said(file: Callable[...
 def test_going_back_keeps_what_came_after_and_goes_on_from_there(
     file: Callable[..., TrainPlan], tmp_path: Path
 ) -> None:
-    plan = file(job={**JOB, "total_training_steps": 100}, eval=None)
+    plan = file(job=ENDLESS, eval=None)
     counted: list[int] = []
 
     def until(count: int) -> Callable[[], None]:
@@ -276,7 +276,7 @@ def test_another_model_never_goes_on_from_a_checkpoint(file: Callable[..., Train
     interrupted(file)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
-    other = file(job={**JOB, "model": "other"}, eval=None)
+    other = file(job=ENDLESS | {"model": "other"}, eval=None)
     with pytest.raises(ConfigError, match="its weights would replace those of the job's model, 'other'"):
         Run(replace(other, up=replace(other.up, earlier_run="resume")))()
 
