@@ -37,8 +37,9 @@ test: test-fast test-slow test-engine
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
+# one worker more than cores: a fifth of the time these tests wait for processes
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m slow -n $$(($$(nproc) + 1)) --dist worksteal $(ARGS)
 
 test-engine: $(READY)
 	$(BIN)/python -m pytest -m engine tests $(ARGS)
@@ -72,7 +73,7 @@ test-lowest: $(READY)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,parquet,research]'
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
-# opt-in: what CI has no time for: tutorials on the real engine, and a run that is interrupted and resumed
+# opt-in: what CI has no time for: tutorials on the real engine, a run that is interrupted and resumed, a full disk
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long tests/engine tests/tutorial $(ARGS)
 

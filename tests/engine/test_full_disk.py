@@ -17,7 +17,7 @@ from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECON
 from tests.up_process import Up, Users
 
 pytestmark = [
-    pytest.mark.engine,
+    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
 ]
 
