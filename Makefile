@@ -27,6 +27,7 @@ $(READY): requirements/cpu.lock pyproject.toml
 	    || $(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@
+	@echo "installed in $(VENV). Next: . $(BIN)/activate && swarm-gateway --help, or make demo"
 
 demo: $(READY)
 	$(BIN)/python tutorial/opencode_build_concise_agent/demo.py $(ARGS)

@@ -15,7 +15,7 @@ import typer
 
 from gateway.cli.here import run_folder, runs_of
 from gateway.cli.output import print_json, tell
-from gateway.cli.target import AsJson
+from gateway.cli.target import AsJson, RunDir
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 File = Annotated[Path | None, typer.Option("--file", help="the file of keys (the gateway's `keys_file`)")]
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`, which names it")
-]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--run-dir",
-        help="the swarm server's run folder (its `run_dir`); default: of the one that runs here, or runs/default",
-    ),
 ]
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.here import run_folder
 from gateway.cli.output import stage_bars, tell
-from gateway.cli.target import AsJson
+from gateway.cli.target import AsJson, RunDir
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
@@ -56,8 +57,8 @@ def list_models(as_json: AsJson = False) -> None:
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Option(help="run folder; its engine may be running or not")],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder to write, which must not exist")],
+    run_dir: RunDir = None,
     step: Annotated[int | None, typer.Option(min=1, help="of which saved step; default: the last one")] = None,
     best: Annotated[bool, typer.Option("--best", help="of the saved step with the highest reward")] = False,
     merged: Annotated[
@@ -73,6 +74,7 @@ def export(
 
     if best and step is not None:
         raise ConfigError("--step names a step and --best chooses one: give one of them")
+    run_dir = run_folder(run_dir)
     journal = run_dir / "journal.db"
     job, done = load_attribute("swarm.server.journal.lineage:latest_job")(journal)
     folder = checkpoint_folder(job, run_dir)

@@ -39,6 +39,13 @@ ForceRestart = Annotated[
     bool, typer.Option("--force-restart", help="stop an engine that runs, and start it again: the run goes on")
 ]
 Wait = Annotated[float, typer.Option(help="seconds to wait until the restarted engine serves; 0: do not wait")]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        help="the swarm server's run folder (its `run_dir`); default: of the one that runs here, or runs/default",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -26,8 +26,9 @@ gateway = whole.gateway
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("gateway", "swarm", "adapters", "reward_hooks")
 PAGE = ROOT / "docs" / "architecture.md"
-#: product files in all processes, the polls of `/status` and the imports that fall into the request included
-MOST_FILES = 77
+#: product files in all processes, with the polls of `/status`, the imports that fall into the request, and two or three
+#: that a timer or an earlier test of the same process adds
+MOST_FILES = 80
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """``python -m tests.kill --kills 200``: the kill test at full length; prints what it did as JSON.
 
 ``--up``: ``swarm-gateway up`` and what it started are killed instead, and the same command is run again after each;
-``--engine real``: on a tiny model. A Ctrl-C then ends the killing, and the report follows.
+``--engine real``: on a tiny model. A Ctrl-C or a SIGTERM then ends the killing, and the report follows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _kill_up(folder: Path, seed: int, kills: int, *, real: bool) -> dict[str, An
         model = tiny_model.build(folder / "tiny")
         deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
     going = GoingOn(folder, seed, model, deadlines)
-    signal.signal(signal.SIGINT, lambda *_: going.enough.set())
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: going.enough.set())
     going.run(kills)
     return going.summary()
 
