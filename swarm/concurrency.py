@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -46,6 +49,31 @@ def backoff(failures: int, first: float, most: float) -> float:
     d = min(``most``, ``first`` * 2**(failures - 1)), so that those who failed together do not return together."""
     # a power of many failures is no float any more
     return min(most, first * 2 ** min(max(0, failures - 1), 100)) * random.uniform(0.5, 1.0)
+
+
+@contextlib.contextmanager
+def on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Generator[None]:
+    """Call ``act`` at each signal of ``numbers``, in a thread; for the main thread.
+
+    A handler runs in the main thread between two of its instructions. If it sets an event for which the main thread
+    waits, both may want the event's lock, and the process waits for ever.
+    """
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # the one queue that a handler may fill
+
+    def deliver() -> None:
+        while signals.get():
+            act()
+
+    thread = threading.Thread(target=deliver, name="signals", daemon=True)
+    thread.start()
+    previous = {number: signal.signal(number, lambda number, _: signals.put(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signals.put(0)
+        thread.join()
 
 
 class Once:

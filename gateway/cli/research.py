@@ -96,8 +96,8 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     import signal
     import threading
     import time
-    from types import FrameType
 
+    from swarm.concurrency import on_signals
     from swarm.research.code import RUNS
     from swarm.research.lab import Lab
     from swarm.research.ledger import Ledger
@@ -118,13 +118,9 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
         elif words := _words(kind, values):
             typer.echo(f"{at:7.1f} s  {words}")
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
     declared = read_study(folder)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(on_signals(stopping.set, signal.SIGINT, signal.SIGTERM))
         held = stack.enter_context(Ledger(folder))
         if quick:
             # beside the study itself, whose copies of the code it uses: none may run meanwhile

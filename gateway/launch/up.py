@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved
 from gateway.launch.servers import LISTENING, START_DEADLINE, TOKEN_VARIABLE, Gateway, Server, ended, with_servers
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
+from swarm.concurrency import on_signals
 from swarm.errors import ConfigError
 from swarm.http.serve import bind
 from swarm.importer import python_path
@@ -109,20 +109,18 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
     """:func:`run_up` in run folders that are held."""
     up = _Up(plan, on_event, work)
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def stop() -> None:
         (up.hurry if up.stopping.is_set() else up.stopping).set()
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        up.start()
-        up.watch()
-    finally:
+    with on_signals(stop, signal.SIGINT, signal.SIGTERM):
         try:
-            up.stop()
+            up.start()
+            up.watch()
         finally:
-            run_file.remove(server.run_dir for server in plan.servers)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            try:
+                up.stop()
+            finally:
+                run_file.remove(server.run_dir for server in plan.servers)
     if up.working is not None and up.working.error is not None:
         raise up.working.error
 

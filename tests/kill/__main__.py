@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
+from swarm.concurrency import on_signals
 from swarm.job import ServingMode
 from tests.kill.going_on import Deadlines, GoingOn
 from tests.kill.harness import Harness
@@ -57,9 +58,8 @@ def _kill_up(folder: Path, seed: int, kills: int, *, real: bool) -> dict[str, An
         model = tiny_model.build(folder / "tiny")
         deadlines = Deadlines(ready=600.0, progress=300.0, gone=120.0, finish=600.0)
     going = GoingOn(folder, seed, model, deadlines)
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: going.enough.set())
-    going.run(kills)
+    with on_signals(going.enough.set, signal.SIGINT, signal.SIGTERM):
+        going.run(kills)
     return going.summary()
 
 

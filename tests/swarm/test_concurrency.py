@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +17,35 @@ pytestmark = pytest.mark.anyio
 
 class StopError(Exception):
     pass
+
+
+#: Ctrl-C again and again while the main thread looks at the event that each sets; another thread sends them all.
+SIGNALS = """
+import os, signal, threading
+from swarm.concurrency import on_signals
+stopping, ended, calls = threading.Event(), threading.Event(), []
+
+def stop():
+    calls.append(1)
+    stopping.set()
+    stopping.clear()
+
+def send():
+    for _ in range(20_000):
+        os.kill(os.getpid(), signal.SIGINT)
+    ended.set()
+
+with on_signals(stop, signal.SIGINT):
+    threading.Thread(target=send).start()
+    while not ended.is_set():
+        stopping.wait(0)
+print(len(calls) > 0, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_signal_may_come_while_the_main_thread_waits_for_what_it_sets() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True\n", done.stderr
 
 
 async def forever() -> None:
