@@ -7,19 +7,23 @@ closed client leaves nothing running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, Run, Throttle, current_run
-from swarm.client.control import Control
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, attempts_of, each, sweep, with_retries
+from swarm.client.claiming import Claim, Claimer, Throttle
+from swarm.client.control import EngineSetup, start_engines
+from swarm.client.engine import RemoteEngine
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
+from swarm.client.tracking import UserRun, current_run, note_ended
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
+from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
     EndedResponse,
@@ -30,7 +34,9 @@ from swarm.protocol import (
 )
 from swarm.types import Notes, Task, WorkflowOutput
 
+P = ParamSpec("P")
 T = TypeVar("T")
+PartT = TypeVar("PartT")
 ItemT = TypeVar("ItemT")
 
 #: Seconds that ``abort`` waits for the server, and ``close`` for aborts still under way.
@@ -38,7 +44,27 @@ ABORT_SECONDS = 2.0
 CLOSE_GRACE = 5.0
 
 
-class AsyncSwarmClient(Control):
+def of(
+    part: Callable[[AsyncSwarmClient], PartT], method: Callable[Concatenate[PartT, P], T]
+) -> Callable[Concatenate[AsyncSwarmClient, P], T]:
+    """``method`` of a part of the client, as a method of the client."""
+
+    @wraps(method)
+    def forwarded(self: AsyncSwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(part(self), *args, **kwargs)
+
+    return forwarded
+
+
+def _engine(client: AsyncSwarmClient) -> RemoteEngine:
+    return client.engine
+
+
+def _setup(client: AsyncSwarmClient) -> EngineSetup:
+    return client.setup
+
+
+class AsyncSwarmClient:
     """Runs episodes and controls the engine of one swarm server.
 
     Args:
@@ -53,6 +79,10 @@ class AsyncSwarmClient(Control):
             is stopped at close.
         code: noted with each end, to say what ran the episode; default :func:`own_code` of now.
         http: sends the requests, and is closed with this client; default: a client of its own.
+
+    Attributes:
+        engine: reads and commands the engine.
+        setup: reads and changes the engine's job and code.
 
     Raises:
         ConfigError: ``server_url`` is no http address.
@@ -72,13 +102,25 @@ class AsyncSwarmClient(Control):
         code: str | None = None,
         http: HttpClient | None = None,
     ) -> None:
-        super().__init__(Calls(server_url, token, client_uuid, request_timeout, policy, http), boot_timeout)
+        self._calls = Calls(server_url, token, client_uuid, request_timeout, policy, http)
+        self.engine = RemoteEngine(self._calls, boot_timeout)
+        self.setup = EngineSetup(self._calls, self.engine)
         self._begin_timeout = begin_timeout
         self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._claimer = Claimer(self._calls, self.in_background)
+
+    @property
+    def client_uuid(self) -> str:
+        """The name of this client at the server."""
+        return self._calls.client_uuid
+
+    @property
+    def server_url(self) -> str:
+        """The address of the server."""
+        return self._calls.server_url
 
     # -- episodes
 
@@ -133,7 +175,7 @@ class AsyncSwarmClient(Control):
         }
         body = wire.checked(EndEpisodeRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
-        _over([episode_uuid])
+        note_ended([episode_uuid])
         return answer.error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
@@ -191,7 +233,7 @@ class AsyncSwarmClient(Control):
         }
         body = wire.checked(EndGroupRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
-        _over(outputs)
+        note_ended(outputs)
         return answer
 
     async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
@@ -203,7 +245,7 @@ class AsyncSwarmClient(Control):
             notes: kept and exported like those of an end.
         """
         uuids = list(episode_uuids)
-        _over(uuids)
+        note_ended(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
         tasks = [self.in_background(self._calls.release(call)) for call in calls]
         if tasks:
@@ -281,17 +323,55 @@ class AsyncSwarmClient(Control):
             ExceptionGroup: every task failed.
         """
 
-        return await run_each(self, each(tasks), func, max_workers, auto_retry, self._calls.policy)
+        return await run_each(self.run_tracked, each(tasks), func, max_workers, auto_retry, self._calls.policy)
 
     async def run_tracked(self, work: Awaitable[T]) -> T:
         """What ``work`` returns; episodes that it begins and does not end are aborted."""
-        run = Run(self)
+        run = UserRun(self)
         token = current_run.set(run)
         try:
             return await work
         finally:
             current_run.reset(token)
             await self.abort(run.episodes)
+
+    # -- engine, and its setup
+
+    status = of(_engine, RemoteEngine.status)
+    get_engine_status = of(_engine, RemoteEngine.get_engine_status)
+    get_global_step = of(_engine, RemoteEngine.get_global_step)
+    get_rollout_stat = of(_engine, RemoteEngine.get_rollout_stat)
+    print_rollout_stat = of(_engine, RemoteEngine.print_rollout_stat)
+    judged_groups = of(_engine, RemoteEngine.judged_groups)
+    get_episode_buffer = of(_engine, RemoteEngine.get_episode_buffer)
+    wait_for_state = of(_engine, RemoteEngine.wait_for_state)
+    agree_sync_weight = of(_engine, RemoteEngine.agree_sync_weight)
+    start_engine = of(_engine, RemoteEngine.start_engine)
+    stop_engine = of(_engine, RemoteEngine.stop_engine)
+    add_entering_weight_sync_callback = of(_engine, RemoteEngine.add_entering_weight_sync_callback)
+    watching_status = of(_engine, RemoteEngine.watching_status)
+
+    sync_train_config = of(_setup, EngineSetup.sync_train_config)
+    sync_train_code = of(_setup, EngineSetup.sync_train_code)
+    sync_train_code_from_dir = of(_setup, EngineSetup.sync_train_code_from_dir)
+    code = of(_setup, EngineSetup.code)
+    code_archive = of(_setup, EngineSetup.code_archive)
+    select_code = of(_setup, EngineSetup.select_code)
+    resolve_config = of(_setup, EngineSetup.resolve_config)
+    runs = of(_setup, EngineSetup.runs)
+    run_record = of(_setup, EngineSetup.run_record)
+    auto_sync_train_config_and_start_engine = of(_setup, EngineSetup.auto_sync_train_config_and_start_engine)
+
+    @staticmethod
+    async def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[AsyncSwarmClient, TrainJob]], force_restart: bool = False
+    ) -> None:
+        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
+
+        Raises:
+            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
+        """
+        await start_engines([(client.setup, job) for client, job in client_job_pairs], force_restart)
 
     # -- plumbing
 
@@ -300,7 +380,7 @@ class AsyncSwarmClient(Control):
         stop the server if this client started it."""
         self._calls.begin_close()
         self._claimer.give_up()
-        await self._end_watches()
+        await self.engine.end_watches()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_GRACE
         # a claim handed back starts aborts of its own, so look again until nothing is left
@@ -344,29 +424,6 @@ class AsyncSwarmClient(Control):
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # marks its error as seen: maybe nobody waits for it any more
-
-
-async def run_each(
-    client: AsyncSwarmClient,
-    tasks: AsyncGenerator[ItemT],
-    func: Callable[[ItemT], Awaitable[T]],
-    max_workers: int,
-    auto_retry: bool | int,
-    policy: RetryPolicy,
-) -> list[T | None]:
-    """:meth:`AsyncSwarmClient.run_episodes_until_all_complete` with tasks that arrive one by one."""
-    attempts = attempts_of(auto_retry)
-
-    async def run_one(place: int, task: ItemT) -> T:
-        return await with_retries(lambda: client.run_tracked(func(task)), attempts, policy, f"task {place}")
-
-    return await sweep(tasks, run_one, max_workers)
-
-
-def _over(episode_uuids: Iterable[str]) -> None:
-    """Note for the run of user code that these have ended."""
-    if (run := current_run.get()) is not None:
-        run.episodes.difference_update(episode_uuids)
 
 
 def _task_id_of(task: Task | str) -> str:

@@ -1,4 +1,4 @@
-"""The client's part for code and configuration: what the engine runs, what it ran, and how to change it.
+"""Job and code of a swarm server's engine: what the engine runs, what it ran, and how to change that.
 
 Invariant: repeating a change is harmless, so a change whose answer was lost is repeated; an engine that ran before a
 forced change runs after it.
@@ -16,7 +16,8 @@ from time import monotonic
 from typing import Any
 
 from swarm.client import wire
-from swarm.client.engine import EngineControl
+from swarm.client.calls import Calls
+from swarm.client.engine import RemoteEngine
 from swarm.errors import ConfigError, ConflictError, RequestError
 from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (
@@ -49,8 +50,17 @@ def this_user() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-class Control(EngineControl):
-    """See the module."""
+class EngineSetup:
+    """Job and code of ``engine``; the methods are those of :class:`swarm.client.AsyncSwarmClient`."""
+
+    def __init__(self, calls: Calls, engine: RemoteEngine) -> None:
+        self._calls = calls
+        self._engine = engine
+
+    @property
+    def server_url(self) -> str:
+        """The address of the server."""
+        return self._calls.server_url
 
     async def sync_train_config(
         self,
@@ -90,48 +100,25 @@ class Control(EngineControl):
             EngineError: it died while booting.
             UnavailableError: no server, or not ROLLING within ``boot_timeout``.
         """
-        deadline = monotonic() + self._boot_timeout
-        status = await self.status()
+        deadline = monotonic() + self._engine.boot_timeout
+        status = await self._engine.status()
         if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
-            await self.stop_engine()
-            status = await self.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
+            await self._engine.stop_engine()
+            status = await self._engine.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
         if status.engine.engine_status is EngineState.OFFLINE:
             try:
                 await self.sync_train_config(job)
-                await self.start_engine(wait=False)
+                await self._engine.start_engine(wait=False)
             except RequestError:
                 # another client may have started it meanwhile
-                status = await self.status()
+                status = await self._engine.status()
                 if status.engine.engine_status is EngineState.OFFLINE:
                     raise
         if status.engine.engine_status is not EngineState.OFFLINE:
             _refuse_other(job, status)
         # again at the end: other clients may command the engine as well
-        status = await self.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
+        status = await self._engine.wait_for_state(EngineState.ROLLING, wait_seconds=deadline - monotonic())
         _refuse_other(job, status)
-
-    @staticmethod
-    async def async_and_start_multi_engine(
-        client_job_pairs: Sequence[tuple[Control, TrainJob]], force_restart: bool = False
-    ) -> None:
-        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
-
-        Raises:
-            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
-        """
-        works = [client.auto_sync_train_config_and_start_engine(job, force_restart) for client, job in client_job_pairs]
-        failed: dict[str, Exception] = {}
-        for (client, _), error in zip(
-            client_job_pairs, await asyncio.gather(*works, return_exceptions=True), strict=True
-        ):
-            if isinstance(error, Exception):
-                error.add_note(f"this is the swarm server {client.server_url}")
-                failed[client.server_url] = error
-            elif error is not None:
-                raise error
-        if failed:
-            urls = ", ".join(failed)
-            raise ExceptionGroup(f"{len(failed)} of {len(works)} engines did not start: {urls}", list(failed.values()))
 
     async def resolve_config(self, job: TrainJob | str, *, set: Mapping[str, Any] | None = None) -> ResolvedJob:
         """What an engine would run with this job, and where each value comes from; arguments as of
@@ -218,7 +205,7 @@ class Control(EngineControl):
             code.content, revision=code.revision, message=message, force_restart=force_restart
         )
         if done.restarted:
-            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self._boot_timeout)
+            await self._engine.wait_for_state(EngineState.ROLLING, wait_seconds=self._engine.boot_timeout)
         return code.left_out
 
     async def code(self) -> CodeStatus:
@@ -252,14 +239,29 @@ class Control(EngineControl):
 
     async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:
         """The answer to a change; if the server died in the middle of a restart, the engine is started here."""
-        ran = force_restart and (await self.status()).engine.engine_status is not EngineState.OFFLINE
+        ran = force_restart and (await self._engine.status()).engine.engine_status is not EngineState.OFFLINE
         retries: list[None] = []
         answer = await self._calls.perform(call, on_retry=lambda: retries.append(None))
-        if ran and retries and (await self.status()).engine.engine_status is EngineState.OFFLINE:
-            await self.start_engine(wait=False)
+        if ran and retries and (await self._engine.status()).engine.engine_status is EngineState.OFFLINE:
+            await self._engine.start_engine(wait=False)
             if isinstance(answer, SyncTrainCodeResponse | SyncTrainConfigResponse):
                 return answer.model_copy(update={"restarted": True})
         return answer
+
+
+async def start_engines(pairs: Sequence[tuple[EngineSetup, TrainJob]], force_restart: bool) -> None:
+    """See :meth:`swarm.client.AsyncSwarmClient.async_and_start_multi_engine`."""
+    starts = [setup.auto_sync_train_config_and_start_engine(job, force_restart) for setup, job in pairs]
+    failed: dict[str, Exception] = {}
+    for (setup, _), error in zip(pairs, await asyncio.gather(*starts, return_exceptions=True), strict=True):
+        if isinstance(error, Exception):
+            error.add_note(f"this is the swarm server {setup.server_url}")
+            failed[setup.server_url] = error
+        elif error is not None:
+            raise error
+    if failed:
+        urls = ", ".join(failed)
+        raise ExceptionGroup(f"{len(failed)} of {len(starts)} engines did not start: {urls}", list(failed.values()))
 
 
 def _text(job: TrainJob | str) -> str:

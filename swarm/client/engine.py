@@ -1,4 +1,4 @@
-"""The engine's part of the client: read its state, wait for it, start it, make it run a job or new code, watch it.
+"""The engine of a swarm server: read its state, wait for a state, start it, stop it, watch it.
 
 Invariant: a change of the engine's state is learnt from a long poll that names the last change seen, so no change is
 missed between two polls; and a command whose answer was lost is not taken for one that failed.
@@ -40,23 +40,17 @@ _START_SECONDS = 60.0
 _MAX_TASKS = 20
 
 
-class EngineControl:
-    """The engine's part of :class:`swarm.client.AsyncSwarmClient`."""
+class RemoteEngine:
+    """The engine of the server that ``calls`` reach; its methods are those of :class:`swarm.client.AsyncSwarmClient`.
+
+    Attributes:
+        boot_timeout: seconds that starting the engine may take.
+    """
 
     def __init__(self, calls: Calls, boot_timeout: float) -> None:
+        self.boot_timeout = boot_timeout
         self._calls = calls
-        self._boot_timeout = boot_timeout
         self._watches: list[asyncio.Task[None]] = []
-
-    @property
-    def client_uuid(self) -> str:
-        """The name of this client at the server."""
-        return self._calls.client_uuid
-
-    @property
-    def server_url(self) -> str:
-        """The address of the server."""
-        return self._calls.server_url
 
     async def get_engine_status(self) -> EngineStatus:
         """State of the engine."""
@@ -111,7 +105,7 @@ class EngineControl:
             engine = status.engine
             doing = " ".join(filter(None, (engine.engine_status, status.boot_stage, engine.engine_status_detail)))
             if doing != logged:
-                logger.info("swarm server %s: %s", self.server_url, doing)
+                logger.info("swarm server %s: %s", self._calls.server_url, doing)
                 logged = doing
             if engine.engine_status in states:
                 return status
@@ -129,7 +123,7 @@ class EngineControl:
     async def agree_sync_weight(self) -> BoolResponse:
         """Tell the server that this client has no more for the current batch (the ``..._agree_sync_weight`` collection
         methods); the answer says whether that counts."""
-        body = AgreeSyncWeightRequest(client_uuid=self.client_uuid)
+        body = AgreeSyncWeightRequest(client_uuid=self._calls.client_uuid)
         return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", BoolResponse, body))
 
     async def start_engine(self, wait: bool = True) -> int | None:
@@ -151,7 +145,7 @@ class EngineControl:
                 raise
             pid = status.engine_pid
         if wait:
-            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self._boot_timeout)
+            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self.boot_timeout)
         return pid
 
     async def stop_engine(self) -> None:
@@ -186,7 +180,8 @@ class EngineControl:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _end_watches(self) -> None:
+    async def end_watches(self) -> None:
+        """Call no callback of :meth:`add_entering_weight_sync_callback` any more."""
         for watching in self._watches:
             watching.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)

@@ -161,6 +161,23 @@ async def with_retries(
     raise AssertionError("attempts is at least 1")
 
 
+async def run_each(
+    run_tracked: Callable[[Awaitable[ResultT]], Awaitable[ResultT]],
+    tasks: AsyncGenerator[ItemT],
+    func: Callable[[ItemT], Awaitable[ResultT]],
+    max_workers: int,
+    auto_retry: bool | int,
+    policy: RetryPolicy,
+) -> list[ResultT | None]:
+    """:meth:`AsyncSwarmClient.run_episodes_until_all_complete` with the client's ``run_tracked``."""
+    attempts = attempts_of(auto_retry)
+
+    async def run_task(number: int, task: ItemT) -> ResultT:
+        return await with_retries(lambda: run_tracked(func(task)), attempts, policy, f"task {number}")
+
+    return await sweep(tasks, run_task, max_workers)
+
+
 def is_last(exc: Exception, attempt: int, attempts: int, name: str) -> bool:
     """Whether the error of this attempt is final; logs it."""
     if attempt >= attempts or isinstance(exc, _FINAL):

@@ -26,8 +26,8 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakSet, finalize
 
-from swarm.client.asynchronous import AsyncSwarmClient, run_each
-from swarm.client.episodes import AsyncEpisode, AsyncGroup
+from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, run_each
 from swarm.client.portal import Call, Connection, each_in_thread, in_thread
 from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
@@ -220,7 +220,9 @@ class SwarmClient:
         What ``func`` begins in threads of its own is not tracked.
         """
         here = self.connection
-        work = run_each(here.client, each_in_thread(tasks), in_thread(func), max_workers, auto_retry, self._policy)
+        work = run_each(
+            here.client.run_tracked, each_in_thread(tasks), in_thread(func), max_workers, auto_retry, self._policy
+        )
         return Call(here, work).result()
 
     # -- engine
