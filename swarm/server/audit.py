@@ -44,5 +44,5 @@ class AuditLog:
 
 def sender_of(request: Request) -> str:
     """On whose behalf the caller acts, as it tells."""
-    told = request.query_params.get("sender", "")
-    return "".join(char for char in told if char.isprintable())[:_MOST_SENDER]
+    sender = request.query_params.get("sender", "")
+    return "".join(char for char in sender if char.isprintable())[:_MOST_SENDER]

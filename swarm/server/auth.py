@@ -68,11 +68,11 @@ class Scopes:
 
     def needed(self, method: str, path: str) -> TokenScope:
         """The scope that a request needs: the strictest of the routes that may serve it, or refuse its method."""
-        found = self._by_path.get(path) or [one for one in self._by_pattern if one.path_regex.match(path)]
-        served = [one for one in found if method in (one.methods or ())] or found
+        routes = self._by_path.get(path) or [route for route in self._by_pattern if route.path_regex.match(path)]
+        served = [route for route in routes if method in (route.methods or ())] or routes
         if not served or _CONTROL_CHARACTERS.search(path):
             return "admin"
-        return max((one.scope for one in served), key=lambda scope: _STRICTNESS.index(scope))
+        return max((route.scope for route in served), key=lambda scope: _STRICTNESS.index(scope))
 
 
 #: the name of the caller whose token is the server's own (``ServerConfig.token``)

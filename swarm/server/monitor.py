@@ -151,7 +151,7 @@ class Meters:
             ["informative"],
             registry=registry,
         )
-        self._groups = {told: groups.labels(told) for told in ("true", "false")}
+        self._groups = {value: groups.labels(value) for value in ("true", "false")}
         tokens = CounterMetric("swarm_tokens", "Tokens of recorded calls", ["kind"], registry=registry)
         kinds = ("sampled", "trained", "repeated", "dropped", "masked")
         self._token_counters = {kind: tokens.labels(kind) for kind in kinds}

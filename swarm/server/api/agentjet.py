@@ -226,7 +226,10 @@ def pool_information(controller: Controller, *, whole_uuids: bool) -> PoolInform
         clients.setdefault(group.task_id, []).extend(group.clients)
         non_dummy += len(own) >= job.num_repeat and len(set(own)) > 1
     now = time.monotonic()
-    running = {shown_uuid(one.episode_uuid, whole_uuids): _running_details(one, now) for one in pool.running.values()}
+    running = {
+        shown_uuid(episode.episode_uuid, whole_uuids): _running_details(episode, now)
+        for episode in pool.running.values()
+    }
     booting = status.engine_status is EngineState.BOOTING
     return pool.information().model_copy(
         update={

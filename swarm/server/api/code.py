@@ -95,7 +95,7 @@ class CodeRoutes:
                 texts = (request.query_params.get(name, "")[:_MOST_TEXT] for name in ("revision", "message"))
                 sent = Sent(sender_of(request) or caller.name, *texts)
                 done = await self.changes.sync_code(archive, sent, force=flag(request, "force_restart"))
-                details |= _told(done)
+                details |= _change_details(done)
                 if why := await asyncio.to_thread(without_effect, Path(done.temp_ajet_code_path)):
                     # AgentJet's clients do not show the answer; their monitor shows this
                     self.log.push("code", why)
@@ -113,7 +113,7 @@ class CodeRoutes:
             async with self.audit.command(request, "code select") as details:
                 self._check_enabled()
                 done = await self.changes.select_code(wanted.id, force=wanted.force_restart)
-                details |= _told(done)
+                details |= _change_details(done)
                 return done
         except SwarmGatewayError as exc:
             return refused(exc, exc.status)
@@ -145,7 +145,7 @@ class CodeRoutes:
             )
 
 
-def _told(done: SyncTrainCodeResponse) -> dict[str, object]:
+def _change_details(done: SyncTrainCodeResponse) -> dict[str, object]:
     snapshot = done.snapshot
     return {
         "snapshot": snapshot and snapshot.id,

@@ -183,11 +183,11 @@ class EpisodeRoutes:
 
     def _ended(self, dropped: str, ends: Sequence[EpisodeEnd]) -> EndedResponse:
         """The response to an end that is accepted, though perhaps nothing of it is trained."""
-        told = self.episodes.run.pool.tokens(end.episode_uuid for end in ends)
+        counts_of = self.episodes.run.pool.tokens(end.episode_uuid for end in ends)
         return EndedResponse(
             success=True,
             error=f"not trained: {dropped}" if dropped else None,
-            tokens={name: _told(counts, dropped) for name, counts in told.items()},
+            tokens={name: _tokens_of(counts, dropped) for name, counts in counts_of.items()},
         )
 
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
@@ -216,7 +216,7 @@ class EpisodeRoutes:
         return outcome
 
 
-def _told(counts: TokenCounts, dropped: str) -> EpisodeTokens:
+def _tokens_of(counts: TokenCounts, dropped: str) -> EpisodeTokens:
     lost = counts.sampled if not counts.timelines else 0
     return EpisodeTokens(**structs.asdict(counts), dropped=lost, why=dropped if lost else "")
 

@@ -164,5 +164,5 @@ class GroupRoutes:
     ) -> JudgedGroups:
         """The latest groups of train episodes that have ended, and a histogram of the rewards of the latest steps."""
         wanted = Wanted(words=words, route=route, reason=reason, at_least=at_least, at_most=at_most)
-        found = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
-        return found.model_copy(update={"model": self.controller.job.model if self.controller.has_job else ""})
+        judged = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
+        return judged.model_copy(update={"model": self.controller.job.model if self.controller.has_job else ""})

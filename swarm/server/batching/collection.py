@@ -211,7 +211,7 @@ class Collection:
         self._cache_full = False
         self.run_id = run_id
         self.trained = self.dropped = self.quarantined = 0
-        return sum(len(one.episode_uuids) for one in dropped)
+        return sum(len(group.episode_uuids) for group in dropped)
 
     def restore(self, recovered: Recovered) -> None:
         """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
@@ -378,12 +378,12 @@ class Collection:
 
     def _drop(self, dropped: list[Dropped]) -> list[Dropped]:
         """Count and record what will never be trained, and how the losses of groups changed."""
-        for one in dropped:
-            logger.warning("%d finished episodes are not trained: %s", len(one.episode_uuids), one.reason)
-            self._clients.count(one.client_uuids, "dropped")
-            state = next_episode(one.state, EpisodeEvent.DROP)
-            self._append(StateRow(one.episode_uuids, state, reason=one.reason, cause=one.cause))
-            self.dropped += len(one.episode_uuids)
+        for group in dropped:
+            logger.warning("%d finished episodes are not trained: %s", len(group.episode_uuids), group.reason)
+            self._clients.count(group.client_uuids, "dropped")
+            state = next_episode(group.state, EpisodeEvent.DROP)
+            self._append(StateRow(group.episode_uuids, state, reason=group.reason, cause=group.cause))
+            self.dropped += len(group.episode_uuids)
         if dropped:
             self._count()
         if changed := self.groups.changed_losses:

@@ -211,24 +211,24 @@ class Conversations:
             if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
                 steps.append((before, state.digest()))
         names = [episode.episode_uuid for episode in episodes]
-        found = Continuation(self, names, state)
+        continuation = Continuation(self, names, state)
         for before, after in reversed(steps):
-            if (known := self._answers.get(after)) is not None:
-                name = next((name for name in names if name in known), next(reversed(known)))
-                found.earlier = known[name]
+            if (answers := self._answers.get(after)) is not None:
+                name = next((name for name in names if name in answers), next(reversed(answers)))
+                continuation.earlier = answers[name]
                 break
-            found.edited |= any((before, name) in self._asked for name in names)
-        return found
+            continuation.edited |= any((before, name) in self._asked for name in names)
+        return continuation
 
     def remember(self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds) -> None:
         """Keep an answer to the conversation ``before``."""
-        known = self._answers.setdefault(after, {})
+        answers = self._answers.setdefault(after, {})
         self._answers.move_to_end(after)
-        gone = [known.pop(episode_uuid)] if episode_uuid in known else []
-        known[episode_uuid] = (prompt_ids, ids)
+        gone = [answers.pop(episode_uuid)] if episode_uuid in answers else []
+        answers[episode_uuid] = (prompt_ids, ids)
         self._tokens += len(prompt_ids) + len(ids)
-        if len(known) > _MOST_ALIKE:
-            gone.append(known.pop(next(iter(known))))
+        if len(answers) > _MOST_ALIKE:
+            gone.append(answers.pop(next(iter(answers))))
         self._tokens -= _size(gone)
         while self._tokens > self._most_tokens:
             oldest, alike = next(iter(self._answers.items()))

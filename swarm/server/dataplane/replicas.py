@@ -196,7 +196,7 @@ class Replicas:
             return None
         others = [replica for replica in healthy if replica is not avoid] or healthy
         home = self._homes.get(owners[0])
-        return home if home in others else self._place(others, prefix, samples)
+        return home if home in others else self._choose(others, prefix, samples)
 
     def set_aside(self, replica: Replica, reason: str) -> None:
         """Send no calls to ``replica`` until it answers a probe."""
@@ -212,9 +212,11 @@ class Replicas:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
 
-    def _place(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
+    def _choose(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
         bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
-        ordered = sorted(among, key=lambda one: blake2b(one.address.encode(), key=prefix, digest_size=8).digest())
+        ordered = sorted(
+            among, key=lambda replica: blake2b(replica.address.encode(), key=prefix, digest_size=8).digest()
+        )
         # there always is one: the least loaded is at most at the mean
         return next(replica for replica in ordered if replica.load < bound)
 

@@ -182,7 +182,7 @@ def prepare(
         sent["stream_options"] = {**options, "include_usage": True}
     # Without a length none is sent: vLLM then allows what fits into the context, up to max_response_length (verl starts
     # it with that limit), whereas with an explicit length it refuses each prompt that leaves less room.
-    given = asked = asked_length(body)[1]
+    limit = asked = asked_length(body)[1]
     turn = job.max_turn_length if episode_type is not None else None
     if turn is not None and turn < job.max_response_length and (asked is None or asked > turn):
         asked = turn
@@ -204,7 +204,7 @@ def prepare(
     max_tokens = job.max_response_length if asked is None else asked
     not_text = _not_text(messages)
     if has_prompt:
-        if given is None:
+        if limit is None:
             max_tokens = min(_COMPLETION_TOKENS, max_tokens)
         sent = {name: value for name, value in sent.items() if name not in _CHAT_ONLY}
         sent |= {"logprobs": ours["top_logprobs"], "max_tokens": max_tokens}

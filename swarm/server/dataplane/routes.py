@@ -107,16 +107,16 @@ class DataPlane:
 
     async def group_chat_completions(self, request: Request) -> Response:
         owner = self._open(request)
-        if (given := request.headers.get(PLACES)) is not None:
-            places = _places(given, len(owner.episodes))
-            owner = CallOwner(self.controller, [owner.episodes[place] for place in places])
+        if (header := request.headers.get(PLACES)) is not None:
+            places = _places(header, len(owner.episodes))
+            owner = CallOwner(self.controller, [owner.episodes[index] for index in places])
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
         """The engine's own answer to a call without an episode, or with :data:`SAMPLES` the answers that a group would
         give; the caller checks permissions."""
-        given = request.headers.get(SAMPLES)
-        size = None if given is None else _samples(given)
+        header = request.headers.get(SAMPLES)
+        size = None if header is None else _samples(header)
         return await self._chat(request, Unrecorded(self.controller), ChatDialect(), size)
 
     async def models(self, request: Request) -> Response:
@@ -378,25 +378,25 @@ def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
     return error_response(exc, encode(dialect.error(exc)))
 
 
-def _places(given: str, count: int) -> list[int]:
+def _places(header: str, count: int) -> list[int]:
     """The positions in the header :data:`PLACES`, in a group of ``count``.
 
     Raises:
         RequestError: they are not different numbers below ``count``.
     """
-    texts = given.split(",")
+    texts = header.split(",")
     places = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
     if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
         raise RequestError(f"{PLACES}: different numbers from 0 to {count - 1}, separated by commas", param=PLACES)
     return places
 
 
-def _samples(given: str) -> int:
+def _samples(header: str) -> int:
     """The number in the header :data:`SAMPLES`.
 
     Raises:
         RequestError: it is none from 1 to :data:`_MOST_SAMPLES`.
     """
-    if not (given.isdecimal() and len(given) < 6 and 1 <= int(given) <= _MOST_SAMPLES):
+    if not (header.isdecimal() and len(header) < 6 and 1 <= int(header) <= _MOST_SAMPLES):
         raise RequestError(f"{SAMPLES}: must be a number from 1 to {_MOST_SAMPLES}", param=SAMPLES)
-    return int(given)
+    return int(header)

@@ -128,18 +128,18 @@ class Suspects:
 
     def died(self, in_flight: Iterable[Identity]) -> None:
         """A replica died while it worked on these."""
-        found = {identity.digest: identity for identity in in_flight}
-        for digest in found:
+        suspects = {identity.digest: identity for identity in in_flight}
+        for digest in suspects:
             self._deaths[digest] = self._deaths.get(digest, 0) + 1
             self._deaths.move_to_end(digest)
         while len(self._deaths) > _MOST_SUSPECTS:
             self._deaths.popitem(last=False)
-        if len(found) == 1:
-            [(digest, identity)] = found.items()
+        if len(suspects) == 1:
+            [(digest, identity)] = suspects.items()
             if self._deaths[digest] > 1:
                 self._refuse(identity, self._deaths.pop(digest))
-        elif found:
-            logger.warning("a replica died with %d requests in flight: each is sampled alone next time", len(found))
+        elif suspects:
+            logger.warning("a replica died with %d requests in flight: each is sampled alone next time", len(suspects))
 
     def cleared(self, identity: Identity) -> None:
         """The request has its answer."""
@@ -207,7 +207,7 @@ class Door:
         """The call is over, or does not wait any more."""
         self._arrivals.pop(arrival, None)
         if self._until:
-            here = {one.identity.digest for one in self._arrivals}
+            here = {arrival.identity.digest for arrival in self._arrivals}
             self._until = {digest: until for digest, until in self._until.items() if digest in here}
 
     def inside(self) -> Collection[Identity]:
@@ -223,7 +223,7 @@ class Door:
         mine = arrival.identity.digest
         if alone is None or self._until.get(mine, now + 1) <= now:
             return True
-        return mine == alone and all(one.identity.digest == mine for one in self._arrivals if one.inside)
+        return mine == alone and all(arrival.identity.digest == mine for arrival in self._arrivals if arrival.inside)
 
     def _alone(self, now: float) -> str | None:
         """The suspect that the others wait for: the first that has arrived and has not had its time; none once all of

@@ -176,13 +176,13 @@ class Upstream:
 def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> ContextLengthError | None:
     """``refusal`` in the words that SDKs look for, if it says that the prompt, or it and the answer, are too long."""
     error: Any = refusal.body().get("error")
-    found = _TOO_LONG.search(str(error.get("message"))) if isinstance(error, dict) else None
-    if found is None:
+    match = _TOO_LONG.search(str(error.get("message"))) if isinstance(error, dict) else None
+    if match is None:
         return None
-    limit, answer = int(found["limit"] or found["most"]), int(found["answer"] or 0)
+    limit, answer = int(match["limit"] or match["most"]), int(match["answer"] or 0)
     # a prompt of too many characters is refused before its tokens are counted
-    prompt = int(found["prompt"] or found["length"] or int(found["room"]) + 1)
-    at_least = found["least"] is not None or found["room"] is not None
+    prompt = int(match["prompt"] or match["length"] or int(match["room"]) + 1)
+    at_least = match["least"] is not None or match["room"] is not None
     if at_least and answer:
         # vLLM stopped reading the prompt where no room was left for the answer
         limit, answer = limit - answer, 0
@@ -203,12 +203,12 @@ def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> ContextLengthError
 def not_guided(refusal: UpstreamRefusalError) -> RequestError | None:
     """``refusal`` with what to do about it, if it says that vLLM cannot hold an answer to a schema."""
     error: Any = refusal.body().get("error")
-    said = str(error.get("message")) if isinstance(error, dict) else ""
-    if refusal.status != 400 or not said.startswith(_NOT_GUIDED):
+    message = str(error.get("message")) if isinstance(error, dict) else ""
+    if refusal.status != 400 or not message.startswith(_NOT_GUIDED):
         return None
     return RequestError(
         "the engine cannot hold an answer to the JSON schema of this request, which is that of response_format, of a "
-        f"tool that tool_choice forces, or of a strict tool: {said[:500]}. Leave that out of the schema; tools that "
+        f"tool that tool_choice forces, or of a strict tool: {message[:500]}. Leave that out of the schema; tools that "
         "the model may call or not, and that are not strict, are called without such a check.",
         code="schema_not_supported",
     )

@@ -61,18 +61,18 @@ class Changes:
         self._supervisor = supervisor
         self._snapshots = snapshots
         self._resolver = resolver
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     # ------------------------------------------------------------------ the engine
 
     async def start(self) -> int:
         """See :meth:`Supervisor.start`."""
-        async with self._one:
+        async with self._lock:
             return await self._supervisor.start()
 
     async def stop(self) -> None:
         """Stop the engine for good, see :meth:`Supervisor.stop`, after a change in progress, which would start it."""
-        async with self._one:
+        async with self._lock:
             await self._supervisor.stop(for_good=True)
             await self._controller.episodes.synced()
 
@@ -86,7 +86,7 @@ class Changes:
             ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
             SwarmGatewayError: the disk does not take it (``disk``).
         """
-        async with self._one:
+        async with self._lock:
             before = await self._selected()
             stored = await _stored(self._snapshots.add, archive, sent)
             changed = before is None or stored.id != before.id
@@ -103,7 +103,7 @@ class Changes:
             NotFoundError: there is none; or nothing is before the server's own code.
             ConflictError: as for :meth:`sync_code`, or its files are not as they were sent.
         """
-        async with self._one:
+        async with self._lock:
             before = await self._selected()
             if snapshot is None:
                 snapshot = await self._before(before)
@@ -116,10 +116,10 @@ class Changes:
 
     async def code(self) -> CodeStatus:
         """What there is."""
-        known, selected = await asyncio.to_thread(self._snapshots.all), await self._selected()
+        snapshots, selected = await asyncio.to_thread(self._snapshots.all), await self._selected()
         return CodeStatus(
             enabled=self._config.allow_code_sync,
-            snapshots=[stored.about for stored in known],
+            snapshots=[stored.about for stored in snapshots],
             selected=selected and selected.id,
             running=self._controller.engine.code,
         )
@@ -141,8 +141,8 @@ class Changes:
                 "run. Name the snapshot that they are to run (`swarm-gateway code list`)",
                 code="no_snapshot",
             )
-        known = [stored.id for stored in await asyncio.to_thread(self._snapshots.all)]
-        return max((one for one in known if one < selected.id), default=NO_CODE)
+        snapshots = [stored.id for stored in await asyncio.to_thread(self._snapshots.all)]
+        return max((snapshot for snapshot in snapshots if snapshot < selected.id), default=NO_CODE)
 
     def _answer(
         self, stored: Stored | None, *, changed: bool, restarted: bool, missing: dict[str, list[str]]
@@ -167,13 +167,13 @@ class Changes:
 
     # ------------------------------------------------------------------ the job
 
-    def layers(self, text: str, given: dict[str, Any]) -> Layered:
-        """The job of YAML text, with ``given`` over it and the server's defaults under it.
+    def layers(self, text: str, overrides: dict[str, Any]) -> Layered:
+        """The job of YAML text, with ``overrides`` over it and the server's defaults under it.
 
         Raises:
             ConfigError: names what is wrong.
         """
-        return layered(read_job(text).fields, set_=given, server=self.defaults)
+        return layered(read_job(text).fields, set_=overrides, server=self.defaults)
 
     async def resolve(self, layers: Layered) -> ResolvedJob:
         """What an engine would run with the selected code.
@@ -189,7 +189,7 @@ class Changes:
         return await self._resolver.resolve(layers, self._snapshots.files(selected.id) if selected else None)
 
     async def sync_job(
-        self, text: str, given: dict[str, Any], *, force: bool, from_step: int | None = None
+        self, text: str, overrides: dict[str, Any], *, force: bool, from_step: int | None = None
     ) -> SyncTrainConfigResponse:
         """Take a job for the next start; the run goes back to ``from_step``, if one is given.
 
@@ -200,7 +200,7 @@ class Changes:
             ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
         """
         read = read_job(text)
-        layers = layered(read.fields, set_=given, server=self.defaults)
+        layers = layered(read.fields, set_=overrides, server=self.defaults)
         check_model(layers.job)
         if layers.overrides and self._resolver is not None:
             await self.resolve(layers)
@@ -212,7 +212,7 @@ class Changes:
             new_run = self._controller.sync_job(layers.job, from_step)
             await self._controller.episodes.synced()
 
-        async with self._one:
+        async with self._lock:
             restarted = await self._applied("configuration", force, apply)
         return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run, ignored=read.ignored)
 
@@ -287,8 +287,8 @@ async def check_job(config: ServerConfig, job: TrainJob) -> None:
 def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:
     """Top-level modules that the Python files ``names`` of ``folder`` import at their top, and that are neither there
     nor installed here, each with the files that do; optional imports, in a ``try``, do not count."""
-    found: dict[str, list[str]] = {}
-    known = {*top_level(folder), *sys.stdlib_module_names}
+    importers: dict[str, list[str]] = {}
+    provided = {*top_level(folder), *sys.stdlib_module_names}
     for name in sorted(names):
         if name.endswith(".py"):
             with open(f"{folder}/{name}", "rb", buffering=0) as reader:
@@ -296,9 +296,9 @@ def not_installed(folder: Path, names: Collection[str]) -> dict[str, list[str]]:
             for plain, source in _IMPORT.findall(text):
                 module = (plain or source).decode()
                 # a script imports its neighbours, too
-                if module not in known and not _beside(folder / name, module):
-                    found.setdefault(module, []).append(name)
-    return {module: sorted(set(files)) for module, files in found.items() if not _installed(module)}
+                if module not in provided and not _beside(folder / name, module):
+                    importers.setdefault(module, []).append(name)
+    return {module: sorted(set(files)) for module, files in importers.items() if not _installed(module)}
 
 
 def _beside(file: Path, module: str) -> bool:

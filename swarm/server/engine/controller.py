@@ -44,9 +44,9 @@ class Controller:
         self.run = TrainingRun(config.client_timeout)
         self.episodes = EpisodeRequests(self.run, self.engine)
         #: the batch that this trainer was given last: its next request names it, a repeated one does not
-        self._given = ""
+        self._batch_out = ""
         #: when, on the monotonic clock; ``None`` once its step is done, or it is this trainer's no more
-        self._given_at: float | None = None
+        self._batch_out_since: float | None = None
 
     def open(self, journal: JournalPort) -> None:
         """See :meth:`TrainingRun.open`."""
@@ -88,7 +88,7 @@ class Controller:
             boot_stage=engine.boot_stage,
             engine_seconds=engine.seconds_in_state,
             serving=engine.serving,
-            training_seconds=time.monotonic() - self._given_at if self._given_at is not None else None,
+            training_seconds=time.monotonic() - self._batch_out_since if self._batch_out_since is not None else None,
             engine_changes=engine.changes,
             weight_syncs=engine.weight_syncs,
             engine_pid=engine.pid,
@@ -134,7 +134,7 @@ class Controller:
         self.engine.states.after(EngineEvent.BOOT)
         job = self.run.start()
         self.engine.begin()
-        self._given, self._given_at = "", None
+        self._batch_out, self._batch_out_since = "", None
         self._happen(EngineEvent.BOOT, "starting the engine process")
         return job
 
@@ -153,16 +153,20 @@ class Controller:
         was lost.
         """
         outstanding = self.pool.collection.outstanding
-        if message.last_batch != self._given:
+        if message.last_batch != self._batch_out:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
-            return None if self._given_at is None else outstanding
+            return None if self._batch_out_since is None else outstanding
         self.engine.serve(message)
         self.pool.collection.advance(message.policy_version)
-        if self.engine.states.trainer is Trainer.COMPUTING and self._given_at is None and outstanding is not None:
+        if (
+            self.engine.states.trainer is Trainer.COMPUTING
+            and self._batch_out_since is None
+            and outstanding is not None
+        ):
             # the batch waits for the disk: if it were taken back now, the engine would get it twice
             logger.warning("the engine asks again for the batch of step %d, which is on its way", message.next_step)
             return None
-        self._given_at = None
+        self._batch_out_since = None
         if self._take_back():
             logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
         self.engine.boot_stage = ""
@@ -218,7 +222,7 @@ class Controller:
         batch = pool.collection.take()
         self._happen(EngineEvent.TAKE, "" if self.engine.states.always else "training on the batch")
         await self._on_disk()
-        self._given, self._given_at = batch.batch_id, time.monotonic()
+        self._batch_out, self._batch_out_since = batch.batch_id, time.monotonic()
         self.engine.detail = "training on the batch"
         return batch
 
@@ -229,7 +233,7 @@ class Controller:
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
         if self.run.step_done(result):
-            self._given_at = None
+            self._batch_out_since = None
             self.engine.stepped()
             # the next batch may be ready now
             self.episodes.tell_collected()
@@ -239,15 +243,15 @@ class Controller:
 
         Call it once no more messages of that engine can arrive: the batch's step may be among the last ones.
         """
-        if self._given_at is not None and (failure := self.pool.collection.fail(self._given)) is not None:
+        if self._batch_out_since is not None and (failure := self.pool.collection.fail(self._batch_out)) is not None:
             logger.warning(
                 "the trainer failed on batch %s for the %d. time (%s): it is %s",
-                self._given,
+                self._batch_out,
                 failure.attempts,
                 error,
                 "dropped" if failure.dropped else "tried again",
             )
-        self._given_at = None
+        self._batch_out_since = None
 
     def trainer_died(self, error: str) -> TrainJob:
         """The trainer is gone, and vLLM serves on: → BOOTING. Returns the job for another trainer.
@@ -257,7 +261,7 @@ class Controller:
         """
         self.engine.died(f"the trainer failed: {error}")
         self.engine_failed(error)
-        self._given = ""
+        self._batch_out = ""
         self._take_back()
         self.engine.boot_stage = "starting another trainer"
         detail = f"the trainer failed: {error}; vLLM serves on, untrained, until another trainer is ready"

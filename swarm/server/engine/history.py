@@ -54,14 +54,14 @@ class History:
 
     def all(self) -> list[RunSummary]:
         """All starts, oldest first."""
-        found: list[RunSummary] = []
+        summaries: list[RunSummary] = []
         for number in sorted(self._numbers()):
             try:
                 record = self.record(number)
             except NotFoundError:
                 continue
-            found.append(RunSummary.model_validate(record.model_dump(include=set(RunSummary.model_fields))))
-        return found
+            summaries.append(RunSummary.model_validate(record.model_dump(include=set(RunSummary.model_fields))))
+        return summaries
 
     def record(self, number: int) -> RunRecord:
         """One start.

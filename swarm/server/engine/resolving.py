@@ -36,7 +36,7 @@ class Resolver:
         self._run_dir = run_dir.resolve()
         self._command = (*command, "--resolve")
         # each takes a core for seconds
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def resolve(self, layers: Layered, code: Path | None, *, runs_here: bool = False) -> ResolvedJob:
         """What an engine would run.
@@ -59,7 +59,7 @@ class Resolver:
         }
         environ = engine_environment("", "", self._run_dir, code)
         try:
-            async with asyncio.timeout(_SECONDS), self._one:
+            async with asyncio.timeout(_SECONDS), self._lock:
                 output, errors, status = await _output(self._command, json.dumps(question).encode(), environ)
         except TimeoutError:
             raise EngineError(f"the configuration was not resolved within {_SECONDS:g} s") from None

@@ -168,8 +168,8 @@ class TrainingRun:
         """Record a finished step, which consumes its batch, with our own metrics; False if it names another batch."""
         batch = self.pool.collection.outstanding
         if batch is None or batch.batch_id != result.batch_id:
-            known = any(step.batch_id == result.batch_id for step in self.steps)
-            what = "again reports" if known else "reports, though it is not out,"
+            complete = any(step.batch_id == result.batch_id for step in self.steps)
+            what = "again reports" if complete else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
         result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
@@ -180,13 +180,17 @@ class TrainingRun:
 
     def _go_back(self, job: TrainJob, step: int) -> None:
         # of a step that was done twice, the later one led to what was saved
-        steps = {one.step: one for one in self.steps if one.step <= step}
-        sums = {version: one.dump() for version, one in self.pool.evaluations.sums.items() if version <= step}
+        steps = {done.step: done for done in self.steps if done.step <= step}
+        sums = {
+            version: sums_of_version.dump()
+            for version, sums_of_version in self.pool.evaluations.sums.items()
+            if version <= step
+        }
         self._begin(job, f"the run went back to step {step}")
         evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
         self.pool.evaluations.restore(self.run_id, evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
-        self.journal.append(*(StepRow(self.run_id, one) for one in self.steps), *evaluations)
+        self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)
 
     def _begin(self, job: TrainJob, reason: str) -> None:
         self.run_id = new_uuid()

@@ -120,7 +120,7 @@ class Snapshots:
         partial = self._folder / f"{PARTIAL}{secrets.token_hex(8)}"
         partial.write_text(snapshot or "")
         partial.replace(self._selected)
-        others = [one.id for one in self.all() if one.id != snapshot]
+        others = [stored.id for stored in self.all() if stored.id != snapshot]
         for old in others[: max(0, len(others) - KEPT)]:
             # as one step, so that a snapshot is never there in part
             gone = (self._folder / old).rename(self._folder / f"{PARTIAL}{old}")
@@ -162,11 +162,11 @@ class Snapshots:
 
     def all(self) -> list[Stored]:
         """All, oldest first."""
-        found: list[Stored] = []
+        snapshots: list[Stored] = []
         for name in sorted(os.listdir(self._folder)) if self._folder.is_dir() else []:
             with contextlib.suppress(NotFoundError):
-                found.append(self.named(name))
-        return found
+                snapshots.append(self.named(name))
+        return snapshots
 
     def _is_whole(self, snapshot: Stored) -> bool:
         return digest_of(manifest_of(self.files(snapshot.id), snapshot.files)) == snapshot.digest

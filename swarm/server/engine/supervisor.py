@@ -136,9 +136,9 @@ class Supervisor:
                     reason = await self._drive(link, process, goodbye)
                 finally:
                     asked_for = self._stop.is_set()
-                    said = goodbye.result() if goodbye.done() else None
-                    if not asked_for and (said is None or said.error):
-                        wrong_config, cause = (said.wrong_config, said.cause) if said is not None else (False, "")
+                    last = goodbye.result() if goodbye.done() else None
+                    if not asked_for and (last is None or last.error):
+                        wrong_config, cause = (last.wrong_config, last.cause) if last is not None else (False, "")
                         controller.engine.died(reason, wrong_config=wrong_config, cause=cause)
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
@@ -172,8 +172,8 @@ class Supervisor:
                 with contextlib.suppress(LinkError):
                     await link.send(role, Stop(evaluations=evaluations if role == "rollout" else []))
             # an engine that has not said Hello yet does not listen for a Stop
-            known = bool(link.roles)
-            await process.end(self._config.stop_grace if known else 0.0)
+            connected = bool(link.roles)
+            await process.end(self._config.stop_grace if connected else 0.0)
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)

@@ -82,9 +82,9 @@ class ClaimQueue:
                 "the claim with this idempotency_key was withdrawn: use another for another claim",
                 code="claim_withdrawn",
             )
-        if wish.claim_key and (pool := self._pool()) is not None and (known := self._granted.get(name)) is not None:
-            _check_same(wish, len(known[1]))
-            return pool.running.grant_again(known[1], as_group=wish.as_group)
+        if wish.claim_key and (pool := self._pool()) is not None and (grant := self._granted.get(name)) is not None:
+            _check_same(wish, len(grant[1]))
+            return pool.running.grant_again(grant[1], as_group=wish.as_group)
         if wish.claim_key and (waiting := self._joinable.get(name)) is not None:
             _check_same(wish, waiting.wish.episodes)
             waiting.callers += 1
@@ -144,8 +144,8 @@ class ClaimQueue:
         if (waiting := self._joinable.get(name)) is not None:
             self._unqueue(waiting)
             waiting.granted.cancel()
-        elif (known := self._granted.get(name)) is not None and (pool := self._pool()) is not None:
-            for episode_uuid in known[1]:
+        elif (grant := self._granted.get(name)) is not None and (pool := self._pool()) is not None:
+            for episode_uuid in grant[1]:
                 pool.abort(client_uuid, episode_uuid, "claim_withdrawn")
         # it may have held up the claims behind it
         self.serve()
@@ -166,7 +166,7 @@ class ClaimQueue:
                 break
         # the last grant may have been the last that is needed
         if (pool := self._pool()) is not None and (reason := pool.needs_none):
-            for waiting in [one for one in self._waiting if _gives_way(one.wish) and not one.granted.done()]:
+            for waiting in [claim for claim in self._waiting if _gives_way(claim.wish) and not claim.granted.done()]:
                 self._unqueue(waiting)
                 waiting.granted.set_result(Refusal(reason))
 
@@ -191,11 +191,11 @@ class ClaimQueue:
             waiting.granted.cancel()
 
     def _held(self, wish: ClaimWish) -> int:
-        return sum(one.wish.while_closed and one.wish.client_uuid == wish.client_uuid for one in self._waiting)
+        return sum(claim.wish.while_closed and claim.wish.client_uuid == wish.client_uuid for claim in self._waiting)
 
     def _answer_held(self, refusal: Refusal) -> None:
         """A batch is open, and has no place for those that only waited for that."""
-        for waiting in [one for one in self._waiting if one.wish.while_closed]:
+        for waiting in [claim for claim in self._waiting if claim.wish.while_closed]:
             self._unqueue(waiting)
             waiting.granted.set_result(refusal)
 

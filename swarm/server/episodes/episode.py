@@ -31,10 +31,10 @@ def new_key() -> str:
     return "sk-swarm-" + secrets.token_urlsafe(32)
 
 
-def is_one_of(key_digest: bytes, known: Iterable[bytes]) -> bool:
-    """Whether a key is one of those with the digests ``known``, in a time that does not depend on which."""
+def is_one_of(key_digest: bytes, digests: Iterable[bytes]) -> bool:
+    """Whether a key is one of those with ``digests``, in a time that does not depend on which."""
     # not any(...): all keys are compared, whichever fits
-    return bool(sum(hmac.compare_digest(key_digest, one) for one in known))
+    return bool(sum(hmac.compare_digest(key_digest, allowed) for allowed in digests))
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -189,7 +189,7 @@ class EpisodePool:
 
         It counts from :meth:`keep` on; if the episode ends before, the call is not trained.
         """
-        rows = [CallRow(one.episode_uuid, call) for one, call in calls if not one.over.happened]
+        rows = [CallRow(episode.episode_uuid, call) for episode, call in calls if not episode.over.happened]
         if rows:
             self._append(*rows)
 
@@ -367,8 +367,8 @@ class EpisodePool:
         )
         self._append(row)
         self.running.remove(episode)
-        told = row.drop_reason if how == "ended" else ""
-        ending = Ending(episode.client_uuid, how, told, row.end_key, tokens, tuple(episode.key_digests))
+        reason = row.drop_reason if how == "ended" else ""
+        ending = Ending(episode.client_uuid, how, reason, row.end_key, tokens, tuple(episode.key_digests))
         self._endings.remember(episode.episode_uuid, ending)
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)

@@ -48,18 +48,18 @@ def judged_groups(
         ).fetchall()
         members: dict[str, list[tuple[Any, ...]]] = {}
         for row in rows:
-            told = json.loads(row[6]) if row[6] else {}
-            members.setdefault(_group_id(row, told), []).append((*row[:6], told, *row[7:]))
-        found: list[Group] = []
+            output = json.loads(row[6]) if row[6] else {}
+            members.setdefault(_group_id(row, output), []).append((*row[:6], output, *row[7:]))
+        judged: list[Group] = []
         for name, episodes in members.items():
-            if len(found) == min(limit, MAX_GROUPS):
+            if len(judged) == min(limit, MAX_GROUPS):
                 break
             if not name.startswith(group_id):
                 continue
-            group = _group(name, sorted(episodes, key=lambda one: one[-1]))
+            group = _group(name, sorted(episodes, key=lambda row: row[-1]))
             if wanted.fits(group):
-                found.append(_with_tokens(connection, group, timelines=tokens))
-    return JudgedGroups(groups=found, rewards=_rewards(rows))
+                judged.append(_with_tokens(connection, group, timelines=tokens))
+    return JudgedGroups(groups=judged, rewards=_rewards(rows))
 
 
 def last_run(journal: Path) -> tuple[TrainJob | None, int]:
@@ -80,17 +80,17 @@ def last_run(journal: Path) -> tuple[TrainJob | None, int]:
         return None, step
 
 
-def _group_id(row: tuple[Any, ...], said: dict[str, Any]) -> str:
-    if given := notes_of(said).group_id:
-        return clean(given)
+def _group_id(row: tuple[Any, ...], output: dict[str, Any]) -> str:
+    if group_id := notes_of(output).group_id:
+        return clean(group_id)
     _, run_id, _, _, task_id, *_, batch_id, _, _, _ = row
     return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
-    told = [notes_of(row[6]) for row in episodes]
-    first = told[0]
-    query = next((one.task.get("main_query") for one in told if one.task), "")
+    notes_of_group = [notes_of(row[6]) for row in episodes]
+    first = notes_of_group[0]
+    query = next((notes.task.get("main_query") for notes in notes_of_group if notes.task), "")
     return Group(
         group_id=group_id,
         task_id=episodes[0][4] or "",
@@ -103,20 +103,20 @@ def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
         code=clean(first.code),
         step=next((row[10] for row in episodes if row[10] is not None), None),
         ended_at=max(row[11] for row in episodes),
-        answers=[_answer(row, notes) for row, notes in zip(episodes, told, strict=True)],
+        answers=[_answer(row, notes) for row, notes in zip(episodes, notes_of_group, strict=True)],
     )
 
 
 def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
-    uuid, _, state, _, _, reward, said, dropped, quarantined, _, _, ended_at, _ = row
+    uuid, _, state, _, _, reward, output, dropped, quarantined, _, _, ended_at, _ = row
     return GroupAnswer(
         episode_uuid=uuid,
         state=str(STATE_NAMES.get(state, state)),
         why=quarantined or dropped or "",
         reward=reward,
         rank=notes.rank,
-        is_success=said.get("is_success"),
-        components=said.get("log_metrics") or {},
+        is_success=output.get("is_success"),
+        components=output.get("log_metrics") or {},
         reason=clean(notes.reason),
         delivered=notes.delivered,
         ended_at=ended_at,
@@ -124,7 +124,7 @@ def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
 
 
 def _with_tokens(connection: sqlite3.Connection, group: Group, *, timelines: bool) -> Group:
-    uuids = json.dumps([one.episode_uuid for one in group.answers])
+    uuids = json.dumps([answer.episode_uuid for answer in group.answers])
     stored = {
         uuid: (unpack_trajectory(uuid, data, call), "" if call is None else finish_reason_of(call))
         for uuid, data, call in connection.execute(
@@ -136,8 +136,10 @@ def _with_tokens(connection: sqlite3.Connection, group: Group, *, timelines: boo
     return group.model_copy(
         update={
             "answers": [
-                one if one.episode_uuid not in stored else _measured(one, *stored[one.episode_uuid], timelines)
-                for one in group.answers
+                answer
+                if answer.episode_uuid not in stored
+                else _measured(answer, *stored[answer.episode_uuid], timelines)
+                for answer in group.answers
             ]
         }
     )

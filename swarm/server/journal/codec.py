@@ -84,9 +84,9 @@ def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> 
             for timeline in trajectory.timelines
         ]
     )
-    one, counts = trajectory, structs.astuple(trajectory.tokens)
-    earned = (one.reward, one.credit, one.is_success)
-    return _dump([one.task_id, *earned, one.num_calls, one.log_metrics, counts, timelines])
+    outcome, counts = trajectory, structs.astuple(trajectory.tokens)
+    earned = (outcome.reward, outcome.credit, outcome.is_success)
+    return _dump([outcome.task_id, *earned, outcome.num_calls, outcome.log_metrics, counts, timelines])
 
 
 def pack_counts(counts: TokenCounts) -> bytes:
@@ -154,11 +154,6 @@ def notes_of(output: Mapping[str, Any]) -> Notes:
 def clean(text: str) -> str:
     """Text that SQLite takes: a lone surrogate, which JSON bodies can carry, becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def said(value: object) -> str:
-    """What a client may have written where a text is meant."""
-    return clean(value) if isinstance(value, str) else ""
 
 
 def _runs(runs: list[list[int]]) -> VersionRuns:

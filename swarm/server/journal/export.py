@@ -163,13 +163,13 @@ def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int
     """Rows with the size of their token data. Each read is a transaction of its own."""
     after = 0
     while True:
-        found = connection.execute(
+        rows = connection.execute(
             f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.rowid > ? ORDER BY e.rowid LIMIT {_READ_ROWS}", (after,)
         ).fetchall()
-        if not found:
+        if not rows:
             return
-        after = found[-1][0]
-        for _, size, *values in found:
+        after = rows[-1][0]
+        for _, size, *values in rows:
             yield size or 0, _row(*values)
 
 
@@ -196,8 +196,8 @@ def _row(
 ) -> Row:
     trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
     timelines = [] if trajectory is None else trajectory.timelines
-    said: dict[str, Any] = {} if output is None else json.loads(output)
-    notes = notes_of(said)
+    result: dict[str, Any] = {} if output is None else json.loads(output)
+    notes = notes_of(result)
     return {
         "episode_uuid": episode_uuid,
         "run_id": run_id,
@@ -213,29 +213,29 @@ def _row(
         "trace_id": _trace_id(notes.traceparent),
         "reward": reward,
         "rank": notes.rank,
-        "components": said.get("log_metrics") or {},
+        "components": result.get("log_metrics") or {},
         "reason": clean(notes.reason),
-        "output": None if output is None else said,
+        "output": None if output is None else result,
         "how": how,
         "drop_reason": drop_reason,
         "quarantine_reason": quarantine_reason,
         "batch_id": batch_id,
         "step": step,
-        "min_policy_version": min((one.min_policy_version for one in timelines), default=None),
-        "max_policy_version": max((one.max_policy_version for one in timelines), default=None),
+        "min_policy_version": min((timeline.min_policy_version for timeline in timelines), default=None),
+        "max_policy_version": max((timeline.max_policy_version for timeline in timelines), default=None),
         "claimed_at": claimed_at,
         "ended_at": ended_at,
         "tokens": structs.asdict(unpack_counts(tokens)),
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
         "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
-        "timelines": [as_lists(one) for one in timelines],
+        "timelines": [as_lists(timeline) for timeline in timelines],
     }
 
 
 def _trace_id(traceparent: str) -> str:
     """Of the trace of the request that the episode was for: https://www.w3.org/TR/trace-context/#traceparent-header."""
-    found = _TRACEPARENT.match(traceparent)
-    return found[1] if found else ""
+    match = _TRACEPARENT.match(traceparent)
+    return match[1] if match else ""
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
@@ -334,9 +334,9 @@ _SINKS: dict[str, Callable[[Path], _Sink]] = {".parquet": _Parquet, ".jsonl": _J
 def _finite(value: Any) -> Any:
     match value:
         case dict():
-            return {key: _finite(one) for key, one in cast("dict[str, Any]", value).items()}
+            return {key: _finite(item) for key, item in cast("dict[str, Any]", value).items()}
         case list():
-            return [_finite(one) for one in cast("list[Any]", value)]
+            return [_finite(item) for item in cast("list[Any]", value)]
         case float() if not math.isfinite(value):
             return None
         case _:

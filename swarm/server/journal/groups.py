@@ -34,7 +34,7 @@ class Decode(Protocol):
 class _Group:
     task_id: str
     prompt: str
-    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    task: Mapping[str, Any] = field(default_factory=dict[str, Any])
     candidates: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ranks: list[int | None] = field(default_factory=list[int | None])
     rewards: list[float | None] = field(default_factory=list[float | None])
@@ -82,7 +82,7 @@ class GroupLines:
         if len(timelines) != 1 or row["num_calls"] != 1 or not row["finish_reason"]:
             group.broken = True
             return
-        group.told = group.told or _task_of(row)
+        group.task = group.task or _task_of(row)
         group.ranks.append(row["rank"])
         group.rewards.append(row["reward"])
         [timeline] = timelines
@@ -105,12 +105,12 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
             models.
     """
     with reading(journal) as connection:
-        found = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY rowid").fetchall()
-    jobs: list[Any] = [yaml.safe_load(text) for name, text in found if text and run_id in (None, name)]
+        runs = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY rowid").fetchall()
+    jobs: list[Any] = [yaml.safe_load(text) for name, text in runs if text and run_id in (None, name)]
     models = sorted({str(job["model"]) for job in jobs if isinstance(job, dict) and "model" in job})
     if len(models) != 1:
-        known = f"are of {', '.join(models)}" if models else "name none"
-        raise ConfigError(f"whose tokenizer? The runs of {journal} {known}: name the model with --tokenizer")
+        named = f"are of {', '.join(models)}" if models else "name none"
+        raise ConfigError(f"whose tokenizer? The runs of {journal} {named}: name the model with --tokenizer")
     return models[0]
 
 
@@ -120,7 +120,7 @@ def _task_of(row: Row) -> Mapping[str, Any]:
 
 
 def _line(group: _Group) -> dict[str, Any]:
-    query, metadata = group.told.get("main_query"), group.told.get("metadata")
+    query, metadata = group.task.get("main_query"), group.task.get("metadata")
     line: dict[str, Any] = {
         "task": {
             "task_id": group.task_id,

@@ -41,12 +41,12 @@ def lineage_of(journal: Path, step: int) -> Lineage:
     """
     with reading(journal) as connection:
         # a run that begins after the step, with another job, goes on with what another one saved
-        found = connection.execute(
+        run = connection.execute(
             "SELECT run_id, job_yaml FROM runs WHERE run_id IN (SELECT run_id FROM steps WHERE step <= ?)"
             " ORDER BY rowid DESC LIMIT 1",
             (step,),
         ).fetchone()
-        run_id, job_yaml = found or _latest(connection, journal)
+        run_id, job_yaml = run or _latest(connection, journal)
         rows = connection.execute(
             "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
             (run_id, step),
@@ -61,7 +61,7 @@ def lineage_of(journal: Path, step: int) -> Lineage:
         outputs = connection.execute(
             f"SELECT output FROM episodes WHERE state = '{EpisodeState.TRAINED}'"
             " AND batch_id IN (SELECT value FROM json_each(?))",
-            (json.dumps([one.batch_id for one in steps.values()]),),
+            (json.dumps([step.batch_id for step in steps.values()]),),
         ).fetchall()
     routes = Counter(notes_of(json.loads(output) if output else {}).route for (output,) in outputs)
     return Lineage(
@@ -75,8 +75,8 @@ def lineage_of(journal: Path, step: int) -> Lineage:
 
 
 def _latest(connection: sqlite3.Connection, journal: Path) -> tuple[str, str]:
-    found = connection.execute("SELECT run_id, job_yaml FROM runs WHERE job_yaml != '' ORDER BY rowid DESC LIMIT 1")
-    row: tuple[str, str] | None = found.fetchone()
+    newest = connection.execute("SELECT run_id, job_yaml FROM runs WHERE job_yaml != '' ORDER BY rowid DESC LIMIT 1")
+    row: tuple[str, str] | None = newest.fetchone()
     if row is None:
         raise ConfigError(f"{journal} holds no training job: nothing was trained in this run folder")
     return row

@@ -119,7 +119,9 @@ def _names(rows: Sequence[EndRow]) -> str:
 
 
 def _members(batch: TrainBatch) -> str:
-    return pack_json([[group.task_id, [one.episode_uuid for one in group.trajectories]] for group in batch.groups])
+    return pack_json(
+        [[group.task_id, [trajectory.episode_uuid for trajectory in group.trajectories]] for group in batch.groups]
+    )
 
 
 #: The statements of each type of row. Types come in this order within a transaction, because busy servers mix the first
@@ -350,15 +352,15 @@ def _claimed(connection: sqlite3.Connection) -> list[ClaimedEpisode]:
     digests: dict[str, list[bytes]] = {}
     for uuid, digest in connection.execute("SELECT episode, digest FROM keys ORDER BY rowid"):
         digests.setdefault(uuid, []).append(digest)
-    found: list[ClaimedEpisode] = []
+    episodes: list[ClaimedEpisode] = []
     for reason, *columns in connection.execute(
         "SELECT quarantine_reason, uuid, client_uuid, type, key_digest, idle_timeout, max_seconds, claimed_at,"
         f" claim_key, task_hint, group_uuid, group_size, run_id FROM episodes WHERE uuid IN ({names}) ORDER BY rowid"
     ):
         claim = EpisodeRow(*columns)
         keys = (claim.key_digest, *digests.get(claim.episode_uuid, ()))
-        found.append(ClaimedEpisode(claim, keys, tuple(calls.get(claim.episode_uuid, ())), reason))
-    return found
+        episodes.append(ClaimedEpisode(claim, keys, tuple(calls.get(claim.episode_uuid, ())), reason))
+    return episodes
 
 
 def _claims(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
@@ -366,15 +368,15 @@ def _claims(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
 
     A key is used anew after a claim that failed, so it stands for the latest claim: one episode, or one group.
     """
-    found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+    claims: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for client_uuid, claim_key, uuid, group_uuid in connection.execute(
         "SELECT client_uuid, claim_key, uuid, group_uuid FROM episodes WHERE claim_key != ''"
         f" AND (rowid > (SELECT max(rowid) FROM episodes) - ? OR {LIVE}) ORDER BY rowid",
         (MAX_ENDINGS,),
     ):
-        known = found.get((client_uuid, claim_key))
-        if known is not None and group_uuid and known[0] == group_uuid:
-            known[1].append(uuid)
+        claim = claims.get((client_uuid, claim_key))
+        if claim is not None and group_uuid and claim[0] == group_uuid:
+            claim[1].append(uuid)
         else:
-            found[client_uuid, claim_key] = (group_uuid, [uuid])
-    return {name: uuids for name, (_, uuids) in found.items()}
+            claims[client_uuid, claim_key] = (group_uuid, [uuid])
+    return {name: uuids for name, (_, uuids) in claims.items()}

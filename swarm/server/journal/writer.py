@@ -112,10 +112,10 @@ class Retention:
 
     def _pages(self) -> tuple[int, int]:
         """Pages of the file in all, and free ones."""
-        found: tuple[int, int] = self._connection.execute(
+        pages: tuple[int, int] = self._connection.execute(
             "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count"
         ).fetchone()
-        return found
+        return pages
 
 
 class Question:
@@ -127,20 +127,20 @@ class Question:
 
     def find(self, connection: sqlite3.Connection) -> None:
         """In the writer thread: look it up and hand the answer to the event loop."""
-        found, error = None, None
+        ending, error = None, None
         try:
-            found = past_ending(connection, self.episode_uuid)
+            ending = past_ending(connection, self.episode_uuid)
         except Exception as exc:
             error = exc
         # the loop may be closed by now, and the caller gone with it
         with contextlib.suppress(RuntimeError):
-            self.answer.get_loop().call_soon_threadsafe(self._answer, found, error)
+            self.answer.get_loop().call_soon_threadsafe(self._answer, ending, error)
 
-    def _answer(self, found: Ending | None, error: Exception | None) -> None:
+    def _answer(self, ending: Ending | None, error: Exception | None) -> None:
         if self.answer.done():
             return
         if error is None:
-            self.answer.set_result(found)
+            self.answer.set_result(ending)
         else:
             self.answer.set_exception(error)
 
