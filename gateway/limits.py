@@ -53,8 +53,8 @@ class Load:
 
     def ended(self, seconds: float) -> None:
         """A request was served for ``seconds``."""
-        known = seconds if self.seconds is None else self.seconds
-        self.seconds = known + _SMOOTHING * (seconds - known)
+        average = seconds if self.seconds is None else self.seconds
+        self.seconds = average + _SMOOTHING * (seconds - average)
 
 
 @dataclass(slots=True)
@@ -84,24 +84,24 @@ class Admission:
         held: list[asyncio.Semaphore] = []
 
         def free() -> None:
-            for place in held:
-                place.release()
+            for semaphore in held:
+                semaphore.release()
 
-        async def take(place: asyncio.Semaphore, queue: Load) -> None:
-            if not place.locked():
-                await place.acquire()
+        async def take(semaphore: asyncio.Semaphore, queue: Load) -> None:
+            if not semaphore.locked():
+                await semaphore.acquire()
             elif queue.queued >= settings.max_queued:
                 raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
             else:
                 queue.queued += 1
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await place.acquire()
+                        await semaphore.acquire()
                 except TimeoutError:
                     raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
                 finally:
                     queue.queued -= 1
-            held.append(place)
+            held.append(semaphore)
 
         try:
             if caller.max_in_flight is not None:
@@ -123,9 +123,9 @@ class Admission:
         return release
 
     def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
-        if (place := self._places.get((name, bound))) is None:
-            place = self._places[name, bound] = asyncio.Semaphore(bound)
-        return place
+        if (semaphore := self._places.get((name, bound))) is None:
+            semaphore = self._places[name, bound] = asyncio.Semaphore(bound)
+        return semaphore
 
 
 def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedError:
@@ -171,7 +171,7 @@ class RetryDedup:
 
     def __init__(self) -> None:
         #: the last request of each key, oldest first
-        self._known: dict[tuple[str, str, str], _Shared] = {}
+        self._latest: dict[tuple[str, str, str], _Shared] = {}
         self._running: set[_Shared] = set()
         self.joined = 0
 
@@ -191,9 +191,9 @@ class RetryDedup:
         retry = Retryable.of(incoming, route)
         if retry is None:
             return await produce()
-        known = self._known.get(retry.key)
-        if known is not None and known.joinable:
-            if known.digest != retry.digest:
+        earlier = self._latest.get(retry.key)
+        if earlier is not None and earlier.joinable:
+            if earlier.digest != retry.digest:
                 raise ConflictError(
                     "this idempotency-key came with another request before: give each request its own",
                     code="idempotency_key_reused",
@@ -202,12 +202,12 @@ class RetryDedup:
                 self.joined += 1
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
                 answered_by(route, "joined")
-                incoming.prospect.follow(known.prospect)
+                incoming.prospect.follow(earlier.prospect)
                 with phase("join"):
-                    outcome = await known.outcome_for(retry)
-                incoming.left_out.add(known.left_out.lines)
+                    outcome = await earlier.outcome_for(retry)
+                incoming.left_out.add(earlier.left_out.lines)
                 return outcome
-        shared = self._known[retry.key] = _Shared(retry, incoming.prospect, incoming.left_out, produce, self._ended)
+        shared = self._latest[retry.key] = _Shared(retry, incoming.prospect, incoming.left_out, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
@@ -217,21 +217,21 @@ class RetryDedup:
             self._forget(shared)
             return
         shared.expiry = asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget, shared)
-        for oldest in [one for one in self._known.values() if one not in self._running][:-_REMEMBERED_MOST]:
+        for oldest in [shared for shared in self._latest.values() if shared not in self._running][:-_REMEMBERED_MOST]:
             self._forget(oldest)
 
     def _forget(self, shared: _Shared) -> None:
         if shared.expiry is not None:
             # so that the timer does not keep its stream
             shared.expiry.cancel()
-        if self._known.get(shared.key) is shared:
-            del self._known[shared.key]
+        if self._latest.get(shared.key) is shared:
+            del self._latest[shared.key]
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._known.clear()
+        self._latest.clear()
         if running := [shared.cancel() for shared in self._running]:
             await asyncio.wait(running)
 

@@ -136,7 +136,7 @@ class Pipeline:
 
             async def from_engine(reason: str) -> Outcome:
                 """Nothing is sampled yet, and the engine may serve although it gave no episodes."""
-                if policy.fans_out and training.swarm.known.num_repeat is not None:
+                if policy.fans_out and training.swarm.report.num_repeat is not None:
                     with suppress(PassedThroughError):
                         return await best(training, incoming, session, policy, Untrained(reason, patient=False))
                 return await self._from_engine(incoming, route, training, reason, patient=False)
@@ -271,7 +271,7 @@ async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Up
     except NotFoundError as exc:
         unknown = exc
     if route is None:
-        able = [one for one in table.routes if one.upstream is not None and request.caller.opens(one.name)]
+        able = [route for route in table.routes if route.upstream is not None and request.caller.opens(route.name)]
         route = able[0] if len(able) == 1 else None
         if route is None and len(able) > 1 and unknown is not None:
             raise unknown

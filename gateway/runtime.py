@@ -142,7 +142,7 @@ class Gateway:
             await self.routes.change(plan)
         changed = list(dict.fromkeys([*_changed(old, plan.config), *_edited(before, plan)]))
         fixed = [name for name in changed if name in _FIXED]
-        names = ", ".join(one.name for one in plan.routes)
+        names = ", ".join(route.name for route in plan.routes)
         logger.warning("the configuration is reloaded: routes %s; changed: %s", names, ", ".join(changed) or "nothing")
         if fixed:
             logger.warning("the configuration: %s needs a restart to change", ", ".join(fixed))
@@ -168,7 +168,11 @@ def _has_keys(config: GatewayConfig) -> bool:
 def _edited(before: Sequence[PlannedRoute], plan: Plan) -> list[str]:
     """The hooks whose files differ."""
     codes = {route.name: route.hooks.code for route in before if route.hooks}
-    edited = [one.name for one in plan.routes if one.hooks and one.hooks.code != codes.get(one.name, one.hooks.code)]
+    edited = [
+        route.name
+        for route in plan.routes
+        if route.hooks and route.hooks.code != codes.get(route.name, route.hooks.code)
+    ]
     return [f"routes.{name}.hooks" if plan.config.routes else "hooks" for name in edited]
 
 

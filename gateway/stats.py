@@ -58,7 +58,7 @@ class Sentences(Kinds):
     def add(self, sentence: str) -> int:
         """Count it; return how often its kind has come."""
         kind = _NUMBER.sub("N", sentence)
-        first = next((known for known in self if _NUMBER.sub("N", known) == kind), sentence)
+        first = next((earlier for earlier in self if _NUMBER.sub("N", earlier) == kind), sentence)
         self[first] += 1
         return self[first]
 
@@ -68,11 +68,11 @@ def hook_failed(error: HookError, codes: Counter[str], sentences: Counter[str]) 
     and then each power of ten."""
     code = error.code or error.type
     codes[code] += 1
-    told = error.told or code
-    count = sentences.add(told) if isinstance(sentences, Sentences) else 1
+    text = error.told or code
+    count = sentences.add(text) if isinstance(sentences, Sentences) else 1
     if count == 10 ** (len(str(count)) - 1):
         times = f" ({count} times)" if count > 1 else ""
-        logger.error("%s%s: %s: %s", HOOK_FAILS, times, code, told)
+        logger.error("%s%s: %s: %s", HOOK_FAILS, times, code, text)
 
 
 class _Part(BaseModel):

@@ -89,20 +89,20 @@ def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:
         NotFoundError: there is none of that name for this key.
         RequestError: several are there, and none is named; or it has no swarm server.
     """
-    mine = [one for one in gateway.routes.plan.routes if caller.routes is None or one.name in caller.routes]
+    mine = [route for route in gateway.routes.plan.routes if caller.routes is None or route.name in caller.routes]
     if name is not None:
-        found = [one for one in mine if one.name == name]
-        if not found:
-            known = ", ".join(one.name for one in mine)
-            raise NotFoundError(f"there is no route {name[:80]!r}; there are: {known}", code="route_not_found")
-        if found[0].settings.swarm_url is None:
+        named = [route for route in mine if route.name == name]
+        if not named:
+            names = ", ".join(route.name for route in mine)
+            raise NotFoundError(f"there is no route {name[:80]!r}; there are: {names}", code="route_not_found")
+        if named[0].settings.swarm_url is None:
             raise RequestError(f"the route {name!r} has no swarm server: nothing is trained there", param="route")
-        return found[0]
-    by_server = {one.settings.swarm_url: one for one in reversed(mine) if one.settings.swarm_url is not None}
+        return named[0]
+    by_server = {route.settings.swarm_url: route for route in reversed(mine) if route.settings.swarm_url is not None}
     if len(by_server) != 1:
-        known = ", ".join(one.name for one in mine if one.settings.swarm_url is not None) or "none"
+        names = ", ".join(route.name for route in mine if route.settings.swarm_url is not None) or "none"
         raise RequestError(
-            f"say which route's swarm server is meant (`?route=NAME`); there are: {known}", param="route"
+            f"say which route's swarm server is meant (`?route=NAME`); there are: {names}", param="route"
         )
     return next(iter(by_server.values()))
 
@@ -117,9 +117,9 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     """
     url = route.settings.swarm_url or ""
     query = [(name, value) for name, value in request.query_params.multi_items() if name not in ("route", "sender")]
-    told = request.query_params.get("sender", "")
+    sender = request.query_params.get("sender", "")
     # the swarm server keeps the first 200 characters
-    query.append(("sender", f"{_name(caller)} for {told}" if told else _name(caller)))
+    query.append(("sender", f"{_name(caller)} for {sender}" if sender else _name(caller)))
     own = bearer_bytes(request.scope["headers"]).decode("latin-1")
     token = route.settings.swarm_token.get_secret_value() if caller.key_id else own
     headers = {"authorization": f"Bearer {token}"} if token else {}

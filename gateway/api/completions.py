@@ -50,30 +50,30 @@ class CompletionsEndpoint(DialectEndpoint):
         async with AsyncExitStack() as held:
 
             async def ask(body: dict[str, Any], number: int) -> _Answered:
-                one = replace(
+                asked = replace(
                     incoming,
                     call=self.dialect.parse(body),
                     headers=_headers(incoming.headers, number),
                     raw=encode(body),
                     request_id=f"{incoming.request_id}.{number}",
                 )
-                outcome = await gateway.pipeline.answer(one)
+                outcome = await gateway.pipeline.answer(asked)
                 if outcome.close is not None:
                     held.push_async_callback(outcome.close)
                 return _Answered(self.dialect, body, outcome)
 
             answered = await all_of(ask(body, number) for number, body in enumerate(bodies))
-            refused = next((one.outcome for one in answered if one.refused), None)
+            refused = next((answer.outcome for answer in answered if answer.refused), None)
             if isinstance(refused, Relayed):
                 return replace(refused, close=held.pop_all().aclose)
-            headers = {"x-swarm-trained": _trained([one.outcome for one in answered])}
+            headers = {"x-swarm-trained": _trained([answer.outcome for answer in answered])}
             choices = incoming.call.choices
             if incoming.call.stream:
-                streams = _merged([one.chunks() for one in answered], choices)
+                streams = _merged([answer.chunks() for answer in answered], choices)
                 held.push_async_callback(streams.aclose)
                 headers["content-type"] = "text/event-stream; charset=utf-8"
                 return Relayed(200, headers, streams, held.pop_all().aclose)
-            whole = _joined([await one.body() for one in answered], choices)
+            whole = _joined([await answer.body() for answer in answered], choices)
             return Relayed(200, headers | {"content-type": "application/json"}, encode(whole), held.pop_all().aclose)
 
 

@@ -57,16 +57,16 @@ def model_of(data: Mapping[str, Any]) -> str | None:
 
 def public_headers(headers: RawHeaders) -> dict[str, str]:
     """The headers without secrets; names in lower case, and of one name the last value."""
-    told = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
-    named = _SESSION_NAMES if _AGENT.match(told.get("user-agent", "")) else ()
-    return {name: value for name, value in told.items() if name in named or not _SECRET_HEADER.search(name)}
+    texts = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
+    named = _SESSION_NAMES if _AGENT.match(texts.get("user-agent", "")) else ()
+    return {name: value for name, value in texts.items() if name in named or not _SECRET_HEADER.search(name)}
 
 
 def plain_headers(headers: RawHeaders) -> dict[str, str]:
     """:func:`public_headers` of a body that is decoded."""
-    told = public_headers(headers)
-    told.pop("content-encoding", None)
-    return told
+    texts = public_headers(headers)
+    texts.pop("content-encoding", None)
+    return texts
 
 
 class Endpoint(ABC):
@@ -115,16 +115,16 @@ class DialectEndpoint(Endpoint):
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
-        caller, headers, given = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
+        caller, headers, body = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
         try:
-            data = self.prepared(gateway, caller, given)
+            data = self.prepared(gateway, caller, body)
             call = self.parsed(data)
         except RequestError:
             # a plain upstream may understand what the dialect does not
-            if not await gateway.pipeline.is_plain(model_of(given), caller):
+            if not await gateway.pipeline.is_plain(model_of(body), caller):
                 raise
-            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(given), caller)
-            rendering = Rendering(self.dialect, given, given.get("stream") is True, more_headers)
+            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(body), caller)
+            rendering = Rendering(self.dialect, body, body.get("stream") is True, more_headers)
             return Answering(lambda: gateway.pipeline.forward(request), rendering)
         # while the request is answered, what is left out of it comes to the headers
         headers_of_answer = {**more_headers}

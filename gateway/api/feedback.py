@@ -93,34 +93,34 @@ class SessionTold(BaseModel):
     on: list[SessionReport]
 
 
-async def give_feedback(request: Request, given: GivenFeedback) -> FeedbackTaken:
+async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
     """The user's feedback to an answer."""
     gateway: Gateway = request.state.gateway
     sessions = gateway.sessions
-    turn = sessions.turn(given.completion_id, caller_of(request.scope).key_id)
+    turn = sessions.turn(body.completion_id, caller_of(request.scope).key_id)
     if turn is None:
         raise NotFoundError(
-            f"completion {given.completion_id!r} is not known: it was not delivered to this key, was not judged "
+            f"completion {body.completion_id!r} is not known: it was not delivered to this key, was not judged "
             "(passed straight through, or answered by an upstream), or its session is over",
             code="completion_not_found",
             param="completion_id",
         )
-    if given.choice >= turn.choices:
+    if body.choice >= turn.choices:
         raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
-    replaced = given.choice in turn.said
-    turn.said[given.choice] = given.feedback()
+    replaced = body.choice in turn.choice_feedback
+    turn.choice_feedback[body.choice] = body.feedback()
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
-    return FeedbackTaken(completion_id=given.completion_id, trains=turn.open, replaced=replaced)
+    return FeedbackTaken(completion_id=body.completion_id, trains=turn.open, replaced=replaced)
 
 
-async def end_session(request: Request, id: str, given: SessionFeedback) -> SessionEnded:
+async def end_session(request: Request, id: str, body: SessionFeedback) -> SessionEnded:
     """End a conversation.
 
     It ends on all routes; its hook runs after the response. The body is optional feedback.
     """
     gateway: Gateway = request.state.gateway
-    feedback = given.feedback() if given.model_fields_set - {"task"} else None
-    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback, given.task):
+    feedback = body.feedback() if body.model_fields_set - {"task"} else None
+    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback, body.task):
         raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
     return SessionEnded(session_id=id, ended=True)
 

@@ -52,21 +52,27 @@ class GatewayCollector(Collector):
 
 def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     def by(counts: Callable[[Stats], Mapping[str, float]]) -> dict[tuple[str, str], float]:
-        return {(name, kind): count for name, one in stats.items() for kind, count in counts(one).items()}
+        return {
+            (name, kind): count for name, route_stats in stats.items() for kind, count in counts(route_stats).items()
+        }
 
-    chosen = by(lambda one: one.answers)
+    chosen = by(lambda route: route.answers)
     yield counter("gateway_answers", "Answers by how they were chosen", chosen, "route", "chosen")
-    groups = {name: one.groups for name, one in stats.items()}
-    recent = {name: one.recent for name, one in stats.items() if one.recent.groups}
-    trained = {name: one.trained for name, one in groups.items()}
+    groups = {name: route.groups for name, route in stats.items()}
+    recent = {name: route.recent for name, route in stats.items() if route.recent.groups}
+    trained = {name: counted.trained for name, counted in groups.items()}
     yield counter("gateway_trained_groups", "Groups that the swarm server acknowledged", trained, "route")
     yield counter(
-        "gateway_dropped_groups", "Groups that were not trained", by(lambda one: one.groups.dropped), "route", "reason"
+        "gateway_dropped_groups",
+        "Groups that were not trained",
+        by(lambda route: route.groups.dropped),
+        "route",
+        "reason",
     )
     yield counter(
         "gateway_submitted_groups",
         "Groups by whether their rewards differ",
-        by(lambda one: {"true": one.groups.informative, "false": one.groups.uninformative}),
+        by(lambda route: {"true": route.groups.informative, "false": route.groups.uninformative}),
         "route",
         "informative",
     )
@@ -74,34 +80,34 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     yield gauge(
         "gateway_informative_group_share",
         f"Share (0 to 1) of groups whose rewards differ, {lately}",
-        {name: one.with_signal / one.groups for name, one in recent.items()},
+        {name: window.with_signal / window.groups for name, window in recent.items()},
         "route",
     )
     yield gauge(
         "gateway_reward_mean",
         f"Mean reward of all answers, in the hook's own units, {lately}",
-        {name: one.reward / one.groups for name, one in recent.items()},
+        {name: window.reward / window.groups for name, window in recent.items()},
         "route",
     )
     yield gauge(
         "gateway_reward_spread",
         f"Standard deviation of the rewards within a group, its mean {lately}",
-        {name: one.spread / one.groups for name, one in recent.items()},
+        {name: window.spread / window.groups for name, window in recent.items()},
         "route",
     )
     yield counter(
         "gateway_tokens",
         "Completion tokens of groups: delivered, or wasted on answers that nobody got",
-        by(lambda one: {"delivered": one.tokens.delivered, "wasted": one.tokens.wasted}),
+        by(lambda route: {"delivered": route.tokens.delivered, "wasted": route.tokens.wasted}),
         "route",
         "fate",
     )
-    malformed = {name: one.malformed_calls for name, one in stats.items()}
+    malformed = {name: route.malformed_calls for name, route in stats.items()}
     yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
-    passed, failures = by(lambda one: one.passed_through), by(lambda one: one.hook_failures)
+    passed, failures = by(lambda route: route.passed_through), by(lambda route: route.hook_failures)
     yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
     yield counter("gateway_hook_failures", "Hook calls without a result, by kind", failures, "route", "code")
-    fallbacks = by(lambda one: one.fallbacks)
+    fallbacks = by(lambda route: route.fallbacks)
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"
     )

@@ -39,9 +39,9 @@ class ResponsesEndpoint(DialectEndpoint):
         """``data`` with the whole conversation as its input; ``store`` is on unless it is off, as at OpenAI."""
         if data.get("store") is None:
             data = {**data, "store": True}
-        given = data.get("input")
-        if isinstance(given, list):
-            items = cast("list[Any]", given)
+        content = data.get("input")
+        if isinstance(content, list):
+            items = cast("list[Any]", content)
             data = {**data, "input": [_referred(gateway, caller, item) for item in items]}
         previous = data.get("previous_response_id")
         if not isinstance(previous, str):
@@ -129,10 +129,10 @@ class KeptResponse(Passthrough):
         elif QueryParams(scope["query_string"]).get("stream") == "true":
             raise RequestError("a kept response is given whole, not as a stream", param="stream")
 
-        async def told() -> Relayed:
+        async def stored() -> Relayed:
             return Relayed(200, {"content-type": "application/json"}, encode(kept))
 
-        return Answering(told, Rendering(self.dialect, {}, False, more_headers))
+        return Answering(stored, Rendering(self.dialect, {}, False, more_headers))
 
     def absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
         return unknown_response(request.path.rpartition("/")[2])
@@ -153,7 +153,7 @@ def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
     return next((kept for kept in output if kept["id"] == item_id), item)
 
 
-def _items(given: Any) -> list[Any]:
-    if isinstance(given, list):
-        return cast("list[Any]", given)
-    return [] if given is None else [{"type": "message", "role": "user", "content": given}]
+def _items(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return cast("list[Any]", content)
+    return [] if content is None else [{"type": "message", "role": "user", "content": content}]

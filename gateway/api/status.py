@@ -123,10 +123,10 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
 async def _engine(table: RouteTable) -> dict[str, Any]:
     """The engine of the first route that has a swarm; all swarms are asked, so that their state is fresh."""
     swarms = dict.fromkeys(route.swarm for route in table.routes if route.swarm is not None)
-    known: list[Serving] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
-    if not known:
+    reports: list[Serving] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
+    if not reports:
         return {}
-    serving = known[0]
+    serving = reports[0]
     return {
         "engine": serving.engine or next(iter(swarms)).status().engine,
         "engine_failure": serving.failure and serving.failure.model_dump(),

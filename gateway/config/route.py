@@ -63,8 +63,8 @@ class PassRule(Model):
 
     @field_validator("headers")
     @classmethod
-    def _lower(cls, given: dict[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
-        return {name.lower(): pattern for name, pattern in given.items()}
+    def _lower(cls, patterns: dict[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
+        return {name.lower(): pattern for name, pattern in patterns.items()}
 
     @model_validator(mode="after")
     def _has_a_condition(self) -> Self:
@@ -234,18 +234,18 @@ class RouteSettings(Model):
 
     @field_validator("pass_through", mode="before")
     @classmethod
-    def _shipped_rules(cls, given: Any) -> Any:
-        if not isinstance(given, list):
-            return given
-        return [rule for one in cast("list[Any]", given) for rule in (SHIPPED if one == AGENTS else [one])]
+    def _shipped_rules(cls, rules: Any) -> Any:
+        if not isinstance(rules, list):
+            return rules
+        return [rule for entry in cast("list[Any]", rules) for rule in (SHIPPED if entry == AGENTS else [entry])]
 
     def idle_seconds(self, *, credits: bool) -> float:
         """When a silent conversation is over; ``credits``: a hook is then asked what its open groups earned."""
-        given = self.session_idle_seconds
+        seconds = self.session_idle_seconds
         if credits:
-            return 300.0 if given is None else given
+            return 300.0 if seconds is None else seconds
         # feedback to an answer whose group is open must find its conversation
-        return max(1800.0 if given is None else given, self.feedback_window_seconds)
+        return max(1800.0 if seconds is None else seconds, self.feedback_window_seconds)
 
     def window_seconds(self, *, credits: bool) -> float:
         """How long a judged group may stay open for feedback and, with ``credits``, for the end of its session."""

@@ -128,9 +128,9 @@ class KeyRing:
         """
         if self.open:
             return Holder(Caller(), admin=True)
-        given = digest(key)
-        virtual = self._virtual.find(given) if self._virtual is not None else None
-        fixed = matching(given, self._fixed)
+        key_digest = digest(key)
+        virtual = self._virtual.find(key_digest) if self._virtual is not None else None
+        fixed = matching(key_digest, self._fixed)
         if fixed is not None:
             return fixed
         if virtual is None:
@@ -259,9 +259,9 @@ def _fixed(keys: Iterable[SecretStr]) -> dict[bytes, Holder]:
     for key in keys:
         text = key.get_secret_value()
         hashed = text.startswith(DIGEST_PREFIX)
-        known = bytes.fromhex(text.removeprefix(DIGEST_PREFIX)) if hashed else digest(text)
+        key_digest = bytes.fromhex(text.removeprefix(DIGEST_PREFIX)) if hashed else digest(text)
         # the id tells applications apart in sessions and feedback
-        holders[known] = Holder(Caller(key_id=f"config-{known.hex()[:8]}"), admin=False)
+        holders[key_digest] = Holder(Caller(key_id=f"config-{key_digest.hex()[:8]}"), admin=False)
     return holders
 
 

@@ -88,7 +88,7 @@ class KeyFile(CredentialFile[VirtualKey]):
             ConfigError: it cannot be read or written.
         """
         with exclusively(self._used_path):
-            known = self.last_used()
+            times = self.last_used()
             for name, moment in used.items():
-                known[name] = max(moment, known.get(name, moment))
-            replace_private(self._used_path, _LastUsed(last_used=known))
+                times[name] = max(moment, times.get(name, moment))
+            replace_private(self._used_path, _LastUsed(last_used=times))

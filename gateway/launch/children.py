@@ -123,14 +123,14 @@ def kill_all(processes: set[psutil.Process]) -> None:
 
 def left_behind(folder: Path) -> list[psutil.Process]:
     """Living processes of an ``up`` in ``folder``, which runs no more."""
-    found: list[psutil.Process] = []
+    strays: list[psutil.Process] = []
     for process in psutil.process_iter():
         # it may be gone, or somebody else's
         with contextlib.suppress(psutil.Error, OSError):
             is_of_folder = process.environ().get(FOLDER_VARIABLE) == str(folder)
             if is_of_folder and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                strays.append(process)
+    return strays
 
 
 def end_left_behind(folder: Path, grace: float, hurry: threading.Event) -> None:

@@ -69,19 +69,19 @@ def _places(plan: UpPlan) -> Mapping[Path, str]:
     by_disk: dict[int, Path] = {}
     places: dict[Path, str] = {}
     for path, what in wanted:
-        here = next((one for one in (path, *path.parents) if one.exists()), None)
+        here = next((parent for parent in (path, *path.parents) if parent.exists()), None)
         if here is None:
             continue
         first = by_disk.setdefault(here.stat().st_dev, path)
-        told = places.setdefault(first, what)
-        if what not in told:
-            places[first] = f"{told}, {what}"
+        uses = places.setdefault(first, what)
+        if what not in uses:
+            places[first] = f"{uses}, {what}"
     return places
 
 
 def _is_full(path: Path, least: int) -> bool | None:
     """Whether its disk has less than ``least`` bytes free, or no file more; ``None`` if it does not tell."""
-    here = next((one for one in (path, *path.parents) if one.exists()), path)
+    here = next((parent for parent in (path, *path.parents) if parent.exists()), path)
     try:
         disk = os.statvfs(here)
     except OSError:

@@ -66,7 +66,7 @@ class Server:
         assert self.client is not None
         with suppress(SwarmGatewayError):  # they then end by their own timeouts
             running = self.client.status(episodes=_MOST_EPISODES).running
-            mine = [one.episode_uuid for one in running if one.client_uuid == self.client.client_uuid]
+            mine = [episode.episode_uuid for episode in running if episode.client_uuid == self.client.client_uuid]
             self.client.abort(mine, "client_died")
 
     def sync_job(self, earlier_run: EarlierRun, from_step: int | None = None) -> None:
@@ -211,7 +211,7 @@ class Gateway:
         self._deaths = 0
         self._started_at = time.monotonic()
         self._restart_at: float | None = None
-        self._serves, self._said = True, ""
+        self._serves, self._warned_of = True, ""
 
     def look(self) -> None:
         """Report its death and its return, and the first of each kind of failure of its hooks; start it again when
@@ -231,8 +231,8 @@ class Gateway:
                     self._say(f"the gateway cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s")
             return
         for line in self.child.new_lines():
-            if HOOK_FAILS in line and (told := _HOOK_FAILS.search(_message(line))):
-                self._on_event("hook_failed", told.groupdict())
+            if HOOK_FAILS in line and (failure := _HOOK_FAILS.search(_message(line))):
+                self._on_event("hook_failed", failure.groupdict())
         if self.child.exit_code is None:
             if not self._serves and self._listens():
                 self._serves = True
@@ -251,7 +251,7 @@ class Gateway:
             raise ended(self.child)
         reason = str(ended(self.child))
         pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
-        self._restart_at, self._said = now + pause, ""
+        self._restart_at, self._warned_of = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
         self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": ended(self.child).last_lines})
 
@@ -264,8 +264,8 @@ class Gateway:
         return True
 
     def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text != self._warned_of:
+            self._warned_of = text
             self._on_event("warning", {"message": text})
 
 

@@ -179,12 +179,12 @@ class _Up:
     def start(self) -> None:
         """Start servers, gateway and engines, or as many of them as a signal lets."""
         plan = self._plan
-        for one in plan.servers:
+        for planned in plan.servers:
             env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
-            env |= {TOKEN_VARIABLE: one.token} if one.token else {}
-            log = one.run_dir / "logs" / "swarm.log"
-            child = self._spawn(one.of("swarm server"), ["swarm", "start"], one.swarm_section, log, env)
-            self._servers.append(Server(one, child, self._on_event, plan.restart_pause))
+            env |= {TOKEN_VARIABLE: planned.token} if planned.token else {}
+            log = planned.run_dir / "logs" / "swarm.log"
+            child = self._spawn(planned.of("swarm server"), ["swarm", "start"], planned.swarm_section, log, env)
+            self._servers.append(Server(planned, child, self._on_event, plan.restart_pause))
         urls: dict[str, str] = {}
         for server in self._servers:
             url = self._listening(server.child)
@@ -261,8 +261,8 @@ class _Up:
                 # case
                 stopping.append(_Working("stop-engine", server.client.stop_engine))
         deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
-        for one in stopping:
-            one.wait(deadline - time.monotonic(), self.hurry)
+        for stopped in stopping:
+            stopped.wait(deadline - time.monotonic(), self.hurry)
         with ThreadPoolExecutor(max(1, len(self._servers))) as pool:  # all at once
             ends: list[Future[bool]] = []
             for server in self._servers:
@@ -306,7 +306,10 @@ class _Up:
     def _tell_where(self, urls: dict[str, str]) -> None:
         """Let other commands find the servers."""
         plan = self._plan
-        servers = [run_file.RunServer(job=one.name, url=urls[one.name], run_dir=one.run_dir) for one in plan.servers]
+        servers = [
+            run_file.RunServer(job=server.name, url=urls[server.name], run_dir=server.run_dir)
+            for server in plan.servers
+        ]
         run = run_file.of_this_process(plan.file, servers, self._gateway_url, plan.private_token)
         try:
             run_file.write(run)

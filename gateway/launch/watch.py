@@ -158,11 +158,11 @@ class EngineWatch:
         """Warn when the disk begins to refuse the journal, and tell when it no longer does."""
         error = status.journal.error if status.journal is not None else ""
         if bool(error) != bool(self._journal_error):
-            told = (
+            text = (
                 f"the journal {self._run_dir / 'journal.db'} cannot be written ({error}): users are answered, nothing "
                 "is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
             )
-            self._on_event("warning", {"message": told if error else "the journal is written again"})
+            self._on_event("warning", {"message": text if error else "the journal is written again"})
         self._journal_error = error
 
     def _see_batch(self, status: ServerStatus) -> None:

@@ -129,21 +129,21 @@ def _kind(exc: BaseException) -> str:
 
 def _places(exc: BaseException) -> Iterator[str]:
     """The lines of a traceback without the messages of its exceptions."""
-    for one in _chain(exc):
-        if one.__traceback__ is not None:
+    for error in _chain(exc):
+        if error.__traceback__ is not None:
             yield "Traceback (most recent call last):"
-            yield "".join(traceback.format_tb(one.__traceback__)).rstrip("\n")
-        yield f"{type(one).__qualname__}: {one}" if _quotes_nobody(one) else _kind(one)
-        if isinstance(one, BaseExceptionGroup):
-            for member in one.exceptions:
+            yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
+        yield f"{type(error).__qualname__}: {error}" if _quotes_nobody(error) else _kind(error)
+        if isinstance(error, BaseExceptionGroup):
+            for member in error.exceptions:
                 yield from _places(member)
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:
     """``exc`` and its causes."""
-    known: set[int] = set()
-    one: BaseException | None = exc
-    while one is not None and id(one) not in known:
-        known.add(id(one))
-        yield one
-        one = one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__
+    seen: set[int] = set()
+    error: BaseException | None = exc
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ if error.__cause__ is not None or error.__suppress_context__ else error.__context__

@@ -116,7 +116,7 @@ def check_request_log(config: RequestLogConfig) -> None:
     path = config.path
     if path.is_dir():
         raise ConfigError(f"request_log: {path} is a folder; name a file in it")
-    folder = next((one for one in path.parents if one.exists()), None)
+    folder = next((folder_above for folder_above in path.parents if folder_above.exists()), None)
     if folder is None or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 

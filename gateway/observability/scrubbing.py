@@ -41,12 +41,12 @@ def without_secrets(value: Any) -> Any:
         fields = cast("dict[str, Any]", value)
         return {
             text_without_secrets(name): _REMOVED
-            if isinstance(one, str) and _SECRET_FIELD.search(name)
-            else without_secrets(one)
-            for name, one in fields.items()
+            if isinstance(value_of_field, str) and _SECRET_FIELD.search(name)
+            else without_secrets(value_of_field)
+            for name, value_of_field in fields.items()
         }
     if isinstance(value, list):
-        return [without_secrets(one) for one in cast("list[Any]", value)]
+        return [without_secrets(item) for item in cast("list[Any]", value)]
     return text_without_secrets(value) if isinstance(value, str) else value
 
 

@@ -148,8 +148,8 @@ class TelemetryMiddleware:
 
 def _traceparent(headers: RawHeaders) -> str:
     """The caller's, if it is valid."""
-    given = header(headers, b"traceparent")
-    return given.decode() if given is not None and _TRACEPARENT.fullmatch(given) else ""
+    sent = header(headers, b"traceparent")
+    return sent.decode() if sent is not None and _TRACEPARENT.fullmatch(sent) else ""
 
 
 def _trace(record: RequestRecord, headers: RawHeaders) -> dict[str, str]:

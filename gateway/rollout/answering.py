@@ -200,8 +200,8 @@ def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
     """Each request as JSON; a run of equal requests is encoded once."""
     dialect = ChatDialect()
     bodies: list[bytes] = []
-    for place, request in enumerate(requests):
-        same = place > 0 and request == requests[place - 1]
+    for index, request in enumerate(requests):
+        same = index > 0 and request == requests[index - 1]
         bodies.append(bodies[-1] if same else dialect.sampling_body(request, model))
     return bodies
 
@@ -253,7 +253,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
         raise run.failure()
     score = await run.judge()
     values = dict(zip(samples, score.values, strict=True)) if score is not None else {}
-    delivered = sorted(samples, key=lambda place: -values.get(place, 0.0))[: incoming.call.choices]
+    delivered = sorted(samples, key=lambda index: -values.get(index, 0.0))[: incoming.call.choices]
     if run.sampling and (settings.stragglers == "cancel" or not run.trains):
         run.stop_sampling()
     run.training.stats.answers[_choice(run, len(samples), judged=score is not None)] += 1
@@ -304,7 +304,7 @@ def _decided(
     run: GroupRun, incoming: Incoming, session: SessionLink | None, delivered: Sequence[int], report: GroupReport
 ) -> Decided:
     answer_id = run.shaped.answer_id
-    answers = [run.samples[place].answer for place in delivered]
+    answers = [run.samples[index].answer for index in delivered]
     # nobody learns whether a plain answer arrives
     whole = not incoming.call.stream
 

@@ -51,11 +51,11 @@ async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None)
     with phase("sample"):
         while run.sampling:
             await run.progress()
-    delivered = [place for place in range(count) if place in run.samples]
+    delivered = [index for index in range(count) if index in run.samples]
     if not delivered:
         raise run.failure()
     run.sample(range(count, len(run.shaped.bodies)))
-    answers = [run.samples[place].answer for place in delivered]
+    answers = [run.samples[index].answer for index in delivered]
     if session is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
     run.settle((), None, delivered)
@@ -89,26 +89,26 @@ class _Broadcast:
             SwarmGatewayError: there is no first chunk.
         """
         run = self._run
-        for place in range(self._count):
-            run.start([place], partial(self._stream, place))
+        for index in range(self._count):
+            run.start([index], partial(self._stream, index))
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
         return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
 
-    async def _stream(self, place: int) -> list[Sample]:
-        """Sample the answer at ``place`` and pass its chunks on as they come."""
+    async def _stream(self, index: int) -> list[Sample]:
+        """Sample the answer at ``index`` and pass its chunks on as they come."""
         run, loop = self._run, asyncio.get_running_loop()
         started = loop.time()
         try:
-            body = _streamed(run.shaped.bodies[place])
-            async with run.swarm.sampler.stream(run.episodes[place], body, run.deadline) as live:
+            body = _streamed(run.shaped.bodies[index])
+            async with run.swarm.sampler.stream(run.episodes[index], body, run.deadline) as live:
                 async for chunk in live.chunks():
-                    self._take(place, chunk)
+                    self._take(index, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
                         run.sample(range(self._count, len(run.shaped.bodies)))
-            sample = Sample(self._assemblies[place].answer(), loop.time() - started, live.policy_version)
+            sample = Sample(self._assemblies[index].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
             error = self._error_of(exc)
             if not self._opened.done():
@@ -132,19 +132,19 @@ class _Broadcast:
             case _:
                 return UpstreamError("the answer was given up", code="stream_cut")
 
-    def _take(self, place: int, chunk: Chunk) -> None:
-        assembly = self._assemblies[place]
+    def _take(self, index: int, chunk: Chunk) -> None:
+        assembly = self._assemblies[index]
         assembly.take(chunk)
         choices: list[Chunk] = chunk.get("choices") or []
         if not choices:
             return  # the usage goes out at the end, for all answers together
         shaped = {**chunk, "id": self._run.shaped.answer_id}
-        if place:
-            shaped["choices"] = [{**choice, "index": place} for choice in choices]
+        if index:
+            shaped["choices"] = [{**choice, "index": index} for choice in choices]
         if self._include_usage:
             shaped.setdefault("usage", None)
         self._head = {name: shaped[name] for name in _HEAD if name in shaped}
-        if assembly.finish_reason is not None and all(one.finish_reason for one in self._assemblies):
+        if assembly.finish_reason is not None and all(other.finish_reason for other in self._assemblies):
             self._deliver()
             version = self._opened.result() if self._opened.done() else None
             shaped["swarm"] = GroupReport(policy_version=version).as_dict()

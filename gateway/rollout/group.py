@@ -75,7 +75,7 @@ class GroupRun:
     @property
     def samples(self) -> dict[int, Sample]:
         """The answers so far, by their place."""
-        return {place: one for place, one in enumerate(self.outcomes) if isinstance(one, Sample)}
+        return {index: outcome for index, outcome in enumerate(self.outcomes) if isinstance(outcome, Sample)}
 
     @property
     def sampling(self) -> bool:
@@ -87,8 +87,8 @@ class GroupRun:
         ``apart``."""
         sampler, bodies = self.swarm.sampler, self.shaped.bodies
 
-        async def one(place: int) -> list[Sample]:
-            return [await sampler.sample(self.episodes[place], bodies[place], self.deadline)]
+        async def sample_alone(index: int) -> list[Sample]:
+            return [await sampler.sample(self.episodes[index], bodies[index], self.deadline)]
 
         async def all_together() -> list[Sample]:
             return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline)
@@ -96,8 +96,8 @@ class GroupRun:
         if len(places) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
             self.start(places, all_together)
         else:
-            for place in places:
-                self.start([place], partial(one, place))
+            for index in places:
+                self.start([index], partial(sample_alone, index))
 
     def start(self, places: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
         """Begin to sample the answers at ``places``."""
@@ -116,7 +116,7 @@ class GroupRun:
 
     def failure(self) -> SwarmGatewayError:
         """Why there is no answer at all: the user's own mistake first, then what another group can cure."""
-        failures = [one for one in self.outcomes if isinstance(one, SwarmGatewayError)]
+        failures = [outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)]
         return min(failures, key=_gravity, default=EpisodeLostError("the group's samples were cancelled"))
 
     # ------------------------------------------------------------------ judging
@@ -132,8 +132,8 @@ class GroupRun:
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
         candidates = [
-            self._candidate(index, place, sample, (feedback or {}).get(place))
-            for index, (place, sample) in enumerate(self.samples.items())
+            self._candidate(position, index, sample, (feedback or {}).get(index))
+            for position, (index, sample) in enumerate(self.samples.items())
         ]
         try:
             with phase("hook"):
@@ -189,7 +189,7 @@ class GroupRun:
         for task in self._sampling:
             task.cancel()
         self._sampling.clear()
-        given_up = [place for place, one in enumerate(self.outcomes) if not isinstance(one, Sample)]
+        given_up = [index for index, outcome in enumerate(self.outcomes) if not isinstance(outcome, Sample)]
         self._give_back(given_up, self._cancelled or DropReason.PARTIAL)
 
     async def _settle(
@@ -214,8 +214,8 @@ class GroupRun:
             closing = await self._session.closing(self.swarm.open_groups)
             credit = closing.credit
             if closing.feedback:
-                given = {delivered[at]: one for at, one in closing.feedback.items() if at < len(delivered)}
-                score = await self.judge(given)
+                by_index = {delivered[at]: feedback for at, feedback in closing.feedback.items() if at < len(delivered)}
+                score = await self.judge(by_index)
         if score is not None:
             self.training.stats.recent.add(score)
         reason = self._objection(places, score)
@@ -255,7 +255,7 @@ class GroupRun:
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
         partial = self.shaped.takes_partial and len(places) >= _LEAST_GROUP
         if len(places) < len(self.outcomes) and not partial:
-            failed = any(isinstance(one, SwarmGatewayError) for one in self.outcomes)
+            failed = any(isinstance(outcome, SwarmGatewayError) for outcome in self.outcomes)
             return DropReason.SAMPLE if failed else DropReason.PARTIAL
         return DropReason.REWARD_HOOK if score is None else None
 
@@ -264,23 +264,23 @@ class GroupRun:
         stats.groups.informative += score.informative
         stats.groups.uninformative += not score.informative
         task = self.shaped.submission.task
-        delivered = [place in self._delivered for place in places]
+        delivered = [index in self._delivered for index in places]
         outputs = workflow_outputs(score, credit, self._notes, task, delivered, shuffled=settings.control == "shuffle")
         self._give_back(self._open.difference(places), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True
-        by_episode = {self._claimed[place].episode_uuid: one for place, one in zip(places, outputs, strict=True)}
+        by_episode = {self._claimed[index].episode_uuid: output for index, output in zip(places, outputs, strict=True)}
         # from here on :meth:`cancel` leaves a judged group alone
         return await submit(
             self.swarm.client, task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
         )
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
-        for place, sample in self.samples.items():
+        for index, sample in self.samples.items():
             calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
             self.training.stats.malformed_calls += len(malformed_calls(calls))
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
-            if place in delivered:
+            if index in delivered:
                 self.training.stats.tokens.delivered += tokens
             else:
                 self.training.stats.tokens.wasted += tokens
@@ -299,9 +299,11 @@ class GroupRun:
         if not going:
             return
         self._open.difference_update(going)
-        failed = self._failure or next((one for one in self.outcomes if isinstance(one, SwarmGatewayError)), None)
+        failed = self._failure or next(
+            (outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)), None
+        )
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
-        episodes = [self._claimed[place] for place in going]
+        episodes = [self._claimed[index] for index in going]
         self.swarm.abort(episodes, sendable(f"{reason}{details}"), self._notes)
 
     @property
@@ -324,13 +326,13 @@ class GroupRun:
         except SwarmGatewayError as exc:
             logger.warning("%s failed: %s", name, exc)
             outcomes = [exc] * len(places)
-        for place, outcome in zip(places, outcomes, strict=True):
-            self.outcomes[place] = outcome
+        for index, outcome in zip(places, outcomes, strict=True):
+            self.outcomes[index] = outcome
 
-    def _candidate(self, index: int, place: int, sample: Sample, feedback: Feedback | None) -> Candidate:
+    def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:
         answer = sample.answer
         return Candidate(
-            index=index,
+            index=position,
             message=answer.message,
             text=answer.text,
             tool_calls=answer.message.get("tool_calls") or [],
@@ -339,7 +341,7 @@ class GroupRun:
             prompt_tokens=answer.usage.get("prompt_tokens") or 0,
             latency_seconds=sample.latency,
             policy_version=sample.policy_version,
-            request=self.shaped.submission.requests[place],
+            request=self.shaped.submission.requests[index],
             logprobs=answer.logprobs,
             session=self._session.session if self._session is not None else None,
             feedback=feedback,

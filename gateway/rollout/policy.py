@@ -58,14 +58,14 @@ class Policy:
             RequestError: a value without meaning; ``param`` names the header.
         """
         train, waits = _train(headers.get(TRAIN_HEADER)), _waits(headers.get(WAITS_HEADER), settings)
-        given = headers.get(POLICY_HEADER)
-        if given is None:
+        header = headers.get(POLICY_HEADER)
+        if header is None:
             return cls(settings.policy, settings.quorum, settings.answer_deadline_seconds, train, waits)
-        name, *options = [part.strip() for part in given.split(";")]
+        name, *options = [part.strip() for part in header.split(";")]
         if name == "first" and not options:
             return cls("first", train=train, when_batch_waits=waits, asked_for=True)
         if name != "best":
-            _refuse(given)
+            _refuse(header)
         quorum: int | None = None
         deadline: float | None = None
         for option in options:
@@ -73,9 +73,9 @@ class Policy:
             if key == "quorum" and quorum is None and value.isascii() and value.isdigit() and int(value) > 0:
                 quorum = int(value)
             elif key == "deadline" and deadline is None:
-                deadline = _seconds(value, given)
+                deadline = _seconds(value, header)
             else:
-                _refuse(given)
+                _refuse(header)
         return cls("best", quorum, deadline, train, waits, asked_for=True)
 
     @property
@@ -152,10 +152,10 @@ class GroupReport:
     def headers(self) -> dict[str, str]:
         """As response headers."""
         values = self.as_dict() | {"trained": _TRAINED[self.trained]}
-        return {f"x-swarm-{name.replace('_', '-')}": str(one) for name, one in values.items() if one is not None}
+        return {f"x-swarm-{name.replace('_', '-')}": str(value) for name, value in values.items() if value is not None}
 
 
-_REPORTED = tuple(one.name for one in fields(GroupReport))
+_REPORTED = tuple(field.name for field in fields(GroupReport))
 
 
 def _train(value: str | None) -> bool | None:
@@ -176,19 +176,19 @@ def _waits(value: str | None, settings: RouteSettings) -> WhenBatchWaits:
             raise RequestError(f"{WAITS_HEADER}: {value[:100]!r} is neither best nor single", param=WAITS_HEADER)
 
 
-def _seconds(value: str, given: str) -> float:
+def _seconds(value: str, header: str) -> float:
     try:
         seconds = float(value)
     except ValueError:
-        _refuse(given)
+        _refuse(header)
     if not (math.isfinite(seconds) and 0 < seconds <= _LONGEST_DEADLINE):
-        _refuse(given)
+        _refuse(header)
     return seconds
 
 
-def _refuse(given: str) -> NoReturn:
+def _refuse(header: str) -> NoReturn:
     raise RequestError(
-        f"{POLICY_HEADER}: {given[:100]!r} is not 'best', 'first', or 'best' with ';quorum=<answers>' or "
+        f"{POLICY_HEADER}: {header[:100]!r} is not 'best', 'first', or 'best' with ';quorum=<answers>' or "
         "';deadline=<seconds>'",
         param=POLICY_HEADER,
     )

@@ -87,8 +87,8 @@ class Unclaimed:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, place: int) -> Unclaimed:
-        """Where the answer at ``place`` is sampled alone."""
+    def __getitem__(self, index: int) -> Unclaimed:
+        """Where the answer at ``index`` is sampled alone."""
         return self
 
 
@@ -204,7 +204,10 @@ class Sampler:
         if len(counts) != len(places):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
-        return [Sample(one, latency, version) for one in Answer.from_choices(object_in(answer.content), counts)]
+        return [
+            Sample(answer_of_choice, latency, version)
+            for answer_of_choice in Answer.from_choices(object_in(answer.content), counts)
+        ]
 
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as

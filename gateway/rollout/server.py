@@ -150,7 +150,7 @@ class Swarm:
         engine: where the engine is without an episode.
         open_groups: scored groups that wait for feedback.
         background: work that outlives its request.
-        known: its last known status; empty before the first.
+        report: its last known status; empty before the first.
         down_since: the first failed status since the server last answered.
     """
 
@@ -165,7 +165,7 @@ class Swarm:
         self.open_groups = OpenGroups(self.client)
         self.sampler = Sampler(self._http)
         self._held = AsyncExitStack()
-        self.known = Serving()
+        self.report = Serving()
         self._read_at = self._heard_at = float("-inf")
         #: why the server refuses this gateway; empty: it does not
         self._refusal = ""
@@ -188,7 +188,7 @@ class Swarm:
 
     def status(self) -> SwarmStatus:
         """Its last known state."""
-        serving, down_since = self.known, self.down_since
+        serving, down_since = self.report, self.down_since
         return SwarmStatus(
             url=self.url,
             engine=serving.engine or ("refuses the token" if self._refusal else "unreachable"),
@@ -205,7 +205,7 @@ class Swarm:
         ``engine`` ``None``."""
         reading = self._refresh()
         if reading is None or asyncio.get_running_loop().time() - self._read_at < _STATUS_AGE:
-            return self.known
+            return self.report
         return await asyncio.shield(reading)
 
     async def last_known(self) -> Serving:
@@ -213,7 +213,7 @@ class Swarm:
         one; ``engine`` is ``None`` once the server is known to be silent."""
         if (reading := self._refresh()) is not None:
             await asyncio.wait({reading}, timeout=_GLANCE_SECONDS)
-        return self.known
+        return self.report
 
     def gone_for(self, seconds: float) -> UnavailableError | None:
         """The error of a server or an engine that has been away for ``seconds`` or more, as far as is known; reads the
@@ -222,9 +222,9 @@ class Swarm:
         now = asyncio.get_running_loop().time()
         if self._gone_since is None or now - self._gone_since < seconds or now - self._heard_at > _GONE_AGE:
             return None
-        if self.known.engine is None:
+        if self.report.engine is None:
             return self._no_server("the swarm server has been down for a while")
-        if self.known.engine is EngineState.BOOTING:
+        if self.report.engine is EngineState.BOOTING:
             return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
@@ -305,7 +305,7 @@ class Swarm:
         if self._share is None:
             return None
         if isinstance(self._share, tuple):
-            return ThrottleSchedule(self._share).at(self.known.policy_version or 0)
+            return ThrottleSchedule(self._share).at(self.report.policy_version or 0)
         return SwarmThrottlePolicy(ratio=self._share)
 
     def abort(self, episodes: Sequence[EpisodeEndpoint], reason: str, notes: Notes) -> None:
@@ -331,10 +331,8 @@ class Swarm:
             if self.down_since is None:
                 # once: it is asked again and again
                 logger.warning("the swarm server at %s %s: %s", self.url, does, exc or "timeout")
-            known = self.known
-            now = Serving(
-                model=known.model, num_repeat=known.num_repeat, max_model_len=known.max_model_len, job=known.job
-            )
+            last = self.report
+            now = Serving(model=last.model, num_repeat=last.num_repeat, max_model_len=last.max_model_len, job=last.job)
             self.down_since = self.down_since or datetime.now(UTC)
         else:
             if self.down_since is not None:
@@ -353,15 +351,15 @@ class Swarm:
                 serves=status.serving is not None,
                 job=job,
             )
-        if now.max_model_len != self.known.max_model_len:
+        if now.max_model_len != self.report.max_model_len:
             _warn_of_short(self.url, now.max_model_len)
-        self.known = now
+        self.report = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
         if now.engine not in _AWAY_STATES or now.serves:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._heard_at
-        return self.known
+        return self.report
 
 
 def _warn_of_short(url: str, max_model_len: int | None) -> None:

@@ -81,9 +81,9 @@ async def _offer(
     while True:
         try:
             ended = await client.account_group(task_id, outputs)
-            for told in ended.tokens.values():
-                account.tokens.update(told.model_dump(exclude={"why"}))
-                account.why.update({told.why: told.dropped} if told.dropped else {})
+            for counts in ended.tokens.values():
+                account.tokens.update(counts.model_dump(exclude={"why"}))
+                account.why.update({counts.why: counts.dropped} if counts.dropped else {})
             if ended.error:
                 logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
             return DropReason.QUARANTINED if ended.error else None
@@ -122,23 +122,23 @@ def workflow_outputs(
         shuffled: permute the rewards and credits, for a control run; rank, components and reasons stay in place.
     """
     ranks = [1 + sum([other > value + EQUAL_WITHIN for other in score.values]) for value in score.values]
-    own = [(value, credit.get(place, 0.0)) for place, value in enumerate(score.values)]
-    given = random.sample(own, len(own)) if shuffled else own
+    own = [(value, credit.get(index, 0.0)) for index, value in enumerate(score.values)]
+    paired = random.sample(own, len(own)) if shuffled else own
     return [
         WorkflowOutput(
             reward=value,
             credit=credited,
-            log_metrics=_components(reward, credit.get(place)),
+            log_metrics=_components(reward, credit.get(index)),
             notes=notes.model_copy(
                 update={
-                    "rank": ranks[place],
+                    "rank": ranks[index],
                     "reason": sendable(reward.reason)[:MAX_REASON] if reward.reason else "",
-                    "delivered": delivered[place],
-                    "task": _task(task) if place == 0 else None,
+                    "delivered": delivered[index],
+                    "task": _task(task) if index == 0 else None,
                 }
             ),
         )
-        for place, ((value, credited), reward) in enumerate(zip(given, score.rewards, strict=True))
+        for index, ((value, credited), reward) in enumerate(zip(paired, score.rewards, strict=True))
     ]
 
 

@@ -41,8 +41,8 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     """
     swarm, call = training.swarm, incoming.call
     # the engine has one model, under whatever name the application knows it
-    body = to_json({**call.body, "model": swarm.known.model})
-    incoming.left_out.not_as_asked(call.body, swarm.known.job, episode_type=None)
+    body = to_json({**call.body, "model": swarm.report.model})
+    incoming.left_out.not_as_asked(call.body, swarm.report.job, episode_type=None)
     if call.stream:
         return await _awake(training, incoming, lambda: _live(training, body, _deadline(training)), patient=patient)
     completion, version = await _awake(
@@ -50,7 +50,7 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     )
 
     def chunks() -> Iterator[Chunk]:
-        answers = [Completion.from_completion({**completion, "choices": [one]}) for one in completion["choices"]]
+        answers = [Completion.from_completion({**completion, "choices": [choice]}) for choice in completion["choices"]]
         return chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage)
 
     return Decided(completion, chunks, _headers(version))

@@ -62,7 +62,7 @@ class Route(PlannedRoute):
     @property
     def served(self) -> str:
         """The last known model of its swarm."""
-        return self.training.swarm.known.model if self.training is not None else ""
+        return self.training.swarm.report.model if self.training is not None else ""
 
     @property
     def all_names(self) -> list[str]:
@@ -91,7 +91,7 @@ class RouteTable:
         self._default = next((route for route in routes if route.is_default), None)
         self._named = {name: route for route in routes for name in route.names}
         matching = [(pattern, route) for route in routes for pattern in route.patterns]
-        self._patterns = sorted(matching, key=lambda one: len(one[0]), reverse=True)
+        self._patterns = sorted(matching, key=lambda entry: len(entry[0]), reverse=True)
         self._by_served = [route for route in routes if route.answers_to_served and route.swarm is not None]
 
     @contextmanager
@@ -216,8 +216,8 @@ class RouteTable:
 
 
 def _card(name: str, route: Route) -> dict[str, Any]:
-    known = route.swarm.known.max_model_len if route.swarm is not None else None
-    return model_card(name, root=route.served or name, max_model_len=known)
+    limit = route.swarm.report.max_model_len if route.swarm is not None else None
+    return model_card(name, root=route.served or name, max_model_len=limit)
 
 
 def _listed(names: Sequence[str] | frozenset[str]) -> str:
@@ -291,7 +291,7 @@ class LiveRoutes:
         await old.unused()
         async with self._changing:
             self._older.remove(old)
-            kept = [route for one in (*self._older, self.table) for route in one.routes]
+            kept = [route for table in (*self._older, self.table) for route in table.routes]
             swarm_keys = {key for route in kept for key in route.swarm_keys.values()}
             upstream_keys = {route.upstream_key for route in kept}
             swarms = [self._swarms.pop(key) for key in set(self._swarms) - swarm_keys]
@@ -312,8 +312,8 @@ class LiveRoutes:
             for upstream in self._upstreams.values():
                 closing.push_async_exit(upstream)
             async with asyncio.TaskGroup() as group:
-                for one in self._swarms.values():
-                    group.create_task(_close(one, 0))
+                for swarm in self._swarms.values():
+                    group.create_task(_close(swarm, 0))
                 group.create_task(self._background.__aexit__(None, None, None))
 
 

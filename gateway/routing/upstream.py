@@ -285,6 +285,6 @@ def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
-    if (found := object_in(text)) is None:
+    if (fields := object_in(text)) is None:
         raise UpstreamError("the upstream's answer is not a JSON object", code="malformed_answer")
-    return found
+    return fields

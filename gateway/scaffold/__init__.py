@@ -74,7 +74,7 @@ def _write(name: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as work:
         made = Path(work) / target.name
         made.mkdir()
-        for source in sorted(files("gateway.scaffold").joinpath("template").iterdir(), key=lambda one: one.name):
+        for source in sorted(files("gateway.scaffold").joinpath("template").iterdir(), key=lambda source: source.name):
             if source.name.endswith(_SUFFIX):
                 text = source.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
                 (made / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")

@@ -98,8 +98,8 @@ class SessionReport:
 
     def ledger(self, agent: str) -> Ledger:
         """Of a sub-agent; clients name these, and what is beyond the first 64 shares one ledger."""
-        known = agent in self.agents or len(self.agents) < _AGENTS
-        return self.agents.setdefault(agent if known else _OTHERS, Ledger())
+        has_ledger = agent in self.agents or len(self.agents) < _AGENTS
+        return self.agents.setdefault(agent if has_ledger else _OTHERS, Ledger())
 
 
 class Scope(NamedTuple):
@@ -123,7 +123,7 @@ class DeliveredTurn:
         parent: the turn that this one continues.
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
-        said: the caller's feedback, by place among the delivered answers.
+        choice_feedback: the caller's feedback, by index among the delivered answers.
         observed: signals about the best delivered answer, by name.
         left: the user went back beyond it, so that the session's outcome is none of its.
         retried: the client lost it on the way and asked again: no turn of the session.
@@ -143,7 +143,7 @@ class DeliveredTurn:
     agent: str = ""
     choices: int = 1
     size: int = 0
-    said: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
+    choice_feedback: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     observed: dict[str, float] = field(default_factory=dict[str, float])
     left: bool = False
     retried: bool = False
@@ -172,8 +172,8 @@ class DeliveredTurn:
         return Closing(self.feedback(), self.credit)
 
     def feedback(self) -> dict[int, Feedback]:
-        """Feedback and signals, by place among the delivered answers; the caller's own signals take precedence."""
-        feedback = dict(self.said)
+        """Feedback and signals, by index among the delivered answers; the caller's own signals take precedence."""
+        feedback = dict(self.choice_feedback)
         if self.observed:
             best = feedback.get(0) or Feedback()
             feedback[0] = best.model_copy(update={"signals": {**self.observed, **best.signals}})
@@ -268,13 +268,13 @@ def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
     return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
 
 
-def answered(said: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
+def answered(prompt: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
     """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
     that message."""
     meaning = meaning_of({**message, "role": "assistant"})
     # an answer to the first message alone is the same in many conversations
-    inner = _chained(said.inner, meaning) if said.inner not in (b"", _INNER) else b""
-    return _chained(said.digest, meaning), inner, len(meaning)
+    inner = _chained(prompt.inner, meaning) if prompt.inner not in (b"", _INNER) else b""
+    return _chained(prompt.digest, meaning), inner, len(meaning)
 
 
 def digest_of(text: str) -> bytes:
@@ -303,7 +303,7 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     """
     key_id, headers, body = incoming.caller.key_id, incoming.headers, incoming.call.body
     agent = parent = ""
-    own = next((found for name in _AGENT_SESSIONS if (found := headers.get(name, ""))), "")
+    own = next((session for name in _AGENT_SESSIONS if (session := headers.get(name, ""))), "")
     if own:
         # opencode's sub-agents have sessions of their own, Codex's and Claude Code's names within their session
         parent = headers.get("x-parent-session-id", "")
@@ -335,8 +335,8 @@ def _session_in(user: str) -> str:
     if not user.startswith("{"):
         return ""
     try:
-        found: Any = orjson.loads(user)
+        fields: Any = orjson.loads(user)
     except ValueError:
         return ""
-    named = found.get("session_id")
+    named = fields.get("session_id")
     return named if isinstance(named, str) else ""

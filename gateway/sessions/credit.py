@@ -55,12 +55,12 @@ Task = tuple[str, str, str]
 def shares(credited: Sequence[bool], discount: float) -> list[float]:
     """The share of each turn, oldest first, in the session's advantage: ``discount ** (number of credited turns after
     it)``, or 0 for a turn that is not ``credited``."""
-    found: list[float] = []
+    backwards: list[float] = []
     share = 1.0
-    for one in reversed(credited):
-        found.append(share if one else 0.0)
-        share *= discount if one else 1.0
-    return found[::-1]
+    for counts in reversed(credited):
+        backwards.append(share if counts else 0.0)
+        share *= discount if counts else 1.0
+    return backwards[::-1]
 
 
 class Outcomes:
@@ -71,15 +71,15 @@ class Outcomes:
 
     def advantage(self, task: Task, outcome: float, baseline: Baseline) -> float:
         """How much better ``outcome`` is than those of the same task; it is remembered."""
-        known = self._of.setdefault(task, deque(maxlen=_SESSIONS))
+        outcomes = self._of.setdefault(task, deque(maxlen=_SESSIONS))
         self._of.move_to_end(task)
         if len(self._of) > _TASKS:
             self._of.popitem(last=False)
-        known.append(outcome)
-        if baseline == "none" or len(known) == 1:
+        outcomes.append(outcome)
+        if baseline == "none" or len(outcomes) == 1:
             return outcome
-        above = outcome - fmean(known)
-        return above / (stdev(known) + 1e-6) if baseline == "std" else above
+        above = outcome - fmean(outcomes)
+        return above / (stdev(outcomes) + 1e-6) if baseline == "std" else above
 
 
 class Crediting:
@@ -102,13 +102,13 @@ class Crediting:
             deadline_seconds=settings.hook_timeout_seconds,
         )
         async with self._places:
-            told = await conversation.hooks.end_session(conversation.session(list(turns)), context)
+            result = await conversation.hooks.end_session(conversation.session(list(turns)), context)
         weight = settings.session_weight
-        if told is None:
+        if result is None:
             return [0.0] * len(turns)
-        if not isinstance(told, Reward):
-            return [weight * reward.value for reward in told]
-        advantage = self._outcomes.advantage(_task_of(conversation), told.value, settings.session_baseline)
+        if not isinstance(result, Reward):
+            return [weight * reward.value for reward in result]
+        advantage = self._outcomes.advantage(_task_of(conversation), result.value, settings.session_baseline)
         parts = shares([not turn.left for turn in turns], settings.session_discount)
         return [weight * part * advantage for part in parts]
 

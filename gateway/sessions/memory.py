@@ -1,4 +1,4 @@
-"""The conversations that are remembered, and a new request's place in one.
+"""The conversations that are remembered, and a new request's position in one.
 
 Invariant: a conversation belongs to one caller and one route, and a caller finds only its own. At most ``max_sessions``
 conversations and ``max_bytes`` of their turns are kept; the least recently used leave first.
@@ -42,11 +42,11 @@ _EDITED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where a request stands: it continues ``parent``.
 
     Attributes:
-        known: how that is known. ``answer``: its messages hold the answer; ``question``: the same request came before;
+        linked_by: ``answer``: its messages hold the answer; ``question``: the same request came before;
             ``name``: it names the session, and nothing else tells; ``compacted``: a user's message holds the answer;
             ``branch``: an agent asks in the session for something of its own.
         agent: the sub-agent that asks; empty: the main one.
@@ -54,12 +54,12 @@ class Place:
 
     conversation: Conversation
     parent: DeliveredTurn | None
-    known: Literal["answer", "question", "name", "compacted", "branch"]
+    linked_by: Literal["answer", "question", "name", "compacted", "branch"]
     agent: str = ""
 
 
-_Found = list[tuple[Conversation, DeliveredTurn]]
-_Index = dict[tuple[Scope, bytes], _Found]
+_Entries = list[tuple[Conversation, DeliveredTurn]]
+_Index = dict[tuple[Scope, bytes], _Entries]
 
 
 class Memory:
@@ -90,33 +90,33 @@ class Memory:
     def __iter__(self) -> Iterator[Conversation]:
         return iter(list(self._all.values()))
 
-    def place(self, scope: Scope, agent: str, said: Digests, messages: list[dict[str, Any]]) -> Place | None:
+    def locate(self, scope: Scope, agent: str, digests: Digests, messages: list[dict[str, Any]]) -> Position | None:
         """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
-        for whole, inner in reversed(said.answers):
-            if found := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
-                return _placed(found, agent)
+        for whole, inner in reversed(digests.answers):
+            if entries := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
+                return _position_in(entries, agent)
         # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone":
-            for conversation, turn in reversed(self._by_question.get((scope, said.digest), [])):
+            for conversation, turn in reversed(self._by_question.get((scope, digests.digest), [])):
                 if turn.agent == agent:
-                    return Place(conversation, turn.parent, "question", agent)
+                    return Position(conversation, turn.parent, "question", agent)
         if (conversation := self.named.get(scope)) is None:
-            return self._told_to(scope, messages)
+            return self._asked_through_tool(scope, messages)
         if scope.kind == "session":
-            return Place(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
-        return Place(conversation, None, "branch", agent)
+            return Position(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
+        return Position(conversation, None, "branch", agent)
 
-    def _told_to(self, scope: Scope, messages: list[dict[str, Any]]) -> Place | None:
+    def _asked_through_tool(self, scope: Scope, messages: list[dict[str, Any]]) -> Position | None:
         """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument, or that has one of
         them as its summary."""
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
                 for conversation, turn in reversed(self._by_text.get((scope, digest_of(text.strip())), [])):
                     if text.strip() == text_of(turn.message).strip():
-                        return Place(conversation, turn, "compacted", turn.agent)
+                        return Position(conversation, turn, "compacted", turn.agent)
                     # a call that has its result asks nobody any more
                     if not conversation.after(turn, turn.agent):
-                        return Place(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
+                        return Position(conversation, None, "branch", f"{_CHILD}{turn.completion_id}")
         return None
 
     def adopt(self, scope: Scope, child: str) -> Scope:
@@ -195,12 +195,12 @@ class Memory:
             self.by_id.pop(completion_id, None)
 
 
-def _placed(found: _Found, agent: str) -> Place:
+def _position_in(entries: _Entries, agent: str) -> Position:
     """Of conversations with one digest, the newest turn of the same agent, or of any, that nobody has continued."""
-    own = [entry for entry in found if entry[1].agent == agent] or found
+    own = [entry for entry in entries if entry[1].agent == agent] or entries
     fresh = [entry for entry in own if not entry[0].after(entry[1], agent or entry[1].agent)]
     conversation, turn = (fresh or own)[-1]
-    return Place(conversation, turn, "answer", agent or turn.agent)
+    return Position(conversation, turn, "answer", agent or turn.agent)
 
 
 def _texts_in(turn: DeliveredTurn) -> list[bytes]:
@@ -208,7 +208,7 @@ def _texts_in(turn: DeliveredTurn) -> list[bytes]:
     not what the turn itself was asked: another user may ask the same."""
     message = turn.message
     summary = text_of(message).strip()
-    found = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
+    digests = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
     for call in message.get("tool_calls") or ():
         try:
             arguments: Any = orjson.loads(call["function"]["arguments"])
@@ -218,14 +218,14 @@ def _texts_in(turn: DeliveredTurn) -> list[bytes]:
         texts = {text for value in values if isinstance(value, str) and len(text := value.strip()) >= _SHORTEST_PROMPT}
         for asked in turn.body.get("messages", ()) if texts else ():
             texts.difference_update(text.strip() for text in texts_of(asked))
-        found += [digest_of(text) for text in sorted(texts)]
-    return found[:_TEXTS]
+        digests += [digest_of(text) for text in sorted(texts)]
+    return digests[:_TEXTS]
 
 
-def similarity(one: str, other: str, least: float = _EDITED) -> float:
+def similarity(text: str, other: str, least: float = _EDITED) -> float:
     """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
     most 200 words of each, or 0 where it is below ``least``."""
-    words, others = words_of(one), words_of(other)
+    words, others = words_of(text), words_of(other)
     matcher = SequenceMatcher(None, words, others, autojunk=False)
     # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
     ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0

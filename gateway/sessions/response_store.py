@@ -65,10 +65,10 @@ class ResponseStore:
         """Store a response of the key ``key_id``, unless it alone is too large."""
         if stored.size > self._max_bytes:
             return
-        place = key_id, stored.response["id"]
-        if (earlier := self._responses.pop(place, None)) is not None:
+        key = key_id, stored.response["id"]
+        if (earlier := self._responses.pop(key, None)) is not None:
             self.size -= earlier[1].size
-        self._responses[place] = (self._clock() + self._seconds, stored)
+        self._responses[key] = (self._clock() + self._seconds, stored)
         self.size += stored.size
         self._trim()
 

@@ -28,7 +28,7 @@ from gateway.sessions.conversation import (
     size_of,
 )
 from gateway.sessions.credit import Crediting
-from gateway.sessions.memory import Memory, Place
+from gateway.sessions.memory import Memory, Position
 from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
 from gateway.stats import SessionCounts, hook_failed
@@ -65,7 +65,7 @@ class Sessions:
         self.counts = SessionCounts()
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
-        """The place of a request in its conversation.
+        """The position of a request in its conversation.
 
         Args:
             route, settings, hooks: of the request's route.
@@ -76,19 +76,21 @@ class Sessions:
         ends(incoming)
         scope, agent = self._names(incoming, route)
         messages = incoming.call.messages
-        said = digests_of(messages)
+        digests = digests_of(messages)
         # a prompt of token ids says nothing about where it stands
-        place = self._memory.place(scope, agent, said, messages) if messages else None
-        if place is not None:
-            self.counts.linked[place.known] += 1
-            self.counts.signals.update(observe(place, said.digest, messages))
+        position = self._memory.locate(scope, agent, digests, messages) if messages else None
+        if position is not None:
+            self.counts.linked[position.linked_by] += 1
+            self.counts.signals.update(observe(position, digests.digest, messages))
             # a session with a request under way does not idle
-            self._goes_on(place.conversation, settings.sample_timeout_seconds)
-        name = scope.name if scope.kind in ("session", "agent") else place.conversation.session_id if place else ""
+            self._goes_on(position.conversation, settings.sample_timeout_seconds)
+        name = (
+            scope.name if scope.kind in ("session", "agent") else position.conversation.session_id if position else ""
+        )
         # of a conversation that begins without a name, until it has one
         report = self._report(scope, name) if name else SessionReport(route)
-        agent = place.agent if place is not None else agent
-        return SessionLink(self, incoming, settings, hooks, scope, agent, said, place, report, name)
+        agent = position.agent if position is not None else agent
+        return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
     def passed(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got one answer which is not trained, and why."""
@@ -111,24 +113,24 @@ class Sessions:
         trains: bool,
     ) -> DeliveredTurn:
         """Keep a delivered answer; see :meth:`SessionLink.delivered`."""
-        place, settings = link.place, link.settings
-        parent = place.parent if place is not None else None
-        if place is not None and not place.conversation.over:
-            conversation = place.conversation
+        position, settings = link.position, link.settings
+        parent = position.parent if position is not None else None
+        if position is not None and not position.conversation.over:
+            conversation = position.conversation
         else:
             parent = None
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
         conversation.settings, conversation.hooks = settings, link.hooks
         link.name = conversation.session_id
-        digest, inner, answer_size = answered(link.said, message)
-        body, size = _sharing(link.incoming.call.body, link.said.sizes, parent)
+        digest, inner, answer_size = answered(link.digests, message)
+        body, size = _sharing(link.incoming.call.body, link.digests.sizes, parent)
         turn = DeliveredTurn(
             completion_id=plain_id(completion_id),
             key_id=link.scope.key_id,
             body=body,
             message=message,
             reward=reward,
-            asked=link.said.digest,
+            asked=link.digests.digest,
             answered=digest,
             parent=parent,
             inner=inner,
@@ -169,7 +171,11 @@ class Sessions:
             feedback: about the whole session.
             task: names what the session worked on; default: the request that it began with.
         """
-        mine = [one for one in self._memory if one.scope.key_id == key_id and one.session_id == session_id]
+        mine = [
+            conversation
+            for conversation in self._memory
+            if conversation.scope.key_id == key_id and conversation.session_id == session_id
+        ]
         for conversation in mine:
             conversation.feedback = feedback or conversation.feedback
             conversation.task = task
@@ -269,7 +275,7 @@ class Sessions:
 
 @dataclass(eq=False)
 class SessionLink:
-    """One request's place in its conversation, from its arrival to the submission of its group.
+    """One request's position in its conversation, from its arrival to the submission of its group.
 
     A return policy calls :meth:`delivered` when the answer is decided or has been streamed; when the group is sampled
     and scored it awaits :meth:`closing` before it submits. Nothing is remembered of a request that was not answered.
@@ -286,8 +292,8 @@ class SessionLink:
     hooks: HookRunner
     scope: Scope
     agent: str
-    said: Digests
-    place: Place | None
+    digests: Digests
+    position: Position | None
     report: SessionReport
     name: str
     _turn: DeliveredTurn | None = None
@@ -296,9 +302,9 @@ class SessionLink:
         self.ledger = self.report.ledger(self.agent)
         self.ledger.requests += 1
         self.session: Session | None = None
-        if (place := self.place) is not None:
-            earlier = place.parent.path() if place.parent is not None else []
-            self.session = place.conversation.session(earlier)
+        if (position := self.position) is not None:
+            earlier = position.parent.path() if position.parent is not None else []
+            self.session = position.conversation.session(earlier)
 
     def delivered(
         self,

@@ -21,7 +21,7 @@ from typing import Any
 
 from adapters.dialects.chat import text_of
 from gateway.sessions.conversation import DeliveredTurn
-from gateway.sessions.memory import Place, similarity, words_of
+from gateway.sessions.memory import Position, similarity, words_of
 
 #: From this similarity on a question is repeated.
 _REPEATED = 0.8
@@ -31,8 +31,8 @@ _SHORTEST_QUESTION = 4
 _TURNS = 8
 
 
-def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[str]:
-    """Note on the turns of ``place`` what a request with ``messages`` (digest ``asked``) shows about them.
+def observe(position: Position, asked: bytes, messages: list[dict[str, Any]]) -> list[str]:
+    """Note on the turns of ``position`` what a request with ``messages`` (digest ``asked``) shows about them.
 
     Returns:
         The names of the signals, for counting.
@@ -45,10 +45,10 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
 
     last = messages[-1]
     question = text_of(last) if last.get("role") == "user" else ""
-    apart = place.known in ("name", "branch", "compacted")
-    before = [] if apart else place.conversation.after(place.parent, place.agent)
+    apart = position.linked_by in ("name", "branch", "compacted")
+    before = [] if apart else position.conversation.after(position.parent, position.agent)
     again = next((turn for turn in reversed(before) if turn.asked == asked), None)
-    if again is not None and place.conversation.scope.kind == "agent" and "abandoned" in again.observed:
+    if again is not None and position.conversation.scope.kind == "agent" and "abandoned" in again.observed:
         # an agent whose connection broke asks once more; its user has said nothing
         again.retried = True
         return seen
@@ -58,25 +58,25 @@ def observe(place: Place, asked: bytes, messages: list[dict[str, Any]]) -> list[
         again = before[-1]
         note(again, "edited", strength)
     if again is not None:
-        for turn in _ends_after(place, again):
+        for turn in _ends_after(position, again):
             note(turn, "abandoned", 1.0)
-        for turn in place.conversation.turns:
+        for turn in position.conversation.turns:
             turn.left = turn.left or again in turn.path()
-    same = place.parent is not None and place.parent.agent == place.agent
-    if place.parent is not None and same and again is None and question:
-        if place.known == "answer":
-            note(place.parent, "continued", 1.0)
-        for turn in place.parent.path()[-_TURNS:]:
+    same = position.parent is not None and position.parent.agent == position.agent
+    if position.parent is not None and same and again is None and question:
+        if position.linked_by == "answer":
+            note(position.parent, "continued", 1.0)
+        for turn in position.parent.path()[-_TURNS:]:
             if strength := _repeats(_question(turn), question):
                 note(turn, "repeated", strength)
     return seen
 
 
-def _ends_after(place: Place, turn: DeliveredTurn) -> list[DeliveredTurn]:
+def _ends_after(position: Position, turn: DeliveredTurn) -> list[DeliveredTurn]:
     """The last turns of the branches that continue ``turn``."""
-    later = [one for one in place.conversation.turns if one is not turn and turn in one.path()]
-    parents = {id(one.parent) for one in place.conversation.turns}
-    return [one for one in later if id(one) not in parents]
+    later = [after for after in position.conversation.turns if after is not turn and turn in after.path()]
+    parents = {id(after.parent) for after in position.conversation.turns}
+    return [after for after in later if id(after) not in parents]
 
 
 def _question(turn: DeliveredTurn) -> str:

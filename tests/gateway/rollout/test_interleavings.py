@@ -59,11 +59,11 @@ class World:
     # -- episodes
 
     @property
-    def known(self) -> Serving:
+    def report(self) -> Serving:
         return Serving(model="m", num_repeat=SIZE, takes_partial=self.takes_partial)
 
     async def wait_for_job(self, waited: Any) -> Serving:
-        return self.known
+        return self.report
 
     async def claim(self, count: int, waited: Any) -> EpisodeGroup:
         names = [f"e{len(self.claimed) + k}" for k in range(count)]
