@@ -80,33 +80,33 @@ class Once:
     """Something that happens at most once, and whoever is to be told then; a task that waits for it would cost as much
     as a small request."""
 
-    __slots__ = ("_told", "happened")
+    __slots__ = ("_callbacks", "happened")
 
     def __init__(self) -> None:
         self.happened = False
-        self._told: dict[Callable[[], None], None] = {}
+        self._callbacks: dict[Callable[[], None], None] = {}
 
     def happen(self) -> None:
         self.happened = True
-        while self._told:
-            tell = next(iter(self._told))
-            del self._told[tell]
+        while self._callbacks:
+            tell = next(iter(self._callbacks))
+            del self._callbacks[tell]
             try:
                 tell()
             except Exception:
                 # the others are not to suffer for one of them
                 logger.exception("something that happened could not be told")
 
-    def tell(self, told: Callable[[], None]) -> None:
-        """Call ``told`` when it happens, or at once if it has."""
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when it happens, or at once if it has."""
         if self.happened:
-            told()
+            callback()
         else:
-            self._told[told] = None
+            self._callbacks[callback] = None
 
-    def forget(self, told: Callable[[], None]) -> None:
-        """Do not call ``told`` any more."""
-        self._told.pop(told, None)
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call ``callback`` any more."""
+        self._callbacks.pop(callback, None)
 
 
 class Interruptible:

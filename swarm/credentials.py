@@ -176,12 +176,12 @@ class CredentialFile(Generic[C]):
     def mark(self) -> Mark:
         """What changes when the file does."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return None
         except OSError as exc:
             return str(exc)
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
     def read(self) -> list[C]:
         """All credentials, revoked and expired ones too; none when there is no file.
@@ -189,10 +189,10 @@ class CredentialFile(Generic[C]):
         Raises:
             ConfigError: the file cannot be read, is damaged, or others may write it.
         """
-        found: list[C] = getattr(read_private(self.path, self._contents, f"{self.noun}s"), f"{self.noun}s")
-        if len({one.names()[0] for one in found}) < len(found):
+        credentials: list[C] = getattr(read_private(self.path, self._contents, f"{self.noun}s"), f"{self.noun}s")
+        if len({credential.names()[0] for credential in credentials}) < len(credentials):
             raise ConfigError(f"{self.path}: two {self.noun}s have one name")
-        return found
+        return credentials
 
     def add(self, secret: str, lifetime: timedelta | None, **fields: Any) -> C:
         """Keep a new credential with this secret, in place of a dead one of the same name.
@@ -224,16 +224,22 @@ class CredentialFile(Generic[C]):
         """
         now = datetime.now(UTC)
         with exclusively(self.path):
-            known = self.read()
-            found = [one for one in known if one.names()[0] == name] or [
-                one for one in known if one.names()[1] == name and one.revoked is None
+            credentials = self.read()
+            named = [credential for credential in credentials if credential.names()[0] == name] or [
+                credential for credential in credentials if credential.names()[1] == name and credential.revoked is None
             ]
-            if not found:
-                active = ", ".join(one.names()[1] for one in known if one.state(now) == "active") or "none"
+            if not named:
+                active = (
+                    ", ".join(credential.names()[1] for credential in credentials if credential.state(now) == "active")
+                    or "none"
+                )
                 raise ConfigError(f"there is no {self.noun} {name!r} in {self.path}; there are: {active}")
-            revoked = {one.sha256: one.model_copy(update={"revoked": one.revoked or now}) for one in found}
-            self._write([revoked.get(one.sha256, one) for one in known])
-        return revoked[found[-1].sha256]
+            revoked = {
+                credential.sha256: credential.model_copy(update={"revoked": credential.revoked or now})
+                for credential in named
+            }
+            self._write([revoked.get(credential.sha256, credential) for credential in credentials])
+        return revoked[named[-1].sha256]
 
     def _write(self, credentials: Sequence[C]) -> None:
         replace_private(self.path, self._contents.model_validate({f"{self.noun}s": credentials}))
@@ -274,11 +280,11 @@ class TokenFile(CredentialFile[Token]):
 T = TypeVar("T")
 
 
-def matching(given: bytes, known: Mapping[bytes, T]) -> T | None:
-    """What belongs to the digest ``given``. Each digest is compared, in constant time: how long it takes tells nothing
-    about which are near."""
-    found = [value for digest, value in known.items() if hmac.compare_digest(given, digest)]
-    return found[0] if found else None
+def matching(key_digest: bytes, by_digest: Mapping[bytes, T]) -> T | None:
+    """The value of the key with this digest, if there is one. All digests are compared, each in constant time, so that
+    the time tells nothing about which digests are near."""
+    matches = [value for digest, value in by_digest.items() if hmac.compare_digest(key_digest, digest)]
+    return matches[0] if matches else None
 
 
 class Ring(Generic[C]):
@@ -301,9 +307,9 @@ class Ring(Generic[C]):
         """All of the file, revoked and expired ones too."""
         return self._held.values()
 
-    def find(self, given: bytes) -> C | None:
-        """The credential with the digest ``given``, in whatever state."""
-        return matching(given, self._held)
+    def find(self, key_digest: bytes) -> C | None:
+        """The credential with the digest ``key_digest``, in whatever state."""
+        return matching(key_digest, self._held)
 
     def refresh(self) -> None:
         """Look at the file and read it if it has changed. One that is damaged or gone is logged, once. Any thread may
@@ -322,4 +328,4 @@ class Ring(Generic[C]):
             logger.info("read %d %ss from %s", len(self._held), self.file.noun, self.file.path)
 
     def _read(self) -> dict[bytes, C]:
-        return {bytes.fromhex(one.sha256): one for one in self.file.read()}
+        return {bytes.fromhex(credential.sha256): credential for credential in self.file.read()}

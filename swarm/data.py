@@ -94,8 +94,8 @@ def shuffled(items: Iterable[T], seed: object, among: int = SHUFFLE_TASKS) -> It
         if len(held) < among:
             held.append(item)
             continue
-        place = draw.randrange(among)
-        held[place], item = item, held[place]
+        slot = draw.randrange(among)
+        held[slot], item = item, held[slot]
         yield item
     draw.shuffle(held)
     yield from held
@@ -121,10 +121,10 @@ def epochs_of(source: str | Path, seed: int, epochs: int | None = None) -> Itera
 
 def _of_attribute(source: str) -> Iterator[Task]:
     target = load_attribute(source)
-    given = target() if callable(target) else target
-    if not isinstance(given, Iterable):
-        raise ConfigError(f"{source} gives a {type(given).__name__}: it must be, or return, tasks or rows one by one")
-    return _tasks((f"{source}, row {number}", row) for number, row in enumerate(cast("Iterable[Any]", given), 1))
+    value = target() if callable(target) else target
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{source} gives a {type(value).__name__}: it must be, or return, tasks or rows one by one")
+    return _tasks((f"{source}, row {number}", row) for number, row in enumerate(cast("Iterable[Any]", value), 1))
 
 
 def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
@@ -156,11 +156,11 @@ def task_of(row: object, where: str) -> Task:
     if not query and not messages:
         raise ConfigError(f"{where}: there is no prompt; fill one of the columns {', '.join(QUERY_COLUMNS)}")
     id_column = next((column for column in ID_COLUMNS if str(columns.get(column, "")).strip()), None)
-    known = {*used, "env_type", "metadata", *([id_column] if id_column else [])}
+    used_columns = {*used, "env_type", "metadata", *([id_column] if id_column else [])}
     metadata = columns.get("metadata", {})
     if not isinstance(metadata, dict):
         raise ConfigError(f"{where}: metadata must be an object, got {type(metadata).__name__}")
-    rest = {column: value for column, value in columns.items() if column not in known}
+    rest = {column: value for column, value in columns.items() if column not in used_columns}
     try:
         return Task(
             task_id=str(columns[id_column]).strip() if id_column else digest,

@@ -153,13 +153,13 @@ class ContextLengthError(RequestError):
     ) -> None:
         more = "at least " if at_least else ""
         if answer_tokens:
-            said = (
+            usage = (
                 f"you requested {more}{prompt_tokens + answer_tokens} tokens ({more}{prompt_tokens} in the {param}, "
                 f"{answer_tokens} in the completion). Please reduce the length of the {param} or completion."
             )
         else:
-            said = f"your {param} resulted in {more}{prompt_tokens} tokens. Please reduce the length of the {param}."
-        words = f"This model's maximum context length is {limit} tokens. However, {said} {hint}"
+            usage = f"your {param} resulted in {more}{prompt_tokens} tokens. Please reduce the length of the {param}."
+        words = f"This model's maximum context length is {limit} tokens. However, {usage} {hint}"
         super().__init__(words.rstrip(), param=param)
         self._numbers = {"prompt_tokens": prompt_tokens, "max_tokens": answer_tokens, "max_model_len": limit}
 

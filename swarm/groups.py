@@ -68,13 +68,13 @@ class Group(Model):
     @property
     def rewards(self) -> list[float]:
         """Of the answers that have one, the highest first."""
-        return sorted((one.reward for one in self.answers if one.reward is not None), reverse=True)
+        return sorted((answer.reward for answer in self.answers if answer.reward is not None), reverse=True)
 
     @property
     def fate(self) -> str:
         """What became of it: the states of its answers, each once, with the first reason."""
-        states = dict.fromkeys(one.state for one in self.answers)
-        why = next((one.why for one in self.answers if one.why), "")
+        states = dict.fromkeys(answer.state for answer in self.answers)
+        why = next((answer.why for answer in self.answers if answer.why), "")
         return ", ".join(states) + (f": {why}" if why else "")
 
 
@@ -108,8 +108,8 @@ class Wanted(Model):
 
     def fits(self, group: Group, texts: Sequence[str] = ()) -> bool:
         """Whether ``group`` is among them; ``texts`` are its prompts and answers, where they can be read."""
-        told = [one.reason for one in group.answers] + [one.why for one in group.answers]
-        if self.reason and not any(self.reason.lower() in one.lower() for one in told):
+        reasons = [answer.reason for answer in group.answers] + [answer.why for answer in group.answers]
+        if self.reason and not any(self.reason.lower() in reason.lower() for reason in reasons):
             return False
         if self.route and self.route not in (group.route, group.client):
             return False
@@ -119,7 +119,7 @@ class Wanted(Model):
         if bounded and not any(low <= reward <= high for reward in group.rewards):
             return False
         names = [group.group_id, group.task_id, group.query, group.session, group.hook]
-        everything = " ".join([*names, *told, *texts]).lower()
+        everything = " ".join([*names, *reasons, *texts]).lower()
         return all(word in everything for word in self.words.lower().split())
 
 
@@ -139,4 +139,4 @@ def sampled(line: SampledText) -> list[int]:
 
 def as_json(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """For scripts: as models are, with what became of each group."""
-    return [{**one.model_dump(mode="json"), "fate": one.fate} for one in groups]
+    return [{**group.model_dump(mode="json"), "fate": group.fate} for group in groups]

@@ -44,20 +44,20 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 def code_of(modules: Iterable[ModuleType]) -> str:
     """:func:`digest_of` the source files of ``modules`` with their names; empty if none has one."""
-    known = {digest for module in modules if (digest := _file_digest(module))}
-    return digest_of(sorted(known)) if known else ""
+    digests = {digest for module in modules if (digest := _file_digest(module))}
+    return digest_of(sorted(digests)) if digests else ""
 
 
 def own_code() -> str:
     """:func:`code_of` what this process has imported so far, but for what is installed, and this product."""
-    known: dict[str, Any] = {**sys.modules}  # anything may stand there, also None
-    return code_of(module for module in known.values() if isinstance(module, ModuleType) and _is_own(module))
+    loaded: dict[str, Any] = {**sys.modules}  # anything may stand there, also None
+    return code_of(module for module in loaded.values() if isinstance(module, ModuleType) and _is_own(module))
 
 
 def _is_own(module: ModuleType) -> bool:
     spec = getattr(module, "__spec__", None)  # of `python -m`, which calls every module __main__, it has the name
     name = spec.name if spec is not None else module.__name__
-    return name.partition(".")[0] not in _PRODUCT and not any(one in _file(module) for one in _INSTALLED)
+    return name.partition(".")[0] not in _PRODUCT and not any(folder in _file(module) for folder in _INSTALLED)
 
 
 def _file(module: ModuleType) -> str:
@@ -132,7 +132,7 @@ class SourceFolder:
     @property
     def code(self) -> str:
         """:func:`code_of` the modules that were loaded so far."""
-        return code_of(one for name, one in sys.modules.copy().items() if name.startswith(f"{self._name}."))
+        return code_of(module for name, module in sys.modules.copy().items() if name.startswith(f"{self._name}."))
 
     def forget(self) -> None:
         """Let go of the modules; call it once nothing runs them any more."""
@@ -182,10 +182,10 @@ class _Finder:
         if not isinstance(package, _Package):
             return None
         for folder in path or ():
-            place = Path(folder) / fullname.rpartition(".")[2]
-            if (file := _source(place)) is not None:
+            base = Path(folder) / fullname.rpartition(".")[2]
+            if (file := _source(base)) is not None:
                 loader = _Loader(fullname, str(file), package.builtins_of_folder)
-                inside = [str(place)] if file.parent == place else None
+                inside = [str(base)] if file.parent == base else None
                 return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
         return None
 
@@ -234,6 +234,6 @@ def load_attribute(spec: str, beside: SourceFolder | None = None) -> Any:
     return target
 
 
-def _source(place: Path) -> Path | None:
-    """The file of the package or module at ``place``, where there is one."""
-    return next((file for file in (place / "__init__.py", Path(f"{place}.py")) if file.is_file()), None)
+def _source(base: Path) -> Path | None:
+    """The file of the package or module at ``base``, where there is one."""
+    return next((file for file in (base / "__init__.py", Path(f"{base}.py")) if file.is_file()), None)

@@ -32,7 +32,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
     def above_half(angle: float) -> float:
         parts = 200
-        values = [math.cos(place * angle / parts) ** (freedom - 1) for place in range(parts + 1)]
+        values = [math.cos(step * angle / parts) ** (freedom - 1) for step in range(parts + 1)]
         return (
             constant * angle / parts / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
         )
@@ -53,16 +53,16 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float) -> Interval:
-    """Welch's interval of the mean of ``one`` minus that of ``other``."""
-    difference = fmean(one) - fmean(other)
-    if min(len(one), len(other)) < 2:
+def welch_interval(sample: Sequence[float], other: Sequence[float], confidence: float) -> Interval:
+    """Welch's interval of the mean of ``sample`` minus that of ``other``."""
+    difference = fmean(sample) - fmean(other)
+    if min(len(sample), len(other)) < 2:
         return Interval(difference, -math.inf, math.inf)
-    parts = [variance(values) / len(values) for values in (one, other)]
+    parts = [variance(values) / len(values) for values in (sample, other)]
     total = sum(parts)
     if total == 0:
         return Interval(difference, difference, difference)
-    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
+    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (sample, other), strict=True))
     # rounded, so that equal cases share one quantile; down, which only widens the interval
     freedom = math.floor(freedom * 100) / 100
     half = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(total)

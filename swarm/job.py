@@ -180,10 +180,10 @@ class TrainJob(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _agentjets_spellings(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        fields = cast("dict[str, Any]", given)
+    def _agentjets_spellings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
         for theirs, ours in SPELLINGS.items():
             if theirs in fields and ours in fields:
                 raise ValueError(f"{theirs} and {ours} are the same field: give one of them")
@@ -207,8 +207,8 @@ class TrainJob(Model):
     @property
     def max_model_len(self) -> int:
         """Tokens that the model takes, prompt and answer together."""
-        given = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
-        return given if isinstance(given, int) else self.max_prompt_length + self.max_response_length
+        limit = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
+        return limit if isinstance(limit, int) else self.max_prompt_length + self.max_response_length
 
     @property
     def checkpoint_every(self) -> int:
@@ -246,16 +246,16 @@ def describe_validation(exc: ValidationError, where: str, model: type[BaseModel]
     for error in exc.errors():
         key, words = _problem(error, model)
         problems.setdefault(key, []).append(words)
-    told = [f"{key}: {_one_of(words)}" if key else "; ".join(words) for key, words in problems.items()]
-    return ConfigError(f"{where}: {'; '.join(told)}")
+    lines = [f"{key}: {_one_of(words)}" if key else "; ".join(words) for key, words in problems.items()]
+    return ConfigError(f"{where}: {'; '.join(lines)}")
 
 
 def _one_of(words: list[str]) -> str:
     """What is wrong with a value that each of several kinds refuses."""
-    wanted, _, given = words[-1].partition(", not ")
-    kinds = [*(one.partition(", not ")[0] for one in words[:-1]), wanted]
-    joined = " or ".join(dict.fromkeys([kinds[0], *(one.removeprefix("must be ") for one in kinds[1:])]))
-    return f"{joined}, not {given}" if given else joined
+    wanted, _, value = words[-1].partition(", not ")
+    kinds = [*(word.partition(", not ")[0] for word in words[:-1]), wanted]
+    joined = " or ".join(dict.fromkeys([kinds[0], *(word.removeprefix("must be ") for word in kinds[1:])]))
+    return f"{joined}, not {value}" if value else joined
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, str]:
@@ -264,8 +264,8 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
     if error["type"] != "extra_forbidden":
         return ".".join(map(str, path)), in_plain_words(error)
     *outer, last = map(str, path)
-    known = model.model_fields if model is not None and not outer else ()
-    meant = difflib.get_close_matches(last, known, n=1)
+    keys = model.model_fields if model is not None and not outer else ()
+    meant = difflib.get_close_matches(last, keys, n=1)
     hint = f" (did you mean {meant[0]!r}?)" if meant else ""
     return ".".join(outer), f"unknown key {last!r}{hint}"
 
@@ -275,9 +275,9 @@ def key_path(error: ErrorDetails) -> tuple[int | str, ...]:
     first, *rest = error["loc"] or ("",)
     kinds = ("str", "int", "float", "bool", "dict", "list")
     own = [
-        one
-        for one in rest
-        if isinstance(one, int) or not ("[" in one or one.startswith("constrained-") or one in kinds)
+        part
+        for part in rest
+        if isinstance(part, int) or not ("[" in part or part.startswith("constrained-") or part in kinds)
     ]
     return (first, *own) if error["loc"] else ()
 
@@ -297,21 +297,21 @@ _WORDS = {
 
 def in_plain_words(error: ErrorDetails) -> str:
     """What is wrong with one value, without the words of pydantic."""
-    kind, said = error["type"], error["msg"]
+    kind, message = error["type"], error["msg"]
     if kind == "missing":
         return "is required"
     if kind in ("value_error", "assertion_error"):
-        return said.partition(", ")[2]
-    _, found, wanted = said.partition(" should ")
-    if not found:
-        return said
+        return message.partition(", ")[2]
+    _, should, wanted = message.partition(" should ")
+    if not should:
+        return message
     # "Input should be a valid integer, unable to parse string as an integer"
     wanted = wanted.partition(", ")[0]
     for theirs, ours in _WORDS.items():
         wanted = wanted.replace(theirs, ours)
-    given = repr(error["input"])
-    tells = kind.startswith(_TELLS_INPUT) and len(given) <= _LONGEST_INPUT
-    return f"must {wanted}" + (f", not {given}" if tells else "")
+    value = repr(error["input"])
+    tells = kind.startswith(_TELLS_INPUT) and len(value) <= _LONGEST_INPUT
+    return f"must {wanted}" + (f", not {value}" if tells else "")
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
@@ -399,13 +399,13 @@ def layered(
     values: dict[str, Any] = {}
     fields: dict[str, str] = {}
     overrides: dict[str, tuple[str, Any, str]] = {}
-    for layer, given in ((SERVER, server or {}), (JOB, job), (SET, _of_set(set_ or {}))):
-        for name, value in given.items():
+    for layer, settings in ((SERVER, server or {}), (JOB, job), (SET, _of_set(set_ or {}))):
+        for name, value in settings.items():
             name = SPELLINGS.get(name, name)
             if name == "overrides" and isinstance(value, Mapping):
-                for key, one in cast("Mapping[str, Any]", value).items():
+                for key, setting in cast("Mapping[str, Any]", value).items():
                     # with + or without it is the same key
-                    overrides[str(key).removeprefix("+")] = (str(key), one, layer)
+                    overrides[str(key).removeprefix("+")] = (str(key), setting, layer)
             else:
                 values[name], fields[name] = value, layer
     if overrides:
@@ -414,10 +414,10 @@ def layered(
     return Layered(merged, fields, {key: layer for key, (_, _, layer) in overrides.items()})
 
 
-def _of_set(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` as fields of a job: what has a dot is a key of verl."""
-    if "" in given:
+def _of_set(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` as fields of a job: what has a dot is a key of verl."""
+    if "" in settings:
         raise ConfigError("set: a value without a name")
-    verl = {name.removeprefix("overrides."): value for name, value in given.items() if "." in name or name[0] == "+"}
-    fields = {name: value for name, value in given.items() if "." not in name and name[0] != "+"}
+    verl = {name.removeprefix("overrides."): value for name, value in settings.items() if "." in name or name[0] == "+"}
+    fields = {name: value for name, value in settings.items() if "." not in name and name[0] != "+"}
     return {**fields, **({"overrides": {**fields.get("overrides", {}), **verl}} if verl else {})}

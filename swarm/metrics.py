@@ -42,8 +42,8 @@ class MetricSums:
             self._add("success_rate", float(is_success))
         self._add("calls_mean", calls)
         self._add("response_tokens_mean", tokens)
-        for given, value in log_metrics.items():
-            name = LOGGED + given[:MAX_NAME]
+        for logged_name, value in log_metrics.items():
+            name = LOGGED + logged_name[:MAX_NAME]
             if not math.isfinite(value):
                 continue
             if name not in self._sums:

@@ -34,8 +34,8 @@ def step_line(step: StepResult) -> str:
     if REWARD in metrics:
         spread = f" ±{metrics[SPREAD]:.3f}" if SPREAD in metrics else ""
         parts.append(f"reward {metrics[REWARD]:.3f}{spread}")
-    if told := groups_that_differ(metrics.get(TASKS_WITH_SIGNAL), metrics.get(TASKS)):
-        parts.append(told)
+    if signal := groups_that_differ(metrics.get(TASKS_WITH_SIGNAL), metrics.get(TASKS)):
+        parts.append(signal)
     if SUCCESS in metrics:
         parts.append(f"success {metrics[SUCCESS]:.0%}")
     parts.append(f"{step.seconds:.1f} s")

@@ -279,15 +279,15 @@ def _tolerant(value: Any) -> Any:
     out; what is wrong with the reward stays wrong."""
     if not isinstance(value, Mapping):
         return value
-    given = cast("Mapping[str, Any]", value)
-    if given.get("reward") is None or isinstance(given["reward"], list):
+    output = cast("Mapping[str, Any]", value)
+    if output.get("reward") is None or isinstance(output["reward"], list):
         raise ValueError("reward: one number is needed; abort an episode that has none")
-    known = {key: one for key, one in given.items() if key in _OUTPUT_FIELDS and one is not None}
-    metrics: Any = known.get("log_metrics")
+    fields = {key: field for key, field in output.items() if key in _OUTPUT_FIELDS and field is not None}
+    metrics: Any = fields.get("log_metrics")
     if isinstance(metrics, Mapping):
         named = cast("Mapping[str, Any]", metrics)
-        known["log_metrics"] = {key: one for key, one in named.items() if _is_number(one)}
-    return known
+        fields["log_metrics"] = {key: number for key, number in named.items() if _is_number(number)}
+    return fields
 
 
 def _is_number(value: Any) -> bool:

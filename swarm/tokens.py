@@ -54,13 +54,13 @@ def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any]
             if not allowed.issuperset(set(map(type, value))):
                 raise ValueError("not a sequence of numbers")
             return np.fromiter(value, wanted, len(value))
-        given = np.frombuffer(value, wanted) if isinstance(value, bytes) else np.asarray(value)
-        if given.ndim != 1 or (given.dtype.kind not in kinds and given.size):
+        numbers = np.frombuffer(value, wanted) if isinstance(value, bytes) else np.asarray(value)
+        if numbers.ndim != 1 or (numbers.dtype.kind not in kinds and numbers.size):
             raise ValueError("not a sequence of numbers")
-        if given.dtype == wanted:
-            return given
-        array = given.astype(wanted)
-        if wanted.kind != "f" and not (array == given).all():
+        if numbers.dtype == wanted:
+            return numbers
+        array = numbers.astype(wanted)
+        if wanted.kind != "f" and not (array == numbers).all():
             raise OverflowError
         return array
 
@@ -155,10 +155,10 @@ class Timeline(_Arrays, frozen=True, kw_only=True, eq=False, gc=False):
 
     def token_versions(self) -> TokenIds:
         """The policy version of each token of ``response_ids`` [R]."""
-        found = np.full(len(self.response_ids), self.min_policy_version, np.int32)
+        versions = np.full(len(self.response_ids), self.min_policy_version, np.int32)
         for begin, version in self.versions:
-            found[begin:] = version
-        return found
+            versions[begin:] = version
+        return versions
 
 
 class TokenCounts(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -237,17 +237,23 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     """
     trajectories = batch.trajectories
     sums = MetricSums()
-    for one in trajectories:
-        sums.add(one.reward, one.is_success, one.num_calls, one.sampled_tokens, one.log_metrics)
-    counts = [one.tokens for one in trajectories]
-    kept, lost = sum(one.kept for one in counts), sum(one.lost for one in counts)
-    timelines = [timeline for one in trajectories for timeline in one.timelines]
-    ages = step - 1 - np.concatenate([one.token_versions()[one.response_mask] for one in timelines])
+    for trajectory in trajectories:
+        sums.add(
+            trajectory.reward,
+            trajectory.is_success,
+            trajectory.num_calls,
+            trajectory.sampled_tokens,
+            trajectory.log_metrics,
+        )
+    counts = [trajectory.tokens for trajectory in trajectories]
+    kept, lost = sum(tokens.kept for tokens in counts), sum(tokens.lost for tokens in counts)
+    timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
+    ages = step - 1 - np.concatenate([timeline.token_versions()[timeline.response_mask] for timeline in timelines])
     merging = {
-        "calls": sum(one.calls for one in counts),
-        "timelines": sum(one.timelines for one in counts),
-        "unmerged_tokens": sum(one.unmerged for one in counts),
-        "merged_tokens": sum(one.prompts + one.masked + one.trained for one in counts),
+        "calls": sum(tokens.calls for tokens in counts),
+        "timelines": sum(tokens.timelines for tokens in counts),
+        "unmerged_tokens": sum(tokens.unmerged for tokens in counts),
+        "merged_tokens": sum(tokens.prompts + tokens.masked + tokens.trained for tokens in counts),
         "lost_history": lost / (kept + lost) if lost else 0.0,
         "staleness_mean": ages.mean(),
         "staleness_max": ages.max(),
@@ -255,11 +261,11 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     return {
         **sums.means(TRAIN),
         **{TRAIN + name: float(value) for name, value in merging.items()},
-        f"{TRAIN}reward_std": statistics.pstdev(one.reward for one in trajectories),
+        f"{TRAIN}reward_std": statistics.pstdev(trajectory.reward for trajectory in trajectories),
         f"{TRAIN}episodes": float(len(trajectories)),
         f"{TRAIN}tasks": float(len(batch.groups)),
         f"{TRAIN}tasks_with_signal": float(
-            sum(len({one.reward for one in group.trajectories}) > 1 for group in batch.groups)
+            sum(len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in batch.groups)
         ),
     }
 
@@ -333,11 +339,11 @@ class WeightSyncs:
                 if sampled is None:
                     return []
                 # a request that vLLM did not know had not reached it
-                known = sampled.get(part.request, {}).get(choice if number == 0 else 0, 0)
-                if part.begin + known >= end:
+                sampled_before = sampled.get(part.request, {}).get(choice if number == 0 else 0, 0)
+                if part.begin + sampled_before >= end:
                     # it had ended, and is not told of again
                     break
-                runs.append((part.begin + known, newer))
+                runs.append((part.begin + sampled_before, newer))
             served = self._last[first + passed - 1][0] if passed else part.version
             if not following and served != version:
                 return []

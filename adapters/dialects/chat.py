@@ -109,10 +109,10 @@ def sampling(top: Fields) -> None:
 
 
 def _messages(top: Fields) -> list[dict[str, Any]]:
-    given = top.take("messages")
-    if not isinstance(given, list) or not given:
+    messages = top.take("messages")
+    if not isinstance(messages, list) or not messages:
         refuse(top.at("messages"), "must be a list of at least one message")
-    return [_message(top, message, index) for index, message in enumerate(cast("list[object]", given))]
+    return [_message(top, message, index) for index, message in enumerate(cast("list[object]", messages))]
 
 
 def _message(top: Fields, message: object, index: int) -> dict[str, Any]:
@@ -158,13 +158,13 @@ def _call(call: Any) -> Any:
 def _tools(top: Fields) -> dict[str, Any]:
     """Changes to ``tools`` and ``tool_choice``, ``None`` for what is left out: vLLM refuses tools other than functions,
     an empty list of them, and a choice among none."""
-    given, choice = top.objects("tools"), top.take("tool_choice")
-    tools = [tool.data for tool in given or () if tool.data.get("type", "function") != "custom"]
-    for tool in given or ():
+    listed, choice = top.objects("tools"), top.take("tool_choice")
+    tools = [tool.data for tool in listed or () if tool.data.get("type", "function") != "custom"]
+    for tool in listed or ():
         if tool.data.get("type") == "custom":
             tool.note("custom tools are not carried")
     changed: dict[str, Any] = {}
-    if given is not None and len(tools) < max(1, len(given)):
+    if listed is not None and len(tools) < max(1, len(listed)):
         changed["tools"] = tools or None
     if not tools and choice in ("auto", "none"):
         changed["tool_choice"] = None

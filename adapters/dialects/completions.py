@@ -111,11 +111,11 @@ def prompts_of(data: Mapping[str, Any]) -> list[str | list[int]]:
     Raises:
         RequestError: it has no prompt, or something else in its place.
     """
-    given: Any = data.get("prompt")
-    if _is_prompt(given):
-        return [given]
-    if isinstance(given, list) and given and all(map(_is_prompt, cast("list[Any]", given))):
-        return cast("list[str | list[int]]", given)
+    prompt: Any = data.get("prompt")
+    if _is_prompt(prompt):
+        return [prompt]
+    if isinstance(prompt, list) and prompt and all(map(_is_prompt, cast("list[Any]", prompt))):
+        return cast("list[str | list[int]]", prompt)
     refuse("prompt", "must be a text that is not empty, or a list of such texts (or of token ids)")
 
 
@@ -128,8 +128,8 @@ def _is_prompt(value: Any) -> bool:
 
 def _echoed(data: Mapping[str, Any]) -> str:
     """The beginning of each choice; empty for several prompts, whose choices differ."""
-    given: Any = data.get("prompt") if data.get("echo") else None
-    prompts = cast("list[Any]", given) if isinstance(given, list) else [given]
+    prompt: Any = data.get("prompt") if data.get("echo") else None
+    prompts = cast("list[Any]", prompt) if isinstance(prompt, list) else [prompt]
     return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], str) else ""
 
 

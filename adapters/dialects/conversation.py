@@ -54,21 +54,21 @@ class Conversation:
     """Takes turns in order, oldest first; content is a text or parts of the chat form."""
 
     def __init__(self) -> None:
-        self._said: list[Message | Turn] = []
+        self._entries: list[Message | Turn] = []
         self._reminded = False
 
     @property
     def messages(self) -> list[Message]:
         """The conversation so far."""
-        return [one.message() if isinstance(one, Turn) else one for one in self._said]
+        return [entry.message() if isinstance(entry, Turn) else entry for entry in self._entries]
 
     def system(self, content: Content) -> None:
         """Add instructions. After the first turn they become a part of a user message: many templates refuse or drop a
         system message that is not the first, and those that alternate strictly allow no message in between. Agents mark
         such text with the same tag."""
-        if not self._said:
-            self._said.append({"role": "system", "content": content})
-        elif len(self._said) == 1 and (first := self._last("system")) is not None:
+        if not self._entries:
+            self._entries.append({"role": "system", "content": content})
+        elif len(self._entries) == 1 and (first := self._last("system")) is not None:
             _extend(first, content)
         else:
             parts = _parts(content)
@@ -83,7 +83,7 @@ class Conversation:
         if (last := self._last("user")) is not None:
             _extend(last, parts)
         else:
-            self._said.append({"role": "user", "content": content_of(parts)})
+            self._entries.append({"role": "user", "content": content_of(parts)})
             self._reminded = True
 
     def user(self, content: Content) -> None:
@@ -91,24 +91,24 @@ class Conversation:
         if self._reminded and (last := self._last("user")) is not None:
             _extend(last, content)
         else:
-            self._said.append({"role": "user", "content": content})
+            self._entries.append({"role": "user", "content": content})
         self._reminded = False
 
     def tool(self, call_id: str, content: Content) -> None:
         """Add the result of a call."""
-        self._said.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        self._entries.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def assistant(self, *, goes_on: bool = False) -> Turn:
         """Begin an assistant message, unless it ``goes_on`` and the last message is the assistant's."""
-        last = self._said[-1] if self._said else None
+        last = self._entries[-1] if self._entries else None
         if not goes_on or not isinstance(last, Turn):
             last = Turn()
-            self._said.append(last)
+            self._entries.append(last)
         return last
 
     def _last(self, role: str) -> Message | None:
         """The last message, if it is of ``role``."""
-        last = self._said[-1] if self._said else None
+        last = self._entries[-1] if self._entries else None
         return last if isinstance(last, dict) and last["role"] == role else None
 
 

@@ -119,8 +119,8 @@ class Fields:
 
     def whole(self, name: str) -> dict[str, Any] | None:
         """The object in field ``name`` as it is."""
-        found = self.inner(name)
-        return None if found is None else found.data
+        inner = self.inner(name)
+        return None if inner is None else inner.data
 
     def only(self, name: str, *harmless: Any) -> None:
         """Take the field if its value is one of ``harmless``, and refuse other values."""

@@ -47,18 +47,18 @@ def _add(conversation: Conversation, turn: Fields) -> None:
     role, content = turn.required("role"), turn.take("content")
     turn.done()
     blocks = [] if isinstance(content, str) else turn.listed(content, "content")
-    said = content if isinstance(content, str) else ""
+    text = content if isinstance(content, str) else ""
     if role == "assistant":
         answer = conversation.assistant()
-        answer.say(said)
+        answer.say(text)
         for block in blocks:
             _assistant(answer, block)
     elif role == "user":
         parts = _user(conversation, blocks)
         if parts or not blocks:
-            conversation.user(content_of(parts) or said)
+            conversation.user(content_of(parts) or text)
     elif role == "system":
-        conversation.system(said or content_of([part for block in blocks for part in _parts(block)]))
+        conversation.system(text or content_of([part for block in blocks for part in _parts(block)]))
     else:
         refuse(turn.at("role"), "must be 'user', 'assistant' or 'system'")
 
@@ -96,10 +96,10 @@ def _assistant(answer: Turn, block: Fields) -> None:
         answer.say(block.required("text"))
         block.leave("citations", "not carried", [])
     elif kind == "tool_use":
-        call_id, name, given = block.required("id"), block.required("name"), block.take("input")
+        call_id, name, arguments = block.required("id"), block.required("name"), block.take("input")
         block.leave("caller", "not carried", {"type": "direct"})
         # a stream has arguments as the model wrote them; a client keeps them as a text if it cannot read them
-        answer.call(call_id, name, carried(given) if isinstance(given, str) else written(given))
+        answer.call(call_id, name, carried(arguments) if isinstance(arguments, str) else written(arguments))
     else:
         block.note(f"{kind} is not carried")
         return
@@ -169,7 +169,7 @@ def _document(block: Fields) -> list[Part]:
         content = source.take("content")
         inner = [] if isinstance(content, str) else source.listed(content, "content")
         parts = [*head, *([text_part(content)] if isinstance(content, str) else [])]
-        parts += [part for one in inner for part in _parts(one)]
+        parts += [part for block in inner for part in _parts(block)]
     else:
         source.note("documents that are no text are replaced by a text")
         return [unread("A PDF document" if form == "application/pdf" else "A document", title)]

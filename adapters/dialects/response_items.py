@@ -51,14 +51,14 @@ class Tool:
 
 def tools_by_function(data: Mapping[str, Any]) -> dict[str, Tool]:
     """The tools of a parsed request by the names of their functions."""
-    found: dict[str, Tool] = {}
-    for tool in (tool.data for tool in _given(Fields(data))):
+    tools: dict[str, Tool] = {}
+    for tool in (tool.data for tool in _all_tools(Fields(data))):
         namespace = tool.get("name") if tool.get("type") == "namespace" else None
-        for one in [tool] if namespace is None else tool.get("tools") or []:
-            if one.get("type") in ("function", "custom"):
-                named = Tool(one["name"], namespace, one["type"] == "custom")
-                found.setdefault(named.function, named)
-    return found
+        for member in [tool] if namespace is None else tool.get("tools") or []:
+            if member.get("type") in ("function", "custom"):
+                named = Tool(member["name"], namespace, member["type"] == "custom")
+                tools.setdefault(named.function, named)
+    return tools
 
 
 def input_of(arguments: str) -> str:
@@ -73,7 +73,7 @@ def tools_of(top: Fields) -> dict[str, Any]:
     Raises:
         RequestError: one is malformed, or this model has no such choice.
     """
-    functions = [function for tool in _given(top) for function in _functions(tool)]
+    functions = [function for tool in _all_tools(top) for function in _functions(tool)]
     choice = _choice(top, {function["name"] for function in functions})
     if isinstance(choice, tuple):
         choice, allowed = cast("tuple[str, set[str]]", choice)
@@ -89,7 +89,7 @@ def tools_of(top: Fields) -> dict[str, Any]:
     return body
 
 
-def _given(top: Fields) -> list[Fields]:
+def _all_tools(top: Fields) -> list[Fields]:
     """All tools of a request, those of input items last."""
     tools, items = top.objects("tools") or [], top.data.get("input")
     for index, item in enumerate(cast("list[Any]", items) if isinstance(items, list) else []):
@@ -135,12 +135,12 @@ def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str,
 
 def _choice(top: Fields, functions: set[str]) -> Any:
     """``tool_choice`` of the chat form; for a choice among some ``functions`` its mode and their names."""
-    given = top.take("tool_choice")
-    if given is None or isinstance(given, str):
-        if given not in (None, "auto", "none", "required"):
+    value = top.take("tool_choice")
+    if value is None or isinstance(value, str):
+        if value not in (None, "auto", "none", "required"):
             refuse("tool_choice", "must be 'auto', 'none', 'required' or a function")
-        return given
-    choice = Fields(given, "tool_choice", top.notes)
+        return value
+    choice = Fields(value, "tool_choice", top.notes)
     kind = choice.required("type")
     if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": _chosen(choice)}}
@@ -149,11 +149,11 @@ def _choice(top: Fields, functions: set[str]) -> Any:
         if mode not in ("auto", "required"):
             refuse(choice.at("mode"), "must be 'auto' or 'required'")
         allowed: set[str] = set()
-        for one in choice.objects("tools") or []:
-            if one.data.get("type") in ("function", "custom") and (name := _chosen(one)) in functions:
+        for tool in choice.objects("tools") or []:
+            if tool.data.get("type") in ("function", "custom") and (name := _chosen(tool)) in functions:
                 allowed.add(name)
             else:
-                one.note("no tool of this model")
+                tool.note("no tool of this model")
         return mode, allowed
     refuse(choice.at("type"), f"{kind!r:.60} is OpenAI's own tool and cannot be called by this model")
 
@@ -178,17 +178,17 @@ def conversation_of(top: Fields) -> Conversation:
         RequestError: see :meth:`adapters.dialects.Dialect.parse`.
         NotFoundError: it contains an ``item_reference``.
     """
-    instructions, given = top.text("instructions"), top.take("input")
+    instructions, items = top.text("instructions"), top.take("input")
     conversation = Conversation()
     if instructions:
         conversation.system(instructions)
-    if isinstance(given, str):
-        conversation.user(given)
+    if isinstance(items, str):
+        conversation.user(items)
         return conversation
-    if not given:
+    if not items:
         refuse("input", "must be a string or a list of at least one item")
     before = ""
-    for item in top.listed(given, "input"):
+    for item in top.listed(items, "input"):
         kind = item.text("type") or ("message" if "role" in item.data else "item_reference")
         item.drop("id", "status")
         _add(conversation, item, kind, before)
@@ -205,8 +205,8 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
             conversation.assistant(goes_on=True).think(_thought(item))
         case "function_call" | "custom_tool_call":
             name = Tool(item.required("name"), item.text("namespace")).function
-            given = item.required("arguments" if kind == "function_call" else "input")
-            arguments = carried(given) if kind == "function_call" else written({"input": given})
+            value = item.required("arguments" if kind == "function_call" else "input")
+            arguments = carried(value) if kind == "function_call" else written({"input": value})
             conversation.assistant(goes_on=True).call(item.required("call_id"), name, arguments)
             item.drop("caller", "async")
         case "function_call_output" | "custom_tool_call_output":
@@ -313,7 +313,7 @@ def _part(part: Fields, kind: str) -> Part:
 def _texts(output: Any) -> list[str]:
     """The texts in the output of a tool of any kind."""
     if isinstance(output, list):
-        return [text for one in cast("list[Any]", output) for text in _texts(one)]
+        return [text for item in cast("list[Any]", output) for text in _texts(item)]
     if isinstance(output, dict):
         fields = cast("dict[str, Any]", output)
         return [text for name in ("text", "stdout", "stderr") for text in _texts(fields.get(name))]

@@ -70,16 +70,16 @@ def cached_path(name: str) -> Path | None:
 
 def list_cached() -> list[CachedModel]:
     """The complete models of the cache, sorted by name."""
-    found: list[CachedModel] = []
+    models: list[CachedModel] = []
     home = models_home()
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
         manifest = None if folder.name.startswith(".") else read_manifest(folder)
         if manifest is not None:
             size = sum(record.size for record in manifest.files.values())
-            found.append(
+            models.append(
                 CachedModel(name=folder.name, path=folder, source=manifest.source, licence=manifest.licence, bytes=size)
             )
-    return found
+    return models
 
 
 def checksum(path: Path) -> str:

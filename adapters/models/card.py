@@ -110,8 +110,8 @@ def _data(lineage: Lineage) -> list[str]:
     of = [f"{count} through the gateway's route `{name}`" for name, count in lineage.routes.items()]
     of += [f"{lineage.others} by clients of their own"] if lineage.others else []
     if of:
-        known = sum(lineage.routes.values()) + lineage.others
-        lines += [f"Of the {known} answers that the journal still has, " + ", ".join(of) + "."]
+        total = sum(lineage.routes.values()) + lineage.others
+        lines += [f"Of the {total} answers that the journal still has, " + ", ".join(of) + "."]
     return lines
 
 
@@ -119,11 +119,11 @@ _COUNTED = ("episodes", "tasks", "tasks_with_signal")
 
 
 def _rewards(lineage: Lineage) -> list[str]:
-    told = [step for step in lineage.steps if f"{TRAIN}reward_mean" in step.metrics]
-    if not told:
+    steps = [step for step in lineage.steps if f"{TRAIN}reward_mean" in step.metrics]
+    if not steps:
         return []
-    every = -(-len(told) // _ROWS)
-    shown = [step for place, step in enumerate(told) if place % every == 0 or step is told[-1]]
+    every = -(-len(steps) // _ROWS)
+    shown = [step for row, step in enumerate(steps) if row % every == 0 or step is steps[-1]]
     title = "## Reward per step" if every == 1 else f"## Reward per step (each {every}th)"
     rows = [(str(step.step), _number(step, "reward_mean"), _number(step, "reward_std")) for step in shown]
     return ["", title, "", *_table(("step", "mean", "deviation"), rows)]
@@ -141,13 +141,13 @@ def _evaluations(lineage: Lineage) -> list[str]:
             "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
         ]
     rows: list[tuple[str, ...]] = []
-    for one in lineage.evaluations:
-        success = one.metrics.get(f"{EVAL}success_rate")
+    for evaluation in lineage.evaluations:
+        success = evaluation.metrics.get(f"{EVAL}success_rate")
         rows.append(
             (
-                str(one.step),
-                str(one.episodes),
-                f"{one.metrics[f'{EVAL}reward_mean']:.4g}",
+                str(evaluation.step),
+                str(evaluation.episodes),
+                f"{evaluation.metrics[f'{EVAL}reward_mean']:.4g}",
                 "" if success is None else f"{success:.1%}",
             )
         )

@@ -62,7 +62,7 @@ def decoder(model: str, *, local: bool = False) -> Callable[..., str]:
     Raises:
         ConfigError: there is no such model, it has no tokenizer, or transformers is not installed.
     """
-    place = resolve_model(model)
+    path = resolve_model(model)
     try:
         from transformers import AutoTokenizer
     except ImportError as exc:
@@ -70,11 +70,11 @@ def decoder(model: str, *, local: bool = False) -> Callable[..., str]:
             "reading tokens needs transformers: run this where the engine is installed, or pip install transformers"
         ) from exc
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(place, local_files_only=local)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=local)
     except (OSError, ValueError, ImportError) as exc:
         # an ImportError names the package that this tokenizer needs
         lines = str(exc).strip().splitlines() or [type(exc).__name__]
-        raise ConfigError(f"model {place} has no usable tokenizer: {lines[0]}; name another with --tokenizer") from exc
+        raise ConfigError(f"model {path} has no usable tokenizer: {lines[0]}; name another with --tokenizer") from exc
 
     def decode(ids: list[int], *, special: bool) -> str:
         return tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)

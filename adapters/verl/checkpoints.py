@@ -65,8 +65,8 @@ class Checkpoints:
 
     def lacking(self) -> str:
         """Why there is no room for another checkpoint; empty if there is."""
-        place = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
-        needed, free = self._needed(), shutil.disk_usage(place).free
+        existing = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
+        needed, free = self._needed(), shutil.disk_usage(existing).free
         if free >= needed:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"
@@ -157,8 +157,8 @@ def _latest(folder: Path) -> int:
 
 def kept_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in ``folder``, in their order."""
-    found = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
-    return sorted(int(name) for name in found if name.isdigit())
+    names = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def check_kept(folder: Path, step: int) -> None:
@@ -236,12 +236,12 @@ def score_of(checkpoint: Path) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """The installed versions of what trains and serves."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found.setdefault(name, importlib.metadata.version(distribution))
-    return found
+                versions.setdefault(name, importlib.metadata.version(distribution))
+    return versions
 
 
 def _size(folder: Path) -> int:

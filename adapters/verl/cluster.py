@@ -94,7 +94,7 @@ def _remove_stale(link: Path) -> None:
 
 
 def init_arguments(
-    job: TrainJob, device: Device, temp_dir: Path, environment: Mapping[str, str], given: Mapping[str, Any]
+    job: TrainJob, device: Device, temp_dir: Path, environment: Mapping[str, str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Keywords of ``ray.init``.
 
@@ -108,7 +108,7 @@ def init_arguments(
     Raises:
         ConfigError: several nodes without the address of a Ray cluster.
     """
-    chosen = {key: value for key, value in given.items() if value is not None}
+    chosen = {key: value for key, value in settings.items() if value is not None}
     runtime_env = {key: value for key, value in chosen.pop("runtime_env", {}).items() if value is not None}
     variables = {**environment, **runtime_env.pop("env_vars", {})}
     common: dict[str, Any] = {
@@ -174,9 +174,9 @@ def code_imported(folder: Path) -> dict[str, ImportedCode]:
         )
         for node in others
     ]
-    told = zip(others, ray.get(answers), strict=True)
+    codes = zip(others, ray.get(answers), strict=True)
     return {"the driver": imported(names, folder)} | {
-        f"a Ray worker on {node['NodeManagerAddress']}": code for node, code in told
+        f"a Ray worker on {node['NodeManagerAddress']}": code for node, code in codes
     }
 
 
@@ -195,13 +195,13 @@ def kill_processes(grace: float = 5.0) -> None:
 
 def run_processes() -> list[psutil.Process]:
     """The descendants of this process, and the run's processes whose parent is gone, known by their environment."""
-    found = psutil.Process().children(recursive=True)
+    processes = psutil.Process().children(recursive=True)
     run = os.environ.get(RUN_VARIABLE)
     for process in psutil.process_iter() if run else ():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == run:
-                found.append(process)
-    return list(set(found))
+                processes.append(process)
+    return list(set(processes))
 
 
 def remove_leftovers(folder: RayFolder, since: float) -> None:

@@ -114,7 +114,7 @@ def as_told(config: DictConfig) -> dict[str, Any]:
 
 
 def _reference_to_variable(*arguments: Any) -> str:
-    return f"${{oc.env:{','.join('null' if one is None else str(one) for one in arguments)}}}"
+    return f"${{oc.env:{','.join('null' if argument is None else str(argument) for argument in arguments)}}}"
 
 
 @functools.cache
@@ -246,13 +246,13 @@ def _exists(config: DictConfig, key: str) -> bool:
 def _keys(node: Any, prefix: str = "") -> list[str]:
     if not isinstance(node, DictConfig):
         return []
-    found: list[str] = []
+    keys: list[str] = []
     for name in node.keys():  # noqa: SIM118
         key = f"{prefix}{name}"
-        found.append(key)
+        keys.append(key)
         child = node._get_node(name)
-        found.extend(_keys(child, f"{key}."))
-    return found
+        keys.extend(_keys(child, f"{key}."))
+    return keys
 
 
 def _check(config: DictConfig) -> None:

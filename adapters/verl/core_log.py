@@ -23,9 +23,9 @@ def core_exception(log: Path, start: int = 0, within: float = 0.0) -> str:
     """The first exception of vLLM's core in ``log`` from the byte ``start`` on, in one line; empty if there is none
     within so many seconds."""
     deadline = time.monotonic() + within
-    while not (found := _first(log, start)) and time.monotonic() < deadline:
+    while not (exception := _first(log, start)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return exception
 
 
 def _first(log: Path, start: int) -> str:

@@ -155,8 +155,8 @@ class _Run:
 
         import ray
 
-        given = as_plain(config.ray_kwargs).get("ray_init", {})
-        arguments = init_arguments(job, device, self._ray_folder.path, environment, given)
+        settings = as_plain(config.ray_kwargs).get("ray_init", {})
+        arguments = init_arguments(job, device, self._ray_folder.path, environment, settings)
         if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
             return
         start_ray(arguments, self._ray_folder.path)
@@ -213,11 +213,11 @@ class _Run:
         Raises:
             EngineError: the engine was terminated, or the time of a boot has passed.
         """
-        until, told = time.monotonic() + BOOT, ""
+        until, reported = time.monotonic() + BOOT, ""
         while what := missing():
-            if what != told:
+            if what != reported:
                 link.send(BootProgress(stage="waiting for nodes", detail=what))
-                told = what
+                reported = what
             if isinstance(link.receive(timeout=0.5), Stop):
                 return False
             self._check_terminated()

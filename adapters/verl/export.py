@@ -206,12 +206,12 @@ def _fill(model: Any, weights: dict[str, torch.Tensor], *, whole: bool) -> None:
     Raises:
         ConfigError: they are not those of this model.
     """
-    told = model.load_state_dict(weights, strict=False, assign=True)
+    keys = model.load_state_dict(weights, strict=False, assign=True)
     base, prefix = (model.get_base_model(), _PEFT) if hasattr(model, "peft_config") else (model, "")
     tied = {f"{prefix}{name}" for name in base.all_tied_weights_keys}
-    needed = [name for name in told.missing_keys if name not in tied and (whole or ".lora_" in name)]
-    if told.unexpected_keys or needed:
-        wrong = [*told.unexpected_keys, *needed][0]
+    needed = [name for name in keys.missing_keys if name not in tied and (whole or ".lora_" in name)]
+    if keys.unexpected_keys or needed:
+        wrong = [*keys.unexpected_keys, *needed][0]
         if needed and all(".lora_" in name for name in weights):
             raise ConfigError("--merged needs the whole model, and the checkpoint holds the adapter alone")
         raise ConfigError(f"the checkpoint is not of the model that its config.json describes: {wrong}")

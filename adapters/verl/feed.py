@@ -184,8 +184,8 @@ class BatchFeed:
         raise EngineError("the swarm server is gone")
 
     def _log_all(self, evaluations: Sequence[EvalResult]) -> None:
-        for one in evaluations:
-            self._log({**one.metrics, f"{EVAL}episodes": float(one.episodes)}, one.step)
+        for evaluation in evaluations:
+            self._log({**evaluation.metrics, f"{EVAL}episodes": float(evaluation.episodes)}, evaluation.step)
 
 
 class SwarmReplayBuffer(ReplayBuffer):

@@ -39,14 +39,14 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
     """
     rows: list[Rows] = []
     for uid, group in zip(uids, batch.groups, strict=True):
-        found = Rows(uid, [], [], [], [])
+        group_rows = Rows(uid, [], [], [], [])
         for session, trajectory in enumerate(group.trajectories):
             for index, timeline in enumerate(_sampled(trajectory)):
-                found.keys.append(f"{uid}_{session}_{index}")
-                found.fields.append(timeline_fields(timeline, uid=uid, reward=trajectory.reward))
-                found.tags.append(timeline_tag(timeline, step=step))
-                found.credits.append(trajectory.credit)
-        rows.append(found)
+                group_rows.keys.append(f"{uid}_{session}_{index}")
+                group_rows.fields.append(timeline_fields(timeline, uid=uid, reward=trajectory.reward))
+                group_rows.tags.append(timeline_tag(timeline, step=step))
+                group_rows.credits.append(trajectory.credit)
+        rows.append(group_rows)
     return rows
 
 

@@ -55,8 +55,8 @@ def _gpus() -> int | None:
     """How many GPUs there are for this process; ``None``: that cannot be told without torch."""
     if any(Path(device).exists() for device in _OTHER_GPUS):
         return None
-    found = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return found
-    return min(found, sum(1 for name in visible.split(",") if name.strip() not in ("", "-1")))
+        return gpus
+    return min(gpus, sum(1 for name in visible.split(",") if name.strip() not in ("", "-1")))

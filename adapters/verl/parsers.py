@@ -100,8 +100,8 @@ def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
     """
     chosen: dict[str, str] = {field: getattr(job, field) for field in _PACKAGES}
     if "auto" in chosen.values():
-        found = _Model.read(model)
-        auto = {"tool_call_parser": found.tool_call_parser(), "reasoning_parser": found.reasoning_parser()}
+        files = _Model.read(model)
+        auto = {"tool_call_parser": files.tool_call_parser(), "reasoning_parser": files.reasoning_parser()}
         chosen = {field: auto[field] if name == "auto" else name for field, name in chosen.items()}
     parsers = {field: None if name == "none" else name for field, name in chosen.items()}
     # without it vLLM loads no tool parser, and refuses all that needs one
@@ -119,18 +119,18 @@ def check_parsers(vllm: Mapping[str, Any]) -> None:
         ConfigError: names those that there are.
     """
     for field in _PACKAGES:
-        name, known = vllm.get(field), _known(field)
-        if not name or not known or name in known or vllm.get(f"{field.replace('_call', '')}_plugin"):
+        name, registered = vllm.get(field), _registered(field)
+        if not name or not registered or name in registered or vllm.get(f"{field.replace('_call', '')}_plugin"):
             continue
-        meant = difflib.get_close_matches(str(name), known, n=1)
+        meant = difflib.get_close_matches(str(name), registered, n=1)
         hint = f"did you mean {meant[0]!r}? " if meant else ""
         raise ConfigError(
-            f"{field}: vLLM has no parser {name!r}; {hint}there are: auto, none, {', '.join(sorted(known))}",
+            f"{field}: vLLM has no parser {name!r}; {hint}there are: auto, none, {', '.join(sorted(registered))}",
             param=field,
         )
 
 
-def _known(field: str) -> Collection[str]:
+def _registered(field: str) -> Collection[str]:
     """The names that the installed vLLM registers, read from its sources: importing them takes many seconds."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -183,7 +183,7 @@ class _Model:
         if not re.search(r"\btools\b", self.template):
             return "none"
         by_type = _TOOLS_BY_TYPE.get(self.model_type)
-        return by_type or next((one.parser for one in _TOOLS if self._fits(one)), "none")
+        return by_type or next((tool_format.parser for tool_format in _TOOLS if self._fits(tool_format)), "none")
 
     def reasoning_parser(self) -> str:
         """``none`` also where a parser would take a whole answer for reasoning: a base model has its family's template
@@ -192,7 +192,11 @@ class _Model:
             return "openai_gptoss"
         if not self.end or (self.end not in self.template and "eos_token" not in self.template):
             return "none"
-        fitting = (one.parser for kind, one in _REASONING if self.model_type.startswith(kind) and self._fits(one))
+        fitting = (
+            reasoning_format.parser
+            for kind, reasoning_format in _REASONING
+            if self.model_type.startswith(kind) and self._fits(reasoning_format)
+        )
         parser = next(fitting, "none")
         # this one looks for reasoning only in requests that ask for it
         return parser if parser == "deepseek_v3" or self._may_reason() else "none"
@@ -213,8 +217,10 @@ class _Model:
             return False
         return not prompt.rstrip().endswith("</think>")
 
-    def _fits(self, one: _Format) -> bool:
-        return all(mark in self.template for mark in one.marks) and self.tokens.issuperset(one.tokens)
+    def _fits(self, parser_format: _Format) -> bool:
+        return all(mark in self.template for mark in parser_format.marks) and self.tokens.issuperset(
+            parser_format.tokens
+        )
 
 
 def _text(model: str, name: str) -> str:
@@ -244,7 +250,7 @@ def _templates(value: Any) -> dict[str, str]:
     """Chat templates by name; one alone is ``default``."""
     if isinstance(value, list):
         named = cast("list[dict[str, Any]]", value)
-        return {str(one.get("name")): str(one.get("template") or "") for one in named}
+        return {str(template.get("name")): str(template.get("template") or "") for template in named}
     return {"default": value} if isinstance(value, str) else {}
 
 

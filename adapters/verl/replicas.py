@@ -73,7 +73,7 @@ def end_trainer(runner: Any) -> None:
         if reserved["state"] != "REMOVED":
             remove_placement_group(get_placement_group(reserved["name"]))
     deadline = time.monotonic() + END_TIMEOUT
-    while left := [one["name"] for one in list_named_actors(all_namespaces=True) if one["name"] != FIRST_SERVER]:
+    while left := [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["name"] != FIRST_SERVER]:
         if time.monotonic() > deadline:
             raise EngineError(f"processes of the trainer that failed are left after {END_TIMEOUT:.0f} s: {left}")
         time.sleep(0.1)
@@ -157,7 +157,7 @@ class Replicas:
     def sampled(self) -> dict[str, dict[int, int]]:
         """How many tokens each request has that vLLM, which is paused, holds: by the id that its answers have, and by
         choice. Requests that ended since the last call have more than any answer."""
-        return {request: counts for one in self._on_servers(_sampled) for request, counts in one.items()}
+        return {request: counts for of_server in self._on_servers(_sampled) for request, counts in of_server.items()}
 
     def pause(self) -> None:
         """Hold all requests where they are and forget what was computed for them: they go on with the new weights.

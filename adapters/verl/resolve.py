@@ -96,7 +96,7 @@ def _another(name: str, value: Any) -> Any:
     """Another value for a field of a job."""
     annotation = TrainJob.model_fields[name].annotation
     if get_origin(annotation) is Literal:
-        return next(one for one in reversed(get_args(annotation)) if one != value)
+        return next(choice for choice in reversed(get_args(annotation)) if choice != value)
     match value:
         case None:
             return "x" if str in get_args(annotation) else 1
@@ -131,11 +131,11 @@ def _leaves(node: Any) -> Iterator[str]:
     return (key for key, _ in _items(node))
 
 
-def _of(found: Mapping[str, str], key: str) -> str | None:
-    """What ``found`` has for ``key`` or for what it is a part of."""
-    while key and key not in found:
+def _of(values: Mapping[str, str], key: str) -> str | None:
+    """What ``values`` has for ``key`` or for what it is a part of."""
+    while key and key not in values:
         key = key.rpartition(".")[0]
-    return found.get(key)
+    return values.get(key)
 
 
 def _reference(config: DictConfig, key: str) -> str:

@@ -57,16 +57,16 @@ def spread_groups(groups: Sequence[str], prompts: Sequence[int], answers: Sequen
         return max(prompts[row] for row in rows) + sum(answers[row] for row in rows)
 
     room, load = [len(groups) // ranks] * ranks, [0] * ranks
-    found: list[list[int]] = [[] for _ in range(ranks)]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
     for rows in sorted(members.values(), key=cost, reverse=True):
         while rows:
             fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
             rank = min(fitting, key=load.__getitem__) if fitting else max(range(ranks), key=room.__getitem__)
             part, rows = rows[: room[rank]], rows[room[rank] :]
-            found[rank] += part
+            parts[rank] += part
             room[rank] -= len(part)
             load[rank] += cost(part)
-    return found
+    return parts
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -37,10 +37,10 @@ def spliced(text: str, earlier: Sequence[int], tokenizer: Any) -> list[int] | No
     def spell(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    known = spell(earlier)
-    if not known or not text.startswith(known):
+    spelled = spell(earlier)
+    if not spelled or not text.startswith(spelled):
         return None
-    ids = [*earlier, *tokenizer.encode(text[len(known) :], add_special_tokens=False)]
+    ids = [*earlier, *tokenizer.encode(text[len(spelled) :], add_special_tokens=False)]
     # some tokenizers write a space before a text, and some cannot spell all that they read
     return ids if spell(ids) == text else None
 
@@ -55,7 +55,7 @@ class TokenIn:
     def __init__(self, renderer: Any) -> None:
         # both only grow: requests are counted in one thread and asked for in another
         self._counts = dict.fromkeys(OUTCOMES, 0)
-        self._told = dict(self._counts)
+        self._reported = dict(self._counts)
         render = renderer.preprocess_chat
 
         async def preprocess_chat(renderer: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,8 +81,8 @@ class TokenIn:
 
     def take(self) -> dict[str, int]:
         """How many prompts had each of :data:`OUTCOMES` since the last time."""
-        before, self._told = self._told, dict(self._counts)
-        return {name: count - before[name] for name, count in self._told.items()}
+        before, self._reported = self._reported, dict(self._counts)
+        return {name: count - before[name] for name, count in self._reported.items()}
 
     async def _begin_with(self, earlier: list[int], prompt: Any, request: Any, renderer: Any) -> None:
         outcome, ids = "no_text", None

@@ -207,8 +207,8 @@ class SwarmTrainer(PPOTrainerSync):
             finally:
                 trainer.default_local_dir = folder
 
-        if told := self._checkpoints.save(self.global_steps, self._feed.batch_id, write):
-            self._link.send(Warned(text=told))
+        if warning := self._checkpoints.save(self.global_steps, self._feed.batch_id, write):
+            self._link.send(Warned(text=warning))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -15,11 +15,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, Throttle
+from swarm.client.claiming import Claim, Claimer, Throttle, UserRun, current_run, note_ended
 from swarm.client.control import EngineSetup, start_engines
 from swarm.client.engine import RemoteEngine
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
-from swarm.client.tracking import UserRun, current_run, note_ended
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.importer import own_code

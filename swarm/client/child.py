@@ -65,11 +65,11 @@ class ServerChild:
                 )
             logger.info("starting a swarm server at %s", server_url)
             port = parts.port or 80
-            place = ("--host", str(parts.hostname), "--port", str(port), "--run-dir", run_folder(port))
+            address = ("--host", str(parts.hostname), "--port", str(port), "--run-dir", run_folder(port))
             environ = {**os.environ, "PYTHONPATH": python_path()}
             # the child lives as long as its stdin is open: this process's end, even by SIGKILL, closes it
             process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
-                [*_COMMAND, *place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ
+                [*_COMMAND, *address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ
             )
             child = cls(process)
             try:

@@ -10,13 +10,16 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
+from swarm.concurrency import Interruptible
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
     BATCH_WAITS,
@@ -154,6 +157,56 @@ class Claim:
     unless_batch_waits: bool = False
 
 
+class UserRun:
+    """User code under way: the episodes of ``client`` that it has begun and not ended, and the claims that wait.
+
+    A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
+    loop counts for the thread's run.
+    """
+
+    def __init__(self, client: object) -> None:
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self.episodes: set[str] = set()
+        self._claims: set[Interruptible] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the claims that wait, at whichever client, and those to come."""
+        self._stopped = True
+        for claim in tuple(self._claims):
+            claim.interrupt(_run_stopped())
+
+    @contextmanager
+    def claiming(self) -> Generator[None]:
+        """The block waits for a claim.
+
+        Raises:
+            UnavailableError: ``run_stopped``.
+        """
+        if self._stopped:
+            raise _run_stopped()
+        with Interruptible() as claim:
+            self._claims.add(claim)
+            try:
+                yield
+            finally:
+                self._claims.discard(claim)
+
+
+current_run: ContextVar[UserRun | None] = ContextVar("run", default=None)
+
+
+def _run_stopped() -> UnavailableError:
+    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
+
+
+def note_ended(episode_uuids: Iterable[str]) -> None:
+    """Tell the current run, if there is one, that these episodes have ended."""
+    if (run := current_run.get()) is not None:
+        run.episodes.difference_update(episode_uuids)
+
+
 class Claimer:
     """Claims episodes for one client.
 
@@ -279,7 +332,7 @@ def _call(
     }
     timeout = poll + wire.WAIT_GRACE
     if wanted.count is None:
-        one = wire.checked(ClaimEpisodeRequest, fields)
-        return wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, one, timeout)
+        body = wire.checked(ClaimEpisodeRequest, fields)
+        return wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
     many = wire.checked(ClaimGroupRequest, fields | {"count": wanted.count})
     return wire.Call("POST", "/claim_group", ClaimGroupResponse, many, timeout)

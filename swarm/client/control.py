@@ -169,8 +169,8 @@ class EngineSetup:
                 archive = await asyncio.to_thread(Path(archive).read_bytes)
             except OSError as exc:
                 raise ConfigError(f"cannot read the code archive {archive}: {exc.strerror or exc}") from exc
-        told = {"sender": this_user(), "revision": revision, "message": message}
-        query: dict[str, str | int | float] = {name: value for name, value in told.items() if value}
+        details = {"sender": this_user(), "revision": revision, "message": message}
+        query: dict[str, str | int | float] = {name: value for name, value in details.items() if value}
         if force_restart:
             query["force_restart"] = 1
         call = wire.Call("POST", "/sync_train_code", SyncTrainCodeResponse, archive, _CHANGE_SECONDS, query)
@@ -229,9 +229,9 @@ class EngineSetup:
         """
         if snapshot is None:
             # a repetition must not go back twice
-            known = await self.code()
-            if known.selected is not None:
-                snapshot = max((one.id for one in known.snapshots if one.id < known.selected), default="none")
+            code = await self.code()
+            if code.selected is not None:
+                snapshot = max((listed.id for listed in code.snapshots if listed.id < code.selected), default="none")
         body = SelectCodeRequest(id=snapshot, force_restart=force_restart)
         query = {"sender": this_user()}
         call = wire.Call("POST", "/code/select", SyncTrainCodeResponse, body, _CHANGE_SECONDS, query)
@@ -271,8 +271,8 @@ def _text(job: TrainJob | str) -> str:
 def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
     if status.job is None:
         return
-    given = job.model_dump(exclude_unset=True)
-    differing = differences(layered(given, server=status.job_defaults).job, status.job)
+    fields = job.model_dump(exclude_unset=True)
+    differing = differences(layered(fields, server=status.job_defaults).job, status.job)
     if differing:
         raise ConflictError(
             f"the engine runs another job (it differs in {', '.join(differing)}); pass force_restart=True to "
@@ -284,6 +284,7 @@ def _refuse_other(job: TrainJob, status: ServerStatus) -> None:
 def differences(job: TrainJob, running: TrainJob) -> list[str]:
     """Fields in which two jobs differ. Models are compared by served name: the server may know a resolved path."""
     ours, theirs = (
-        {**one.model_dump(exclude={"model", "served_model_name"}), "model": one.model_name} for one in (job, running)
+        {**either.model_dump(exclude={"model", "served_model_name"}), "model": either.model_name}
+        for either in (job, running)
     )
     return [name for name in ours if ours[name] != theirs[name]]

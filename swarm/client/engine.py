@@ -216,13 +216,13 @@ async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerSt
 async def watch_weight_syncs(calls: Calls, first: ServerStatus, callback: Callable[[], object]) -> None:
     """Call ``callback`` once for each weight sync that begins after ``first``, even one that was over before the client
     learnt of it; an awaitable that it returns is awaited, an error of it logged."""
-    known = first.weight_syncs
+    syncs = first.weight_syncs
 
     async def observe(status: ServerStatus) -> None:
-        nonlocal known
+        nonlocal syncs
         # the count of a restarted server is smaller
-        entries = status.weight_syncs - (known if status.weight_syncs >= known else 0)
-        known = status.weight_syncs
+        entries = status.weight_syncs - (syncs if status.weight_syncs >= syncs else 0)
+        syncs = status.weight_syncs
         for _ in range(entries):
             try:
                 result = callback()

@@ -117,9 +117,9 @@ async def sweep(
     count = 0
     free = asyncio.Semaphore(max_workers)
 
-    async def work(place: int, item: ItemT) -> None:
+    async def work(index: int, item: ItemT) -> None:
         try:
-            results[place] = await func(place, item)
+            results[index] = await func(index, item)
         except Exception as exc:
             errors.append(exc)
         finally:
@@ -139,7 +139,7 @@ async def sweep(
         raise broken
     if errors and not results:
         raise AllFailedError(f"all {len(errors)} tasks failed", errors)
-    return [results.get(place) for place in range(count)]
+    return [results.get(index) for index in range(count)]
 
 
 def attempts_of(auto_retry: bool | int) -> int:

@@ -221,10 +221,10 @@ class Training:
             episodes = await self._claimed(task, self.num_repeat)
             running = [asyncio.ensure_future(self._execute(task, api)) for api in episodes]
             await asyncio.gather(*running, return_exceptions=True)
-            done = [one.result() for one in running]
+            done = [task.result() for task in running]
             rewards = random.sample([output.reward for output in done], len(done))
             outputs = zip(episodes, done, rewards, strict=True)
-            ends = {api.episode_uuid: one.model_copy(update={"reward": reward}) for api, one, reward in outputs}
+            ends = {api.episode_uuid: output.model_copy(update={"reward": reward}) for api, output, reward in outputs}
             await self._client.end_group(task, ends)
             return done
 
@@ -359,15 +359,15 @@ class Training:
             results = await sweep(each_in_thread(tasks()), work, self._max_parallel)
         except AllFailedError as exc:
             results = [None] * len(exc.exceptions)
-        outputs = [one for one in results if one is not None]
+        outputs = [output for output in results if output is not None]
         self._evaluated = step
-        told = [one.is_success for one in outputs if one.is_success is not None]
+        successes = [output.is_success for output in outputs if output.is_success is not None]
         report = EvaluationReport(
             step=step,
             finished=len(outputs),
             failed=len(results) - len(outputs),
-            mean_reward=fmean(one.reward for one in outputs) if outputs else None,
-            success_rate=fmean(told) if told else None,
+            mean_reward=fmean(output.reward for output in outputs) if outputs else None,
+            success_rate=fmean(successes) if successes else None,
         )
         evaluation.on_done(report)
 

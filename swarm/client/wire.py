@@ -114,7 +114,7 @@ class EpisodeGroup(list[EpisodeEndpoint]):
     @property
     def episode_uuids(self) -> list[str]:
         """The names of the episodes."""
-        return [one.episode_uuid for one in self]
+        return [endpoint.episode_uuid for endpoint in self]
 
 
 class Content(Model):
@@ -170,7 +170,7 @@ def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[Serv
 
 def ends_of(outputs: Mapping[str, WorkflowOutput], code: str) -> list[dict[str, Any]]:
     """The results of a group's episodes, by uuid, for :class:`EndGroupRequest`."""
-    return [{"episode_uuid": uuid, "workflow_output": with_code(one, code)} for uuid, one in outputs.items()]
+    return [{"episode_uuid": uuid, "workflow_output": with_code(output, code)} for uuid, output in outputs.items()]
 
 
 def with_code(output: WorkflowOutput, code: str) -> WorkflowOutput:
@@ -265,9 +265,9 @@ def episodes_of(answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupRespo
     def here(openai_base_url: str) -> str:
         return server_url + urlsplit(openai_base_url).path if openai_base_url else ""
 
-    def endpoint(one: protocol.ClaimedEpisode | protocol.ClaimEpisodeResponse) -> EpisodeEndpoint:
+    def endpoint(claimed: protocol.ClaimedEpisode | protocol.ClaimEpisodeResponse) -> EpisodeEndpoint:
         return EpisodeEndpoint(
-            episode_uuid=one.episode_uuid, base_url=here(one.openai_base_url), api_key=one.openai_api_key
+            episode_uuid=claimed.episode_uuid, base_url=here(claimed.openai_base_url), api_key=claimed.openai_api_key
         )
 
     if isinstance(answer, protocol.ClaimEpisodeResponse):

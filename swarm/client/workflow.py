@@ -56,15 +56,19 @@ def _parameters(spec: str, function: Callable[..., Any], settings: Mapping[str, 
     first, *rest = [*inspect.signature(function).parameters.values(), None]
     if first is None:
         raise ConfigError(f"{spec} takes no argument: its first one is the task")
-    named = [one for one in rest if one is not None]
-    if unknown := [name for name in settings if name not in {one.name for one in named} - set(PARAMETERS)]:
+    named = [parameter for parameter in rest if parameter is not None]
+    if unknown := [name for name in settings if name not in {parameter.name for parameter in named} - set(PARAMETERS)]:
         raise ConfigError(f"{spec} has no parameter for the setting {unknown[0]!r}")
-    wrong = [one.name for one in named if one.name not in {*PARAMETERS, *settings} and one.default is one.empty]
+    wrong = [
+        parameter.name
+        for parameter in named
+        if parameter.name not in {*PARAMETERS, *settings} and parameter.default is parameter.empty
+    ]
     if wrong:
         raise ConfigError(
             f"{spec}: unknown parameter {wrong[0]!r}; after the task there may be {', '.join(PARAMETERS)}"
         )
-    return tuple(one.name for one in named if one.name in PARAMETERS)
+    return tuple(parameter.name for parameter in named if parameter.name in PARAMETERS)
 
 
 def _run_function(
@@ -75,8 +79,8 @@ def _run_function(
     task: Task,
     api: EpisodeEndpoint,
 ) -> WorkflowOutput:
-    given: dict[str, Any] = {"base_url": api.base_url, "api_key": api.api_key, "api": api}
-    arguments = {**settings, **{name: given[name] for name in wanted if name in given}}
+    offered: dict[str, Any] = {"base_url": api.base_url, "api_key": api.api_key, "api": api}
+    arguments = {**settings, **{name: offered[name] for name in wanted if name in offered}}
     if inspect.iscoroutinefunction(function):
 
         async def run() -> Any:

@@ -125,11 +125,11 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         began = time.monotonic()
-        given = header(scope["headers"], b"x-request-id")
-        if given is None or not _REQUEST_ID.fullmatch(given):
+        request_id = header(scope["headers"], b"x-request-id")
+        if request_id is None or not _REQUEST_ID.fullmatch(request_id):
             # no secret: it only has to be unique
-            given = b"req_" + secrets.token_hex(16).encode()
-        scope.setdefault("state", {})["request_id"] = given.decode()
+            request_id = b"req_" + secrets.token_hex(16).encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
         status = 0
 
         def send_with_id(message: Message) -> Awaitable[None]:
@@ -138,7 +138,7 @@ class RequestMiddleware:
                 status = message["status"]
                 headers = list(message.get("headers", ()))
                 if header(headers, b"x-request-id") is None:
-                    headers.append((b"x-request-id", given))
+                    headers.append((b"x-request-id", request_id))
                 message["headers"] = headers
             return send(message)
 
@@ -148,7 +148,7 @@ class RequestMiddleware:
             if status:
                 status = 500
                 raise  # the server closes the connection, which is all that can tell the caller
-            await _unexpected(given.decode(), exc)(scope, receive, send_with_id)
+            await _unexpected(request_id.decode(), exc)(scope, receive, send_with_id)
         finally:
             if self._over is not None:
                 self._over(scope, status or _CALLER_GONE, time.monotonic() - began)

@@ -61,11 +61,11 @@ class JsonBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and has_body(scope["headers"]) and not scope["path"].startswith(self._exempt):
-            given = header(scope["headers"], b"content-type") or b""
+            media_type = header(scope["headers"], b"content-type") or b""
             other = self._other_types.get(scope["path"])
-            if not (is_json(given) if other is None else _media_type(given) == other):
+            if not (is_json(media_type) if other is None else _media_type(media_type) == other):
                 wanted = "JSON with `content-type: application/json`" if other is None else f"`content-type: {other}`"
-                message = f"content-type {given.decode('latin-1')!r}: send {wanted}"
+                message = f"content-type {media_type.decode('latin-1')!r}: send {wanted}"
                 await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -56,9 +56,9 @@ def imported(names: list[str], folder: Path) -> ImportedCode:
         OSError: a file cannot be read.
     """
     about = folder.with_name(ABOUT)
-    known = list(json.loads(about.read_bytes())["files"]) if about.is_file() else None
+    files = list(json.loads(about.read_bytes())["files"]) if about.is_file() else None
     locations = {name: _location(name) for name in names}
-    return ImportedCode(str(folder), locations, digest_of(manifest_of(folder, known)))
+    return ImportedCode(str(folder), locations, digest_of(manifest_of(folder, files)))
 
 
 def _location(name: str) -> str:

@@ -23,19 +23,19 @@ def held_segments(processes: Iterable[psutil.Process]) -> set[int]:
     Not their names: a semaphore is created under a name that is gone by the time it has its own.
     """
     prefix = f"{SHARED_MEMORY}/"
-    found: set[int] = set()
+    inodes: set[int] = set()
     for process in processes:
         proc = Path(f"/proc/{process.pid}")
         with contextlib.suppress(OSError):
             for line in (proc / "maps").read_text(errors="replace").splitlines():
                 if prefix in line:
-                    found.add(int(line.split(maxsplit=5)[4]))
+                    inodes.add(int(line.split(maxsplit=5)[4]))
         with contextlib.suppress(OSError):
             for descriptor in (proc / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if os.readlink(descriptor).startswith(prefix):
-                        found.add(descriptor.stat().st_ino)
-    return found
+                        inodes.add(descriptor.stat().st_ino)
+    return inodes
 
 
 def remove_segments(since: float, before: float = float("inf"), held: Iterable[int] = ()) -> None:

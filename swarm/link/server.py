@@ -163,8 +163,8 @@ class EngineLink:
         if not hmac.compare_digest(hello.token.encode(), self._token):
             logger.warning("engine link: dropped a Hello of pid %d with a wrong token", hello.pid)
             return
-        known = self._peers.get(hello.role)
-        if known is not None and known.identity != identity:
+        peer = self._peers.get(hello.role)
+        if peer is not None and peer.identity != identity:
             logger.warning("engine link: dropped a second %s (pid %d)", hello.role, hello.pid)
             return
         self._peers[hello.role] = _Peer(identity, now)

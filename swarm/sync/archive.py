@@ -74,25 +74,25 @@ def build_archive(
     tracked, left_out = _tracked(root)
     if packages:
         tracked, left_out = _of_packages(root, tracked, left_out, packages)
-    found = _files(root, tracked, left_out, limits)
+    files = _files(root, tracked, left_out, limits)
     _log(root, left_out)
-    if not found:
+    if not files:
         raise ConfigError(f"code to sync: there is nothing to send in {root}: `git add` the code")
-    _check_size(root, found, limits)
+    _check_size(root, files, limits)
     buffer = io.BytesIO()
     manifest: dict[str, str] = {}
     blobs: dict[str, str] = {}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
-        for name, path, _ in found:
+        for name, path, _ in files:
             content, executable = _read(path, limits)
             _write(writer, name, content, executable, limits)
             manifest[name] = fingerprint(content, executable)
             blobs[name] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     if buffer.tell() > limits.max_archive_bytes:
-        raise _too_large(root, found, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
-    total = sum(size for _, _, size in found)
+        raise _too_large(root, files, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
+    total = sum(size for _, _, size in files)
     if total > MIB and total > limits.max_ratio * buffer.tell():
-        raise _too_large(root, found, f"they compress by more than {limits.max_ratio:g}:1, which code does not")
+        raise _too_large(root, files, f"they compress by more than {limits.max_ratio:g}:1, which code does not")
     return CodeArchive(buffer.getvalue(), left_out, manifest, _revision(root, tracked, left_out, blobs))
 
 
@@ -119,8 +119,8 @@ def _of_packages(
 
     there = {package(name) for name in tracked}
     if unknown := [name for name in packages if name not in there]:
-        known = ", ".join(sorted(there)) or "none"
-        raise ConfigError(f"code to sync: git tracks no package {unknown[0]!r} in {root}; there are: {known}")
+        packages_there = ", ".join(sorted(there)) or "none"
+        raise ConfigError(f"code to sync: git tracks no package {unknown[0]!r} in {root}; there are: {packages_there}")
     others = [name for name in tracked if package(name) not in packages]
     tops = sorted({"".join(name.partition("/")[:2]) for name in others})
     inner = {name: why for name, why in left_out.items() if package(name) in packages}
@@ -188,7 +188,7 @@ def _files(
     inside = os.path.realpath(root)
     contents = {f"{inside}/{name}" for name in tracked}
     folders: dict[str, str] = {}
-    found: list[tuple[str, str, int]] = []
+    files: list[tuple[str, str, int]] = []
     for name in tracked:
         path = f"{root}/{name}"
         try:
@@ -209,8 +209,8 @@ def _files(
         elif wrong := check_name(name):
             raise ConfigError(f"code to sync: {path!r} cannot be packed: {wrong}")
         else:
-            found.append((name, resolved, status.st_size))
-    return found
+            files.append((name, resolved, status.st_size))
+    return files
 
 
 def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
@@ -246,16 +246,16 @@ def _log(root: Path, left_out: dict[str, str]) -> None:
         logger.log(level, "code to sync: left out of %s, because %s: %s", root, reason, names)
 
 
-def _check_size(root: Path, found: list[tuple[str, str, int]], limits: ArchiveLimits) -> None:
-    total = sum(size for _, _, size in found)
-    if len(found) > limits.max_files:
-        raise _too_large(root, found, f"there are {len(found)} files, at most {limits.max_files} are accepted")
+def _check_size(root: Path, files: list[tuple[str, str, int]], limits: ArchiveLimits) -> None:
+    total = sum(size for _, _, size in files)
+    if len(files) > limits.max_files:
+        raise _too_large(root, files, f"there are {len(files)} files, at most {limits.max_files} are accepted")
     if total > limits.max_total_bytes:
-        raise _too_large(root, found, f"they have {total} bytes, at most {limits.max_total_bytes} are accepted")
+        raise _too_large(root, files, f"they have {total} bytes, at most {limits.max_total_bytes} are accepted")
 
 
-def _too_large(root: Path, found: list[tuple[str, str, int]], why: str) -> ConfigError:
-    largest = sorted(found, key=lambda one: one[2], reverse=True)[:3]
+def _too_large(root: Path, files: list[tuple[str, str, int]], why: str) -> ConfigError:
+    largest = sorted(files, key=lambda file: file[2], reverse=True)[:3]
     names = ", ".join(f"{name} ({size} bytes)" for name, _, size in largest)
     return ConfigError(
         f"code to sync: {root} is too large: {why}; sync a smaller folder, or take files out of git; the largest are "

@@ -78,7 +78,7 @@ def _check_frame(archive: bytes, limits: ArchiveLimits) -> None:
 def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveLimits) -> None:
     if len(entries) > limits.max_files:
         raise refusal(f"it has {len(entries)} entries, at most {limits.max_files} are accepted")
-    given: set[str] = set()
+    names: set[str] = set()
     folders: set[str] = set()
     total = 0
     for entry in entries:
@@ -88,9 +88,9 @@ def _check_entries(entries: list[zipfile.ZipInfo], packed: int, limits: ArchiveL
             raise refusal(wrong, name)
         path = name.removesuffix("/")
         above = {path[:at] for at, char in enumerate(path) if char == "/"}
-        if name in given or (path in folders and not _is_folder(entry)) or above & given or path in given:
+        if name in names or (path in folders and not _is_folder(entry)) or above & names or path in names:
             raise refusal("its name occurs twice, or as a file and as a folder", name)
-        given.add(name)
+        names.add(name)
         folders |= above | ({path} if _is_folder(entry) else set())
         total += entry.file_size
         if total > limits.max_total_bytes:
@@ -134,7 +134,7 @@ def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: str)
     """Write all files below ``into``; return their manifest."""
     manifest: dict[str, str] = {}
     made: set[str] = set()
-    for entry in sorted(entries, key=lambda one: one.orig_filename):
+    for entry in sorted(entries, key=lambda entry: entry.orig_filename):
         name = entry.orig_filename
         if BYTECODE in name.split("/"):
             continue

@@ -92,15 +92,15 @@ def manifest_of(folder: Path, names: Iterable[str] | None = None) -> dict[str, s
     Raises:
         OSError: a file cannot be read.
     """
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for name in _files(folder) if names is None else names:
         try:
             with open(f"{folder}/{name}", "rb", buffering=0) as reader:
                 executable = bool(os.fstat(reader.fileno()).st_mode & stat.S_IXUSR)
-                found[name] = fingerprint(reader.read(), executable)
+                fingerprints[name] = fingerprint(reader.read(), executable)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             continue
-    return found
+    return fingerprints
 
 
 def _files(folder: Path) -> Iterable[str]:

@@ -38,12 +38,12 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
         if not len(call.response_ids):
             continue
         full = np.concatenate([call.prompt_ids, call.response_ids])
-        place = tree.find(full, len(call.prompt_ids))
-        if place.matched == len(full):
+        match = tree.find(full, len(call.prompt_ids))
+        if match.matched == len(full):
             # all prompts in that timeline are at most as long as this one: its tokens past our prompt are sampled
-            place.holder().num_calls += 1
+            match.holder().num_calls += 1
             continue
-        timeline = place.extends
+        timeline = match.extends
         if timeline is None:
             timeline = _Growing(index, call.prompt_ids)
             timelines.append(timeline)

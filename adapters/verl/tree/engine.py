@@ -89,10 +89,10 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
     def take_savings(self) -> dict[str, float]:
         """The metrics of :attr:`savings` of all ranks, which then begin anew: tokens in all, seconds of the mean."""
         saved = self.savings
-        found = _float64(saved.tokens, saved.unique_tokens, saved.seconds)
-        torch.distributed.all_reduce(found, group=self.get_data_parallel_group())
+        sums = _float64(saved.tokens, saved.unique_tokens, saved.seconds)
+        torch.distributed.all_reduce(sums, group=self.get_data_parallel_group())
         saved.tokens, saved.unique_tokens, saved.seconds = 0, 0, 0.0
-        tokens, unique_tokens, seconds = found.tolist()
+        tokens, unique_tokens, seconds = sums.tolist()
         return {
             "swarm/tokens": tokens,
             "swarm/unique_tokens": unique_tokens,
@@ -143,7 +143,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         if part is None:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         with_entropy = tu.get_non_tensor_data(micro_batch, "calculate_entropy", False)
-        index, labels, targets = (_to_device(one) for one in (part.index, part.labels, part.targets))
+        index, labels, targets = (_to_device(tensor) for tensor in (part.index, part.labels, part.targets))
         log_probs, entropy = token_log_probs(
             output.logits[0],
             index,
@@ -243,16 +243,16 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         kind = self._autocast_dtype
         with torch.autocast(get_device_name(), kind, enabled=kind != torch.float32):
             with self._trie_attention():
-                found = self.module(**self._inputs(part), use_cache=False).logits[0]
+                logits = self.module(**self._inputs(part), use_cache=False).logits[0]
             by_rows = [
                 self.module(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
                 for ids, positions in ((_to_device(row)[None], _to_device(np.arange(len(row)))[None]) for row in rows)
             ]
         wanted = torch.cat([logits[:-1] for logits in by_rows])
-        found = found[_to_device(part.index)]
-        if found.shape != wanted.shape:
+        logits = logits[_to_device(part.index)]
+        if logits.shape != wanted.shape:
             return float("inf")
-        return float((found - wanted).abs().max() / wanted.abs().max())
+        return float((logits - wanted).abs().max() / wanted.abs().max())
 
     def _inputs(self, part: Part) -> dict[str, Any]:
         return {

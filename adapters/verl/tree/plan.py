@@ -79,12 +79,12 @@ def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) 
     labels: list[Tokens] = []
     targets: list[Tokens] = []
     offset = 0
-    for row, place in zip(members, trie.rows, strict=True):
+    for row, path in zip(members, trie.rows, strict=True):
         positions = sampled[row]
-        before.append(place[positions - 1])
+        before.append(path[positions - 1])
         labels.append(rows[row][positions])
         targets.append(offset + positions - 1)
-        offset += len(place)
+        offset += len(path)
     needed, index = np.unique(np.concatenate(before), return_inverse=True)
     return Part(members, trie, needed, index, np.concatenate(labels), np.concatenate(targets))
 

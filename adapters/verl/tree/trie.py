@@ -69,11 +69,11 @@ def ordered(rows: Sequence[Tokens]) -> Ordered:
     # the bytes of big-endian numbers compare like the numbers
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     shared = [0] * len(rows)
-    for place in range(1, len(order)):
-        before, row = rows[order[place - 1]], rows[order[place]]
+    for index in range(1, len(order)):
+        before, row = rows[order[index - 1]], rows[order[index]]
         length = min(len(before), len(row))
         differs = before[:length] != row[:length]
-        shared[place] = int(differs.argmax()) if differs.any() else length
+        shared[index] = int(differs.argmax()) if differs.any() else length
     return Ordered(order, [len(rows[row]) for row in order], shared)
 
 
@@ -109,7 +109,7 @@ def split(rows: Ordered, budget: int, at_least: int = 1) -> list[list[int]]:
     while end:
         end = begins[end]
         cuts.add(end)
-    cheapest = sorted(set(range(count)) - cuts, key=lambda place: (rows.shared[place], place))
+    cheapest = sorted(set(range(count)) - cuts, key=lambda index: (rows.shared[index], index))
     cuts.update(cheapest[: max(0, at_least - len(cuts))])
     return [rows.order[begin:end] for begin, end in pairwise([*sorted(cuts), count])]
 
@@ -138,9 +138,9 @@ def _nodes(rows: Ordered, starts: list[int], total: int) -> list[Node]:
     spans: list[tuple[int, int, int]] = []
     # rows further on that leave the path of the current one: (tokens in common, packed index), the nearest last
     leaving = [(-1, total)]
-    for place in range(len(starts) - 1, -1, -1):
-        shared, start = rows.shared[place], starts[place]
-        stop = rows.lengths[place]
+    for index in range(len(starts) - 1, -1, -1):
+        shared, start = rows.shared[index], starts[index]
+        stop = rows.lengths[index]
         while stop > shared:
             common, end = leaving[-1]
             begin = max(common, shared)

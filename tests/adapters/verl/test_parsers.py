@@ -195,7 +195,7 @@ def test_a_plugin_may_bring_a_parser(tmp_path: Path) -> None:
 def test_the_table_names_parsers_that_vllm_has_and_marks_that_they_read() -> None:
     vllm = pytest.importorskip("vllm")
     root = Path(vllm.__file__).parent
-    tools, reasoning = parsers._known("tool_call_parser"), parsers._known("reasoning_parser")
+    tools, reasoning = parsers._registered("tool_call_parser"), parsers._registered("reasoning_parser")
     assert {"hermes", "openai"} <= tools and "qwen3" in reasoning and "hermes" not in reasoning
     assert {*parsers._TOOLS_BY_TYPE.values(), *(one.parser for one in parsers._TOOLS)} <= tools
     assert {"openai_gptoss", *(one.parser for _, one in parsers._REASONING)} <= reasoning
