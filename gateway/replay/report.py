@@ -200,7 +200,10 @@ def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
 
 def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
     """The evaluations, as the swarm server reports them."""
-    return [_point(one.step, {**one.metrics, f"{EVAL}episodes": one.episodes}, EVAL) for one in evaluations]
+    return [
+        _point(evaluation.step, {**evaluation.metrics, f"{EVAL}episodes": evaluation.episodes}, EVAL)
+        for evaluation in evaluations
+    ]
 
 
 def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
