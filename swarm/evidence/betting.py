@@ -25,6 +25,8 @@ from typing import NamedTuple
 BETS = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 #: Ends of intervals are multiples of one part in so many.
 GRID = 200
+#: Steps of the grid are cut in so many before values are rounded to it: an interval then costs the same for any number.
+_FINER = 5
 
 
 class Interval(NamedTuple):
@@ -80,7 +82,8 @@ class Wealth:
 def interval(values: Iterable[float], alpha: float) -> Interval:
     """The mean of ``values``, each in [-1, 1], and the means that they do not refute, each side at ``alpha / 2``.
 
-    The ends are on a grid of step ``1 / GRID``, rounded outwards; without values they are -1 and 1.
+    The ends are on a grid of step ``1 / GRID``, and values are rounded, so that the interval can only be wider; without
+    values they are -1 and 1.
 
     Raises:
         ValueError: a value is not in [-1, 1].
@@ -90,19 +93,25 @@ def interval(values: Iterable[float], alpha: float) -> Interval:
     if not total:
         return Interval(0.0, -1.0, 1.0)
     mean = math.fsum(value * times for value, times in counts.items()) / total
-    low = _low(counts, alpha / 2)
-    high = -_low(Counter({-value: times for value, times in counts.items()}), alpha / 2)
-    return Interval(mean, low, high)
+    return Interval(mean, _low(counts, alpha / 2, 1), -_low(counts, alpha / 2, -1))
 
 
-def _low(counts: Counter[float], alpha: float) -> float:
-    """The largest mean of the grid that ``counts`` refute as an upper bound of the mean; -1 if they refute none."""
+def _low(counts: Counter[float], alpha: float, sign: int) -> float:
+    """The largest mean of the grid that the values times ``sign`` refute as an upper bound of their mean; -1 if they
+    refute none."""
+    fine = _FINER * GRID
+    rounded: Counter[float] = Counter()
+    for value, times in counts.items():
+        if not -1 <= value <= 1:
+            raise ValueError(f"a paired difference is in [-1, 1], not {value}")
+        # down, which is less evidence; what rounding errors moved below a step is on it
+        rounded[math.floor(sign * value * fine + 1e-6) / fine] += times
     # by bisection, because whoever refutes a mean refutes all below it
-    refuted, open_ = -GRID, GRID
-    while open_ - refuted > 1:
-        middle = (refuted + open_) // 2
+    refuted, standing = -GRID, GRID
+    while standing - refuted > 1:
+        middle = (refuted + standing) // 2
         wealth = Wealth(middle / GRID)
-        for value, times in counts.items():
+        for value, times in rounded.items():
             wealth.add(value, times)
-        refuted, open_ = (middle, open_) if wealth.refutes(alpha) else (refuted, middle)
+        refuted, standing = (middle, standing) if wealth.refutes(alpha) else (refuted, middle)
     return refuted / GRID

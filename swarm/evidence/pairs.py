@@ -10,9 +10,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import Field, model_validator
-
-from swarm.types import Model
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 MAX_GROUP_ID, MAX_NAME, MAX_SUITES = 256, 1000, 100
 Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
@@ -21,9 +19,23 @@ _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
 
 
-class GateRules(Model):
+class _Evidence(BaseModel):
+    """A gateway may be newer than its swarm server, which leaves out what it does not know: no reward is lost of it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class GateRules(_Evidence):
     """When a challenger may take the incumbent's place, and when it is stopped."""
 
+    bounds: tuple[FiniteFloat, FiniteFloat] = Field(
+        default=(0.0, 1.0), description="of the hook's rewards; a reward beyond them counts as not judged"
+    )
+    reference: bool = Field(
+        default=True,
+        description="the incumbent's answer is one more candidate of the group's reward hook; false: it is judged in a "
+        "call of its own, so that rewards of the group do not depend on it",
+    )
     margin: float = Field(
         default=0.05, gt=0, lt=1, description="a challenger whose mean reward is proven to be less worse is not worse"
     )
@@ -48,31 +60,40 @@ class GateRules(Model):
         description="guard: so many times the incumbent's latency; null: none, for shadow work waits for users",
     )
 
+    @model_validator(mode="after")
+    def _bounds_are_apart(self) -> Self:
+        if self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds: the lower one is not below the upper one: {list(self.bounds)}")
+        return self
 
-class Terms(Model):
+    def scaled(self, reward: float) -> float | None:
+        """A reward of the hook as one in [0, 1]; ``None`` for one beyond the bounds."""
+        low, high = self.bounds
+        return (reward - low) / (high - low) if low <= reward <= high else None
+
+
+class Terms(_Evidence):
     """What is compared, and how; another value of any field begins a new comparison.
 
     Attributes:
         route: of the gateway.
         incumbent: its name.
+        model: of the challenger.
         challenger: the policy version that answered; ``None``: not known.
         hook: where the judge comes from.
         code: digest of its files.
         num_repeat: answers of the challenger.
-        template: digest of what shapes the prompt.
-        reference: whether the incumbent's answer is judged in one call with the challenger's.
         rules: of the gate.
         suites: names of those that are protected, each of which must be not worse by itself.
     """
 
     route: _Name = ""
     incumbent: _Name = ""
+    model: _Name = ""
     challenger: int | None = None
     hook: _Name = ""
     code: _Name = ""
     num_repeat: int = Field(default=1, ge=1)
-    template: _Name = ""
-    reference: bool = True
     rules: GateRules = GateRules()
     suites: tuple[_Name, ...] = Field(default=(), max_length=MAX_SUITES)
 
@@ -89,7 +110,7 @@ class Terms(Model):
         return sha256(ordered.model_dump_json().encode()).hexdigest()[:16]
 
 
-class SideResult(Model):
+class SideResult(_Evidence):
     """What one side did with one request: means over its answers.
 
     Attributes:
@@ -110,7 +131,7 @@ class SideResult(Model):
     finish: str = Field(default="", max_length=MAX_NAME)
 
 
-class Pair(Model):
+class Pair(_Evidence):
     """Both sides of one request. ``suite`` is empty for a live one; ``unjudged`` says why a reward is missing."""
 
     group_id: str = Field(min_length=1, max_length=MAX_GROUP_ID)

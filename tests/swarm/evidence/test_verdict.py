@@ -123,11 +123,24 @@ def test_the_chance_of_a_false_alarm_is_split_and_shown() -> None:
 
 def test_other_terms_are_another_comparison() -> None:
     pairs = [pair(0.8) for _ in range(60)]
-    for change in ({"challenger": 4}, {"code": "x"}, {"num_repeat": 4}, {"template": "t"}, {"incumbent": "other"}):
+    for change in ({"challenger": 4}, {"code": "x"}, {"num_repeat": 4}, {"model": "m"}, {"incumbent": "other"}):
         assert verdict(pairs, TERMS.model_copy(update=change)).requests == 0
     assert verdict(pairs).requests == 60
     with pytest.raises(ValidationError, match="has a name"):
         Terms(suites=("",))
+
+
+def test_rewards_are_scaled_by_the_declared_bounds() -> None:
+    rules = GateRules(bounds=(-1, 3))
+    assert [rules.scaled(reward) for reward in (-1, 1, 3, 3.1, -1.1, float("nan"))] == [0, 0.5, 1, None, None, None]
+    with pytest.raises(ValidationError, match="not below the upper one"):
+        GateRules(bounds=(1, 1))
+
+
+def test_what_a_newer_gateway_adds_is_left_out() -> None:
+    newer: dict[str, Any] = {**pair(0.5).model_dump(), "feedback": 1.0}
+    newer["terms"]["rules"]["more"] = newer["challenger"]["more"] = 1
+    assert Pair.model_validate(newer).difference == 0.0
 
 
 REWARDS = st.one_of(st.none(), st.floats(0, 1))
