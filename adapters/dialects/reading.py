@@ -19,7 +19,13 @@ from adapters.dialects.responses import ResponsesDialect
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError, UpstreamError
 
-_STOPS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_STOPS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
 _INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
@@ -105,10 +111,12 @@ def _message(body: Body) -> Answer:
     stop, usage = body.get("stop_reason"), body.get("usage") or {}
     if not stop:
         raise _unread("it has no stop_reason")
-    turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": body["content"]}]
+    user: Body = {"role": "user", "content": "."}
+    # a turn of the user follows, for a last one of the assistant would be continued
+    turns = [user, {"role": "assistant", "content": body["content"]}, user]
     request = MessagesDialect().parse({"model": "any", "max_tokens": 1, "messages": turns})
     prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
-    message = request.messages[-1] if request.messages[-1]["role"] == "assistant" else _EMPTY
+    message = next((turn for turn in request.messages if turn["role"] == "assistant"), _EMPTY)
     return Answer(str(body.get("model") or ""), message, _STOPS.get(stop) or str(stop), _usage(prompt, completion))
 
 

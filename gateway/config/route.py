@@ -264,14 +264,14 @@ class RouteSettings(Model):
 
     def check_answers(self) -> None:
         """Raise :class:`ValueError` unless something answers the route's requests, and judges what is to train."""
+        if self.serve is not None and self.swarm_url is None:
+            raise ValueError("serve needs a swarm server (swarm_url): nobody would learn behind the incumbent")
         if self.swarm_url is None and self.upstream is None:
             raise ValueError("set swarm_url, upstream or both: nothing would answer")
         if self.swarm_url is not None and self.hooks is None:
             raise ValueError("hooks is required with a swarm server (or set swarm_url: null to only pass requests on)")
         if self.serve is None:
             return
-        if self.swarm_url is None:
-            raise ValueError("serve needs a swarm server (swarm_url): nobody would learn behind the incumbent")
         if self.upstream is not None:
             raise ValueError("serve and upstream exclude each other: the incumbent answers every request")
         if self.train_fraction != 1.0:
