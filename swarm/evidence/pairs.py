@@ -37,14 +37,20 @@ class GateRules(_Evidence):
         "call of its own, so that rewards of the group do not depend on it",
     )
     margin: float = Field(
-        default=0.05, gt=0, lt=1, description="how much lower a challenger's mean reward may be and still count as not worse"
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="how much lower a challenger's mean reward may be and still count as not worse",
     )
     better: bool = Field(default=False, description="a challenger must be proven better, not only not worse")
     alpha: float = Field(
         default=0.05, gt=0, lt=0.5, description="chance of an error of each kind: a false alarm, a wrong promotion"
     )
     max_unjudged: float = Field(
-        default=0.02, ge=0, lt=1, description="share of requests that may lack a judgement; beyond it a challenger is held back"
+        default=0.02,
+        ge=0,
+        lt=1,
+        description="share of requests that may lack a judgement before a challenger is held back",
     )
     max_errors: float = Field(
         default=0.02, ge=0, lt=1, description="guard: by so much the challenger's share of failed answers may be larger"

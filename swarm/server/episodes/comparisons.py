@@ -19,7 +19,7 @@ from swarm.status import ComparisonStatus
 MAX_COMPARISONS = 64
 
 
-class _Followed:
+class Followed:
     """One comparison, and its verdict until another pair comes."""
 
     def __init__(self, terms: Terms) -> None:
@@ -43,20 +43,22 @@ class Comparisons:
     Args:
         append: takes rows for the journal.
         run_id: the run.
+
+    Attributes:
+        followed: the comparisons by digest of their terms, the one that got the last pair at the end.
     """
 
     def __init__(self, append: Callable[..., Any], run_id: str = "") -> None:
         self._append = append
         self._run_id = run_id
         self._groups: set[str] = set()
-        #: by digest of their terms, the one that got the last pair at the end
-        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins, and its weights are others."""
         self._run_id = run_id
         self._groups.clear()
-        self._followed.clear()
+        self.followed.clear()
 
     def restore(self, run_id: str, rows: Iterable[PairRow]) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""
@@ -71,8 +73,8 @@ class Comparisons:
 
     def statuses(self) -> list[ComparisonStatus]:
         """For each incumbent of each route, what is proven of its newest challenger."""
-        newest: dict[tuple[str, str], _Followed] = {}
-        for followed in self._followed.values():
+        newest: dict[tuple[str, str], Followed] = {}
+        for followed in self.followed.values():
             terms = followed.comparison.terms
             other = newest.get((terms.route, terms.incumbent))
             # under other terms the latest pair decides
@@ -85,12 +87,12 @@ class Comparisons:
             return False
         self._groups.add(pair.group_id)
         digest = pair.terms.digest
-        if digest not in self._followed:
-            self._followed[digest] = _Followed(pair.terms)
-        self._followed[digest].add(pair)
-        self._followed.move_to_end(digest)
-        while len(self._followed) > MAX_COMPARISONS:
-            self._followed.popitem(last=False)
+        if digest not in self.followed:
+            self.followed[digest] = Followed(pair.terms)
+        self.followed[digest].add(pair)
+        self.followed.move_to_end(digest)
+        while len(self.followed) > MAX_COMPARISONS:
+            self.followed.popitem(last=False)
         return True
 
 
@@ -98,7 +100,7 @@ def _version(terms: Terms) -> int:
     return -1 if terms.challenger is None else terms.challenger
 
 
-def _status(followed: _Followed) -> ComparisonStatus:
+def _status(followed: Followed) -> ComparisonStatus:
     terms = followed.comparison.terms
     return ComparisonStatus(
         route=terms.route, incumbent=terms.incumbent, challenger=terms.challenger, verdict=followed.verdict
