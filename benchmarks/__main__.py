@@ -9,6 +9,7 @@
 * ``credit``: what credit for the outcomes of sessions teaches, against a control.
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
+* ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, credit, hooks, lifecycle, loop, overhead, serving, soak, study, training
+from benchmarks import code, credit, gate, hooks, lifecycle, loop, overhead, serving, soak, study, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "credit": credit,
     "study": study,
     "loop": loop,
+    "gate": gate,
     "training": training,
 }
 

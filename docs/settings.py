@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from gateway.cli.root import app
 from gateway.config.gateway import GatewayConfig, RequestLogConfig, RouteConfig, TLSConfig, TracingConfig
 from gateway.config.route import PassRule, RouteSettings, UpstreamConfig
+from gateway.config.serve import GateConfig, Incumbent, IncumbentUpstream, ServeConfig
 from gateway.launch.train import EvalConfig, TaskSources, TrainFile
 from reward_hooks.compose import BlendConfig, PartConfig
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward, Session, Turn, UserRequest
@@ -67,6 +68,14 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ),
     ("One of several routes", RouteConfig, "What an entry of `routes` has beside the settings of [a route](#a-route)."),
     ("An upstream", UpstreamConfig, "A server that answers without training anything: a route's `upstream`."),
+    (
+        "Serve",
+        ServeConfig,
+        "A route's `serve`: who answers while a challenger learns ([takeover](takeover.md)).",
+    ),
+    ("An incumbent", Incumbent, "Its `incumbent`."),
+    ("An incumbent upstream", IncumbentUpstream, "Its `upstream`."),
+    ("The gate", GateConfig, "The `gate` of `serve`: how incumbent and challenger are compared."),
     ("A rule of requests that pass through", PassRule, "An entry of a route's `pass_through`."),
     ("TLS", TLSConfig, "The gateway's `tls`: files in PEM form."),
     ("The request log", RequestLogConfig, "The gateway's `request_log`; it holds what users said."),

@@ -24,7 +24,7 @@ from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
-from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
+from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import FatalRequestError, NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
@@ -85,7 +85,7 @@ class Pipeline:
                 route = await table.find(model, caller)
         except SwarmGatewayError:
             return False
-        return route.training is None
+        return route.plain
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
         async with AsyncExitStack() as held:
@@ -100,6 +100,11 @@ class Pipeline:
         if training is None:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")
+        if route.shadow is not None:
+            assert upstream is not None, "an incumbent is one"
+            behind = _without_lines(replace(incoming, left_out=LeftOut()), settings)
+            overheard = route.shadow.overhears(training, behind)
+            return overheard.outcome(await _relayed(route, upstream, incoming, ""))
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from reward_hooks.contract import GroupScore
 from swarm.errors import HookError
-from swarm.status import EngineFailure
+from swarm.status import ComparisonStatus, EngineFailure
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,9 @@ class Stats(_Part):
     )
     fallbacks: Counter[str] = Field(default_factory=Kinds, description="answers without a group of the swarm's, by why")
     errors: Counter[str] = Field(default_factory=Kinds, description="that callers got, by code")
+    shadows: Counter[str] = Field(
+        default_factory=Kinds, description="requests that an incumbent answered, by what the challenger's group became"
+    )
 
 
 class RouteLoad(_Part):
@@ -192,6 +195,10 @@ class RouteStatus(Stats):
     control: str = "none"
     load: RouteLoad = RouteLoad()
     breaker: str | None = Field(default=None, description="its state; null without an upstream")
+    stage: str | None = Field(default=None, description="of what `serve` says; null without it")
+    verdicts: list[ComparisonStatus] = Field(
+        default=[], description="of the route's incumbents and their newest challengers, as the swarm server says"
+    )
 
 
 class SwarmStatus(_Part):

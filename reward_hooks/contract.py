@@ -43,7 +43,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, FiniteFloat
 
@@ -139,7 +139,8 @@ class Candidate(Model):
     as the model wrote them, see :attr:`malformed_calls`. Token counts are the engine's; ``latency_seconds`` is from the
     request to the last byte. ``request`` is the body from which the answer was sampled (empty if unknown). ``logprobs``
     is the choice's object in OpenAI's form if ``request`` asked for it. ``session`` holds the turns before this one, if
-    there is a session. Only a delivered answer can have ``feedback``.
+    there is a session. Only a delivered answer can have ``feedback``. ``source`` is ``incumbent`` for the
+    answer that the user got of an incumbent (see Takeover): it is judged and never trained.
     """
 
     index: int = Field(ge=0)
@@ -155,6 +156,7 @@ class Candidate(Model):
     logprobs: dict[str, Any] | None = None
     session: Session | None = None
     feedback: Feedback | None = None
+    source: Literal["policy", "incumbent"] = "policy"
 
     @property
     def malformed_calls(self) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from swarm.evidence.pairs import Pair
 from swarm.job import TrainJob
 from swarm.types import Model, Notes, WorkflowOutput
 
@@ -343,6 +344,14 @@ class EndGroupRequest(WireRequest):
     task_id: Name
     ends: list[EpisodeEnd] = Field(min_length=1, max_length=1024)
     idempotency_key: Name | None = None
+    pair: Pair | None = Field(default=None, description="of these answers and an incumbent's, see Takeover")
+
+
+class RecordPairRequest(WireRequest):
+    """``POST /record_pair``: the pair of a group that no end takes along; recorded once for its ``group_id``."""
+
+    client_uuid: Name
+    pair: Pair
 
 
 class EpisodeTokens(Model):

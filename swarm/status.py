@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from swarm.concurrency import backoff
+from swarm.evidence.verdict import Verdict
 from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
 from swarm.states import EngineState
@@ -220,6 +221,15 @@ class EngineFailure(Model):
         return backoff(self.unexplained, first, _LONGEST_PAUSE)
 
 
+class ComparisonStatus(Model):
+    """What pairs prove of a challenger; names as of :class:`swarm.evidence.verdict.Verdict`."""
+
+    route: str = Field(description="of the gateway whose users the incumbent answers")
+    incumbent: str
+    challenger: int | None = Field(description="the policy version; null: not known")
+    verdict: Verdict
+
+
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
@@ -258,6 +268,9 @@ class ServerStatus(Model):
     log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")
     steps: list[StepResult] = Field(default=[], description="recent steps, oldest first")
     evaluations: list[EvalResult] = Field(default=[], description="of this run, by policy version, oldest first")
+    comparisons: list[ComparisonStatus] = Field(
+        default=[], description="of this run, for each incumbent that of its newest challenger"
+    )
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
     job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")

@@ -133,7 +133,7 @@ class EngineCall(Endpoint):
     async def _answer(self, gateway: Gateway, data: dict[str, Any], caller: Caller) -> Outcome:
         with gateway.routes.table.held() as table:
             route = await table.find(model_of(data), caller)
-            if route.training is None:
+            if route.plain or route.training is None:
                 raise NotFoundError(
                     f"POST {self._path}: the route {route.name!r} has no engine of its own to ask",
                     code="route_not_found",
@@ -152,7 +152,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
     """
     with gateway.routes.table.held() as table:
         route = await table.find(request.model, request.caller)
-        if route.training is None:
+        if route.plain or route.training is None:
             return await gateway.pipeline.forward(request)
         body, _ = without_lines(_MESSAGES.counted(data), route.settings.drop_lines)
         try:

@@ -107,16 +107,19 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
 
 def _route(gateway: Gateway, route: Route) -> RouteStatus:
     settings, load = route.settings, gateway.admission.load(route.name)
+    known = route.swarm.known.comparisons if route.swarm is not None else ()
     return RouteStatus(
         **dict(route.stats),
         models=route.all_names,
         swarm_url=settings.swarm_url,
-        upstream=settings.upstream and settings.upstream.base_url,
+        upstream=route.upstream_key and route.upstream_key[0].base_url,
         policy=settings.policy,
         train_fraction=settings.train_fraction,
         control=settings.control,
         load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
         breaker=route.upstream and route.upstream.state,
+        stage=settings.serve and settings.serve.stage,
+        verdicts=[one for one in known if one.route == route.name] if settings.serve is not None else [],
     )
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
+from gateway.config.serve import ServeConfig
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -118,6 +119,11 @@ class RouteSettings(Model):
     upstream: UpstreamConfig | None = Field(
         default=None,
         description="answers, untrained, when the swarm cannot; with swarm_url: null it answers everything",
+    )
+    serve: ServeConfig | None = Field(
+        default=None,
+        description="an incumbent answers the users, and what trains here learns behind it, see Takeover; default: "
+        "what trains answers them",
     )
     hooks: str | None = Field(
         default=None,
@@ -258,7 +264,17 @@ class RouteSettings(Model):
 
     def check_answers(self) -> None:
         """Raise :class:`ValueError` unless something answers the route's requests, and judges what is to train."""
+        if self.serve is not None and self.swarm_url is None:
+            raise ValueError("serve needs a swarm server (swarm_url): nobody would learn behind the incumbent")
         if self.swarm_url is None and self.upstream is None:
             raise ValueError("set swarm_url, upstream or both: nothing would answer")
         if self.swarm_url is not None and self.hooks is None:
             raise ValueError("hooks is required with a swarm server (or set swarm_url: null to only pass requests on)")
+        if self.serve is None:
+            return
+        if self.upstream is not None:
+            raise ValueError("serve and upstream exclude each other: the incumbent answers every request")
+        if self.train_fraction != 1.0:
+            raise ValueError("with serve, shadow_fraction says which requests train: leave train_fraction out")
+        if self.feedback_window_seconds:
+            raise ValueError("with serve, users rate the incumbent's answers: leave feedback_window_seconds out")

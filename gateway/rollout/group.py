@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from gateway.observability.request import notes, phase, span
+from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, submit, workflow_outputs
@@ -44,6 +45,7 @@ class GroupRun:
     Attributes:
         trains: whether it was claimed.
         outcomes: of each sample, by its place; ``None`` while it is under way, or after it was cancelled.
+        reference: an answer that is judged beside the group's; ``None``: there is none.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GroupRun:
         self._claimed: Sequence[EpisodeEndpoint] = () if isinstance(episodes, Unclaimed) else episodes
         self._open = set(range(len(self._claimed)))
         self.trains = bool(self._claimed)
+        self.reference: Reference | None = None
         self._failure: HookError | None = shaped.failure
         self._session = session
         self._sampling: set[asyncio.Task[None]] = set()
@@ -137,7 +140,11 @@ class GroupRun:
         ]
         try:
             with phase("hook"):
-                score = await self.training.hooks.score(self.shaped.submission.task, candidates, self.shaped.context)
+                hooks, task, context = self.training.hooks, self.shaped.submission.task, self.shaped.context
+                if self.reference is None:
+                    score = await hooks.score(task, candidates, context)
+                else:
+                    score = await self.reference.score(hooks, task, candidates, context)
             self._failure = None
             return score
         except HookError as exc:
@@ -271,9 +278,9 @@ class GroupRun:
         self._settled = True
         by_episode = {self._claimed[index].episode_uuid: output for index, output in zip(places, outputs, strict=True)}
         # from here on :meth:`cancel` leaves a judged group alone
-        return await submit(
-            self.swarm.client, task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
-        )
+        pair = None if self.reference is None else self.reference.pair(self.shaped, self.samples, self.outcomes)
+        within = settings.submit_timeout_seconds
+        return await submit(self.swarm.client, task.task_id, by_episode, within, stats, self._accounted, pair)
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
         for index, sample in self.samples.items():

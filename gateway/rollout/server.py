@@ -31,7 +31,7 @@ from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.states import EngineState
-from swarm.status import EngineFailure
+from swarm.status import ComparisonStatus, EngineFailure
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Serving:
 
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
     application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
-    ``serves``: vLLM answers, perhaps without a trainer.
+    ``serves``: vLLM answers, perhaps without a trainer; ``comparisons``: verdicts on challengers of this server.
     """
 
     model: str = ""
@@ -83,6 +83,7 @@ class Serving:
     takes_partial: bool = False
     max_model_len: int | None = None
     serves: bool = False
+    comparisons: Sequence[ComparisonStatus] = ()
     job: TrainJob | None = None
 
 
@@ -349,6 +350,7 @@ class Swarm:
                 takes_partial=status.pool is not None and not status.pool.whole_groups,
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
+                comparisons=status.comparisons,
                 job=job,
             )
         if now.max_model_len != self.report.max_model_len:

@@ -18,6 +18,7 @@ from gateway.stats import Accounted, DropReason, Stats
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.evidence.pairs import Pair
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -39,6 +40,7 @@ async def submit(
     seconds: float,
     stats: Stats,
     account: Accounted,
+    pair: Pair | None = None,
 ) -> DropReason | None:
     """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
 
@@ -49,6 +51,7 @@ async def submit(
         seconds: the deadline.
         stats: counts the outcome.
         account: counts what the server says of the tokens.
+        pair: of a challenger's group and an incumbent's answer, recorded with the end.
 
     Returns:
         ``None`` when acknowledged, else why not; then the episodes are aborted.
@@ -56,7 +59,7 @@ async def submit(
     with phase("submit") as submitting:
         try:
             async with asyncio.timeout(seconds):
-                reason = await _offer(client, task_id, outputs, account)
+                reason = await _offer(client, task_id, outputs, account, pair)
         except TimeoutError:
             logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
             reason = DropReason.SUBMIT_TIMEOUT
@@ -75,12 +78,16 @@ async def submit(
 
 
 async def _offer(
-    client: AsyncSwarmClient, task_id: str, outputs: Mapping[str, WorkflowOutput], account: Accounted
+    client: AsyncSwarmClient,
+    task_id: str,
+    outputs: Mapping[str, WorkflowOutput],
+    account: Accounted,
+    pair: Pair | None,
 ) -> DropReason | None:
     failures = 0
     while True:
         try:
-            ended = await client.account_group(task_id, outputs)
+            ended = await client.account_group(task_id, outputs, pair)
             for counts in ended.tokens.values():
                 account.tokens.update(counts.model_dump(exclude={"why"}))
                 account.why.update({counts.why: counts.dropped} if counts.dropped else {})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
+from gateway.config.serve import ServeConfig
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
 from swarm.errors import ConfigError
@@ -61,6 +62,8 @@ class PlannedRoute:
     def upstream_key(self) -> UpstreamKey | None:
         """Routes with the same key share one :class:`Upstream`."""
         settings = self.settings
+        if settings.serve is not None:
+            return upstream_of(settings.serve), settings.sample_timeout_seconds
         return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
 
 
@@ -81,6 +84,9 @@ class Plan:
         loaded: dict[str, Hooks] = {}
 
         def hooks_of(settings: RouteSettings) -> Hooks | None:
+            if settings.serve is not None:
+                # a key that is missing is a mistake of the configuration
+                upstream_of(settings.serve)
             if settings.swarm_url is None or settings.hooks is None:
                 return None
             if settings.hooks not in loaded:
@@ -89,9 +95,12 @@ class Plan:
             return loaded[settings.hooks]
 
         if not config.routes:
-            # a plain upstream itself knows which models it has
-            is_default = config.swarm_url is None or config.default_route is not None
-            only = PlannedRoute(ONLY_ROUTE, config, *_split(config.model_aliases), True, is_default, hooks_of(config))
+            # a plain upstream itself knows which models it has, and so does an incumbent
+            plain = config.swarm_url is None or config.serve is not None
+            is_default = plain or config.default_route is not None
+            names, patterns = _split(config.model_aliases)
+            answers_to_served = config.serve is None
+            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, hooks_of(config))
             return cls(config, (only,))
         return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
 
@@ -99,11 +108,21 @@ class Plan:
 def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
     is_default = route.name == config.default_route
     names, patterns = _split(route.models)
-    answers_to_served = not names
+    answers_to_served = not names and route.serve is None
     more_names, more_patterns = _split(config.model_aliases if is_default else [])
     names = tuple(dict.fromkeys([*(names or (route.name,)), *more_names]))
     patterns = tuple(dict.fromkeys([*patterns, *more_patterns]))
     return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, hooks)
+
+
+def upstream_of(serve: ServeConfig) -> UpstreamConfig:
+    """The address of an incumbent, with its key.
+
+    Raises:
+        ConfigError: the key is not in the environment.
+    """
+    incumbent = serve.incumbent.upstream
+    return UpstreamConfig(base_url=incumbent.base_url, api_key=incumbent.key(), model=incumbent.model)
 
 
 def _split(models: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -19,6 +19,7 @@ from typing import Any, Self
 from gateway.rollout.server import Swarm, Training, Waiting
 from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
+from gateway.serving.shadow import Shadow
 from gateway.stats import Stats
 from gateway.types import Caller
 from reward_hooks import HookRunner
@@ -39,11 +40,13 @@ class Route(PlannedRoute):
             (empty); without any a plain upstream answers everything.
         upstream: answers, untrained, when the swarm cannot.
         stats: of its requests since the gateway started, reloads included.
+        shadow: what happens behind its incumbent; ``None``: it has none.
     """
 
     trainings: Mapping[str, Training]
     upstream: Upstream | None
     stats: Stats
+    shadow: Shadow | None
 
     @property
     def training(self) -> Training | None:
@@ -58,6 +61,11 @@ class Route(PlannedRoute):
     def swarm(self) -> Swarm | None:
         """The swarm server, if it has one."""
         return self.training.swarm if self.training is not None else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its upstream answers every request: nothing trains, or an incumbent stands before what does."""
+        return self.training is None or self.shadow is not None
 
     @property
     def served(self) -> str:
@@ -143,7 +151,7 @@ class RouteTable:
             await self._wait_until(lambda: any(route.served for route in served), served[0], error)
         cards = {name: _card(name, route) for route in mine for name in route.all_names}
         default = self._default
-        if default in mine and default.swarm is None and default.upstream is not None:
+        if default is not None and default in mine and default.plain and default.upstream is not None:
             for card in await default.upstream.models():
                 cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
         return list(cards.values())
@@ -216,8 +224,9 @@ class RouteTable:
 
 
 def _card(name: str, route: Route) -> dict[str, Any]:
-    limit = route.swarm.report.max_model_len if route.swarm is not None else None
-    return model_card(name, root=route.served or name, max_model_len=limit)
+    if route.plain or route.swarm is None:
+        return model_card(name)
+    return model_card(name, root=route.served or name, max_model_len=route.swarm.report.max_model_len)
 
 
 def _listed(names: Sequence[str] | frozenset[str]) -> str:
@@ -285,7 +294,9 @@ class LiveRoutes:
             upstream = self._upstreams.get(upstream_key)
             if upstream is None:
                 upstream = self._upstreams[upstream_key] = await Upstream(*upstream_key).__aenter__()
-        return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats)
+        serve = planned.settings.serve
+        shadow = Shadow(planned.name, serve, stats) if serve is not None else None
+        return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats, shadow=shadow)
 
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()

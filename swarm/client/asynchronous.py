@@ -20,6 +20,7 @@ from swarm.client.control import EngineSetup, start_engines
 from swarm.client.engine import RemoteEngine
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
+from swarm.evidence.pairs import Pair
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
@@ -30,6 +31,8 @@ from swarm.protocol import (
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
+    RecordPairRequest,
+    SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -221,19 +224,28 @@ class AsyncSwarmClient:
         like :meth:`end_episode`."""
         return (await self.account_group(task, outputs)).error or ""
 
-    async def account_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> EndedResponse:
-        """:meth:`end_group`; returns also what became of each episode's tokens."""
+    async def account_group(
+        self, task: Task | str, outputs: Mapping[str, WorkflowOutput], pair: Pair | None = None
+    ) -> EndedResponse:
+        """:meth:`end_group`, which takes ``pair`` along; returns also what became of each episode's tokens."""
         task_id = _task_id_of(task)
         fields = {
             "client_uuid": self.client_uuid,
             "task_id": task_id,
             "ends": wire.ends_of(outputs, self._code),
             "idempotency_key": wire.end_key(task_id, outputs),
+            "pair": pair,
         }
         body = wire.checked(EndGroupRequest, fields)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         note_ended(outputs)
         return answer
+
+    async def record_pair(self, pair: Pair) -> None:
+        """Record what a challenger's group and an incumbent did with one request, where no end takes it along; a
+        repetition changes nothing. Raises as :meth:`end_group`."""
+        body = wire.checked(RecordPairRequest, {"client_uuid": self.client_uuid, "pair": pair})
+        await self._calls.perform(wire.Call("POST", "/record_pair", SuccessResponse, body))
 
     async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort episodes. Never raises: if no server answers within seconds, or the caller is cancelled, the calls go

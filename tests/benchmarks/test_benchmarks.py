@@ -124,3 +124,16 @@ def test_loop_report() -> None:
     assert report["arms"]["ours"]["steps_per_hour"] == 1800
     assert report["arms"]["ours"]["outside_sampling_and_update"] == 0.5
     assert report["ratios"] == {"ours / trl": {"steps_per_hour": 2.5, "cpu": 3.0}}
+
+
+def test_gate(tmp_path: Path) -> None:
+    report, picture, table = tmp_path / "report.json", tmp_path / "plot.png", tmp_path / "table.md"
+    sizes = ("--comparisons", "10", "--requests", "100", "--runs", "5")
+    done = run("gate", *sizes, "--json", str(report), "--plot", str(picture), "--table", str(table))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(report.read_text())
+    assert set(figures["false_alarms"]) == {"gate", "e_process", "z_test"}
+    assert figures["drops"]["0.2"]["shadow"]["found"] == 1.0
+    assert figures["drops"]["0.2"]["shadow"]["median"] < figures["drops"]["0.2"]["canary"]["median"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "| better by 0.1 |" in table.read_text()

@@ -8,7 +8,11 @@ import pytest
 
 from gateway.cli.sections import read_gateway
 from gateway.config.gateway import read_config
+from gateway.routing.plan import Plan
 from swarm.errors import ConfigError
+from tests.gateway.conftest import write_hooks
+
+INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +29,19 @@ from swarm.errors import ConfigError
         ("hooks: h\napi_keys: ['sha256:" + "ä" * 64 + "']", "64 hexadecimal digits"),
         ("hooks: h\nmodel_aliases: ['']", "model_aliases"),
         ("- hooks", "must be a mapping"),
+        (
+            f"hooks: h\nserve: {{{INCUMBENT}, stage: canary}}",
+            "'canary' is not built yet: this version has 'shadow' only",
+        ),
+        (f"hooks: h\nserve: {{{INCUMBENT}, stage: dark}}", r"serve\.stage: "),
+        ("hooks: h\nserve: {stage: shadow}", r"serve\.incumbent: "),
+        ("hooks: h\nserve: {incumbent: {policy: best}}", "a kept policy is not built yet: name an upstream"),
+        (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{margn: 0.1}}}}", "serve.gate: unknown key 'margn'"),
+        (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{bounds: [1, 0]}}}}", "not below the upper one"),
+        (f"hooks: h\nserve: {{{INCUMBENT}}}\nupstream: {{base_url: http://x/v1}}", "exclude each other"),
+        (f"hooks: h\nserve: {{{INCUMBENT}}}\nswarm_url: null", "serve needs a swarm server"),
+        (f"hooks: h\nserve: {{{INCUMBENT}}}\ntrain_fraction: 0.5", "shadow_fraction says which"),
+        (f"hooks: h\nserve: {{{INCUMBENT}}}\nfeedback_window_seconds: 5", "rate the incumbent's answers"),
         ("hooks: [", "not valid YAML"),
         ("{1: 2, hooks: h}", "."),
     ],
@@ -60,3 +77,17 @@ def test_a_relative_hooks_folder_lies_beside_the_file(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
         read_gateway(tmp_path / "absent.yaml")
+
+
+def test_the_key_of_an_incumbent_stands_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_hooks(tmp_path / "h")
+    upstream = {"base_url": "http://api.example/v1", "api_key_env": "INCUMBENT_KEY", "model": "gpt"}
+    settings = {"hooks": str(tmp_path / "h"), "serve": {"incumbent": {"upstream": upstream}}}
+    config = read_config(settings)
+    monkeypatch.delenv("INCUMBENT_KEY", raising=False)
+    with pytest.raises(ConfigError, match="needs its key in the environment as INCUMBENT_KEY"):
+        Plan.of(config)
+    monkeypatch.setenv("INCUMBENT_KEY", "secret")
+    [route] = Plan.of(config).routes
+    assert route.upstream_key is not None and route.upstream_key[0].api_key.get_secret_value() == "secret"
+    assert route.is_default and not route.answers_to_served

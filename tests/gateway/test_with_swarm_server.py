@@ -13,6 +13,7 @@ from msgspec import structs
 
 from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import BODY, CHAT, Http, gateway_before
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import (
     PROMPT,
     completion_chunk,
@@ -363,3 +364,28 @@ async def test_tokens_are_counted_of_what_is_carried(rig: server.Rig, gateway: H
     assert (counted.status_code, counted.json()) == (200, {"input_tokens": 7})
     [(path, sent)] = rig.vllm.requests
     assert path.endswith("/tokenize") and sent["messages"][0]["content"].startswith("[A PDF document")
+
+
+async def test_a_challenger_in_the_shadow_is_compared_on_both_statuses(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path
+) -> None:
+    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
+    serve = {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}}
+    async with gateway_before(str(rig.client.base_url), tmp_path, serve=serve) as http:
+        response = await http.post(CHAT, json=BODY)
+        assert response.json()["choices"][0]["message"]["content"] == "from the upstream"
+        async with asyncio.timeout(30):
+            said: list[Any] = []
+            while not said:
+                said = (await rig.client.get("/status")).json()["comparisons"]
+            route: dict[str, Any] = {}
+            while not route.get("verdicts"):
+                route = (await http.get("/status")).json()["routes"]["default"]
+    assert (route["stage"], route["upstream"], route["shadows"]) == ("shadow", upstream.url, {"trained": 1})
+    assert route["verdicts"] == said
+    [comparison] = said
+    assert comparison["incumbent"].startswith("gpt at 127.0.0.1:")
+    # two and three words of ten beside three
+    assert comparison["verdict"]["sentence"].startswith("not decided: -0.10 [-")
+    information = rig.controller.pool.information()
+    assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)

@@ -108,6 +108,7 @@ class Swarm:
         #: of sampling calls; empty where there was none
         self.traceparents: list[str] = []
         self.ends: list[dict[str, Any]] = []
+        self.pairs: list[dict[str, Any]] = []
         self.aborted: set[str] = set()
         self.sampling = 0
         self.cancelled = 0
@@ -119,6 +120,7 @@ class Swarm:
                 Route("/get_engine_status", self._engine_status),
                 Route("/claim_group", self._claim_group, methods=["POST"]),
                 Route("/end_group", self._end_group, methods=["POST"]),
+                Route("/record_pair", self._record_pair, methods=["POST"]),
                 Route("/abort_episode", self._abort_episode, methods=["POST"]),
                 Route("/episodes/{uuid}/v1/chat/completions", self._sample, methods=["POST"]),
                 Route("/groups/{uuid}/v1/chat/completions", self._sample_group, methods=["POST"]),
@@ -185,6 +187,11 @@ class Swarm:
         if self.end_status:
             return error(self.end_status.pop(0), "scripted")
         self.ends.append(body)
+        await self._notify()
+        return JSONResponse({"success": True, "error": None})
+
+    async def _record_pair(self, request: Request) -> Response:
+        self.pairs.append(await request.json())
         await self._notify()
         return JSONResponse({"success": True, "error": None})
 

@@ -36,6 +36,7 @@ from swarm.protocol import (
     EpisodeRequest,
     EpisodeTokens,
     LateEndResponse,
+    RecordPairRequest,
     SuccessResponse,
     WithdrawClaimRequest,
 )
@@ -58,8 +59,8 @@ class _OfClient(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeRoutes:
-    """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/abort_episode``, ``/can_continue_episode`` and
-    ``/agree_sync_weight``; callers act only for clients that are theirs."""
+    """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/record_pair``, ``/abort_episode``, ``/can_continue_episode``
+    and ``/agree_sync_weight``; callers act only for clients that are theirs."""
 
     config: ServerConfig
     episodes: EpisodeRequests
@@ -85,6 +86,7 @@ class EpisodeRoutes:
                 response_model=EndedResponse,
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
+            ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),
             ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
             ControlRoute("POST", "/abort_episode", self.abort_episode, "claim", refusals={503: BACKLOG}),
             ControlRoute("POST", "/can_continue_episode", self.can_continue_episode, "claim", refusals=no_job),
@@ -153,8 +155,16 @@ class EpisodeRoutes:
         """End several episodes of one task in one transition."""
         self._check_client(request, wanted)
         key = wanted.idempotency_key or ""
-        dropped = await self.episodes.end(wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key)
+        dropped = await self.episodes.end(
+            wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key, pair=wanted.pair
+        )
         return self._ended(dropped, wanted.ends)
+
+    async def record_pair(self, request: Request, wanted: RecordPairRequest) -> SuccessResponse:
+        """Record what a challenger's group and an incumbent did with one request, where no end takes it along."""
+        self._check_client(request, wanted)
+        await self.episodes.record_pair(wanted.pair)
+        return SuccessResponse(success=True)
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""

@@ -100,6 +100,7 @@ class Controller:
             pool=pool.information() if pool else None,
             steps=list(self.run.steps)[-steps:] if steps else [],
             evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
+            comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
             code=engine.code,
             job=self.job if self.has_job else None,
             resolved_config=engine.resolved_config,

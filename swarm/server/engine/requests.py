@@ -17,6 +17,7 @@ from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import RequestError, UnavailableError
+from swarm.evidence.pairs import Pair
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
 from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.runs import TrainingRun
@@ -114,7 +115,14 @@ class EpisodeRequests:
         return outcome
 
     async def end(
-        self, client_uuid: str, task_id: str, ends: Sequence[EpisodeEnd], *, as_group: bool, end_key: str = ""
+        self,
+        client_uuid: str,
+        task_id: str,
+        ends: Sequence[EpisodeEnd],
+        *,
+        as_group: bool,
+        end_key: str = "",
+        pair: Pair | None = None,
     ) -> str:
         """End episodes, see :meth:`EpisodePool.end`, also ones that only the journal remembers."""
         pool = self.run.pool
@@ -125,7 +133,7 @@ class EpisodeRequests:
                 if ending is not None:
                     past[end.episode_uuid] = ending
         try:
-            return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past)
+            return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past, pair=pair)
         finally:
             # a conflict too is answered only once its cause is on disk
             self.pool_changed()
@@ -139,6 +147,11 @@ class EpisodeRequests:
         self.pool_changed()
         await self.synced()
         return note
+
+    async def record_pair(self, pair: Pair) -> None:
+        """Record a pair that no end takes along."""
+        self.run.pool.comparisons.add(pair)
+        await self.synced()
 
     async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
         """Cancel the claim with this key, see :meth:`ClaimQueue.withdraw`."""

@@ -15,9 +15,11 @@ from typing import Any
 
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ConflictError, SwarmGatewayError, UnavailableError
+from swarm.evidence.pairs import Pair
 from swarm.job import TrainJob
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
 from swarm.server.batching.collection import Collection
+from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.episode import (
     DELETED,
     TOO_LATE,
@@ -84,6 +86,8 @@ class EpisodePool:
         self.collection = self._new_collection("")
         #: what eval episodes of the run measured
         self.evaluations = Evaluations(append)
+        #: what pairs prove of the run's policies
+        self.comparisons = Comparisons(append)
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -99,6 +103,7 @@ class EpisodePool:
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
+        self.comparisons.begin_run(run_id)
         if job != self._job:
             self._job = job
             self.collection = self._new_collection(run_id)
@@ -116,6 +121,7 @@ class EpisodePool:
         for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
+        self.comparisons.restore(recovered.run_id, recovered.pairs)
         self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
@@ -220,11 +226,13 @@ class EpisodePool:
         as_group: bool = False,
         end_key: str = "",
         past: Mapping[str, Ending] | None = None,
+        pair: Pair | None = None,
     ) -> str:
         """End episodes of one task, all or none; a repetition is answered like the first time.
 
         With ``as_group`` one episode that cannot be trained drops all of ``ends``. ``past`` holds ends that memory has
-        forgotten. Returns why episodes were dropped from training, or an empty string.
+        forgotten; ``pair`` is recorded with the ends. Returns why episodes were dropped from training, or an empty
+        string.
 
         Raises:
             NotFoundError: an episode is unknown or another client's.
@@ -246,6 +254,8 @@ class EpisodePool:
             "" if episode.episode_type == "eval" else episode.trajectory(task_id, end.workflow_output)
             for episode, end in fresh
         ]
+        if pair is not None:
+            self.comparisons.add(pair)
         # if a repetition overlaps in part, what was dropped the first time drops the rest as well
         failures = [reason for reason in [*reasons, *outcomes] if isinstance(reason, str) and reason]
         for (episode, end), outcome in zip(fresh, outcomes, strict=True):

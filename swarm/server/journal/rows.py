@@ -161,6 +161,16 @@ class EvaluationRow(_Row, frozen=True, gc=False):
     sums: Mapping[str, tuple[int, float]]
 
 
+class PairRow(_Row, frozen=True, gc=False):
+    """What a challenger's group and an incumbent did with one request: a :class:`swarm.evidence.pairs.Pair` as JSON,
+    and the digest of its terms."""
+
+    run_id: str
+    group_id: str
+    terms: str
+    pair: str
+
+
 Row = (
     RunRow
     | CountsRow
@@ -176,6 +186,7 @@ Row = (
     | BatchRow
     | StepRow
     | EvaluationRow
+    | PairRow
 )
 
 
@@ -207,8 +218,8 @@ class Recovered:
 
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
-    ``claims`` are the episodes of claims with a key, by client and key. Steps, evaluations and counts are of the
-    current run.
+    ``claims`` are the episodes of claims with a key, by client and key. Steps, evaluations, pairs and counts are of
+    the current run.
     """
 
     run_id: str = ""
@@ -223,6 +234,7 @@ class Recovered:
     claims: dict[tuple[str, str], list[str]] = field(default_factory=dict[tuple[str, str], list[str]])
     steps: list[StepResult] = field(default_factory=list[StepResult])
     evaluations: list[EvaluationRow] = field(default_factory=list[EvaluationRow])
+    pairs: list[PairRow] = field(default_factory=list[PairRow])
     quarantined: int = 0
     dropped: int = 0
     trained: int = 0

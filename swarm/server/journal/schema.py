@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -81,6 +81,9 @@ CREATE TABLE steps (
     UNIQUE (run_id, batch_id)
 );
 CREATE TABLE evaluations (run_id TEXT NOT NULL, step INTEGER NOT NULL, sums TEXT NOT NULL, UNIQUE (run_id, step));
+CREATE TABLE pairs (
+    run_id TEXT NOT NULL, group_id TEXT NOT NULL, terms TEXT NOT NULL, pair TEXT NOT NULL, UNIQUE (run_id, group_id)
+);
 CREATE TABLE losses (task_id TEXT PRIMARY KEY, lost INTEGER NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE agreements (client_uuid TEXT PRIMARY KEY);
 """

@@ -35,6 +35,7 @@ from swarm.server.journal.rows import (
     GroupRow,
     KeyRow,
     NoAgreementsRow,
+    PairRow,
     QuarantineRow,
     Recovered,
     Row,
@@ -243,6 +244,12 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, row.step, pack_json(dict(row.sums))) for row in rows],
         ),
     ),
+    PairRow: (
+        (
+            "INSERT OR IGNORE INTO pairs (run_id, group_id, terms, pair) VALUES (?, ?, ?, ?)",
+            lambda rows: [(row.run_id, clean(row.group_id), row.terms, clean(row.pair)) for row in rows],
+        ),
+    ),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
@@ -307,6 +314,10 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         evaluations=[
             EvaluationRow(run_id, step, {name: (count, total) for name, (count, total) in json.loads(sums).items()})
             for step, sums in query("SELECT step, sums FROM evaluations WHERE run_id = ? ORDER BY step", (run_id,))
+        ],
+        pairs=[
+            PairRow(run_id, *row)
+            for row in query("SELECT group_id, terms, pair FROM pairs WHERE run_id = ? ORDER BY rowid", (run_id,))
         ],
         quarantined=quarantined,
         dropped=dropped,

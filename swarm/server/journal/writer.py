@@ -77,6 +77,8 @@ class Retention:
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,))
+        # a verdict needs all pairs of its run
+        execute("DELETE FROM pairs WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         return removed > 0 or self._shrink()
 

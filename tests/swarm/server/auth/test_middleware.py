@@ -43,7 +43,7 @@ def may(scope: TokenScope, path: str) -> bool:
     """What the contract says, written independently of the routes."""
     if scope == "admin":
         return True
-    if path.startswith(("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_")):
+    if path.startswith(("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_", "/record_")):
         return scope == "claim"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path.startswith("/v1/models")

@@ -1,0 +1,114 @@
+"""``Reference``: an answer that is judged beside a group's and never trained; and the pair that both make.
+
+Invariant: what the hook gave the reference never reaches the trainer as a reward, and a reward in a pair is one that
+the hook gave, within its declared bounds; whatever else happens, the pair says that nobody judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from gateway.rollout.sampling import Sample, Shaped
+from reward_hooks import Candidate, GroupScore, HookContext, HookRunner
+from swarm.errors import HookError, SwarmGatewayError
+from swarm.evidence.pairs import MAX_NAME, Pair, SideResult, Terms
+from swarm.types import Task
+
+#: How a caller names who gave a candidate, see :class:`reward_hooks.Candidate`.
+INCUMBENT = "incumbent"
+_REFUSES = "content_filter"
+
+
+class Reference:
+    """The answer of an incumbent to the request of one group.
+
+    Args:
+        candidate: its answer, with any index; ``source`` says whose it is.
+        terms: under which both are compared, but for what only the group knows.
+    """
+
+    def __init__(self, candidate: Candidate, terms: Terms) -> None:
+        self._candidate = candidate
+        self._terms = terms
+        self._ours: Sequence[float] = ()
+        self._theirs: float | None = None
+        self._failure = "nothing was judged"
+
+    async def score(
+        self, hooks: HookRunner, task: Task, candidates: Sequence[Candidate], context: HookContext
+    ) -> GroupScore:
+        """The rewards of ``candidates`` alone, judged with the reference or apart from it.
+
+        Raises:
+            HookError: the hook gives none. Where the reference is judged apart, only its own reward may be missing.
+        """
+        self._ours, self._theirs, self._failure = (), None, "the hook failed"
+        if self._terms.rules.reference:
+            beside = self._candidate.model_copy(update={"index": len(candidates)})
+            rewards = (await hooks.score(task, [*candidates, beside], context)).rewards
+            score, theirs = GroupScore(rewards=rewards[:-1]), rewards[-1].value
+        else:
+            score, theirs = await hooks.score(task, candidates, context), None
+            try:
+                alone = self._candidate.model_copy(update={"index": 0})
+                theirs = (await hooks.score(task, [alone], context)).values[0]
+            except HookError as exc:
+                self._failure = f"the hook failed on the incumbent's answer: {exc.code or exc.type}"
+        self._ours, self._theirs = score.values, theirs
+        return score
+
+    def pair(
+        self, shaped: Shaped, samples: Mapping[int, Sample], outcomes: Sequence[Sample | SwarmGatewayError | None]
+    ) -> Pair:
+        """What both sides did, as far as the group has come; ``samples`` and ``outcomes`` as of a group."""
+        rules = self._terms.rules
+        failed = len(outcomes) - len(samples)
+        ours = [rules.scaled(value) for value in self._ours]
+        theirs = None if self._theirs is None else rules.scaled(self._theirs)
+        rewards = [value for value in ours if value is not None]
+        why = ""
+        if failed:
+            why = f"{failed} of {len(outcomes)} answers failed"
+        elif not self._ours or self._theirs is None:
+            why = self._failure
+        elif len(rewards) < len(ours) or theirs is None:
+            why = f"a reward is not within the bounds {list(rules.bounds)}"
+        versions = [one.policy_version for one in samples.values() if one.policy_version is not None]
+        return Pair(
+            group_id=shaped.group_id,
+            terms=self._terms.model_copy(
+                update={
+                    "challenger": max(versions, default=shaped.context.policy_version),
+                    "num_repeat": len(outcomes),
+                }
+            ),
+            challenger=_side(list(samples.values()), len(outcomes), None if why else fmean(rewards)),
+            incumbent=SideResult(
+                reward=None if why else theirs,
+                refused=_refuses(self._candidate.message, self._candidate.finish_reason),
+                latency_seconds=self._candidate.latency_seconds,
+                tokens=self._candidate.completion_tokens,
+                finish=self._candidate.finish_reason[:MAX_NAME],
+            ),
+            unjudged=why[:MAX_NAME],
+        )
+
+
+def _side(samples: Sequence[Sample], answers: int, reward: float | None) -> SideResult:
+    def mean(amount: Callable[[Sample], float]) -> float | None:
+        return fmean(map(amount, samples)) if samples else None
+
+    return SideResult(
+        answers=answers,
+        reward=reward,
+        failed=(answers - len(samples)) / answers if answers else 1.0,
+        refused=mean(lambda one: _refuses(one.answer.message, one.answer.finish_reason)) or 0.0,
+        latency_seconds=mean(lambda one: one.latency),
+        tokens=mean(lambda one: int(one.answer.usage.get("completion_tokens") or 0)),
+        finish=",".join(sorted({one.answer.finish_reason for one in samples}))[:MAX_NAME],
+    )
+
+
+def _refuses(message: Mapping[str, object], finish: str) -> float:
+    return float(bool(message.get("refusal")) or finish == _REFUSES)

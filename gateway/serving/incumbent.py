@@ -1,0 +1,94 @@
+"""An incumbent's answer on its way to the user, overheard.
+
+Invariant: what the user gets is what the incumbent sent, as it came: nothing is added to it, changed or held back. Only
+an answer that reached its end is overheard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from adapters.dialects import Answer
+from adapters.dialects.reading import answer_in, answer_of_chunks
+from gateway.types import Decided, Live, Outcome, Relayed
+
+SOURCE = "x-swarm-source"
+#: Bytes of an answer, or chunks of a translated one, beyond which it is not kept.
+MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
+
+T = TypeVar("T")
+#: Reads the answer; raises :class:`swarm.errors.UpstreamError` where it cannot.
+Read = Callable[[], Answer]
+
+
+class Overheard:
+    """One answer as it passes; ``seconds`` and ``read`` are set once it is whole.
+
+    Args:
+        path: of its dialect.
+        done: called once the answer is delivered whole, or given up.
+
+    Attributes:
+        seconds: from the beginning of this object to the last byte.
+        read: gives the answer; ``None``: it is not whole, too long, or an error.
+    """
+
+    def __init__(self, path: str, done: Callable[[Overheard], None]) -> None:
+        self._path = path
+        self._done = done
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self.seconds = 0.0
+        self.read: Read | None = None
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """The same outcome for the user; ``done`` follows its ``close``."""
+        path = self._path
+        match outcome:
+            case Relayed(body=bytes() as body):
+                if outcome.status == 200:
+                    self._whole(lambda: answer_in(path, [body], streamed=False))
+            case Relayed(body=body) if not isinstance(body, bytes):
+                if outcome.status == 200:
+                    parts: list[bytes] = []
+                    body = self._passing(body, parts, len, MAX_BYTES, lambda: answer_in(path, parts, streamed=True))
+                    outcome = replace(outcome, body=body)
+            case Live():
+                chunks: list[dict[str, Any]] = []
+                passing = self._passing(
+                    outcome.chunks, chunks, lambda _: 1, MAX_CHUNKS, lambda: answer_of_chunks(chunks)
+                )
+                outcome = replace(outcome, chunks=passing)
+            case Decided():
+                completion = outcome.completion
+                self._whole(lambda: Answer.from_completion(completion))
+            case _:
+                pass
+        close = outcome.close
+
+        async def closed() -> None:
+            try:
+                if close is not None:
+                    await close()
+            finally:
+                self._done(self)
+
+        return replace(outcome, headers={**outcome.headers, SOURCE: "incumbent"}, close=closed)
+
+    def _whole(self, read: Read) -> None:
+        self.seconds, self.read = self._loop.time() - self._began, read
+
+    async def _passing(
+        self, parts: AsyncIterator[T], kept: list[T], size: Callable[[T], int], most: int, read: Read
+    ) -> AsyncIterator[T]:
+        total = 0
+        async for part in parts:
+            total += size(part)
+            if total <= most:
+                kept.append(part)
+            yield part
+        if total <= most:
+            self._whole(read)

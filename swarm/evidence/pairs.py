@@ -1,0 +1,154 @@
+"""``Pair``: what incumbent and challenger did with one request; the terms under which pairs are comparable; and how the
+gate decides.
+
+Invariant: pairs of different terms are never pooled. A reward in a pair is in [0, 1], or ``None`` because nobody
+judged.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+MAX_GROUP_ID, MAX_NAME, MAX_SUITES = 256, 1000, 100
+Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+_Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
+
+
+class _Evidence(BaseModel):
+    """A gateway may be newer than its swarm server, which leaves out what it does not know: no reward is lost of it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class GateRules(_Evidence):
+    """When a challenger may take the incumbent's place, and when it is stopped."""
+
+    bounds: tuple[FiniteFloat, FiniteFloat] = Field(
+        default=(0.0, 1.0), description="of the hook's rewards; a reward beyond them counts as not judged"
+    )
+    reference: bool = Field(
+        default=True,
+        description="the incumbent's answer is one more candidate of the group's reward hook; false: it is judged in a "
+        "call of its own, so that rewards of the group do not depend on it",
+    )
+    margin: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="how much lower a challenger's mean reward may be and still count as not worse",
+    )
+    better: bool = Field(default=False, description="a challenger must be proven better, not only not worse")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=0.5, description="chance of an error of each kind: a false alarm, a wrong promotion"
+    )
+    max_unjudged: float = Field(
+        default=0.02,
+        ge=0,
+        lt=1,
+        description="share of requests that may lack a judgement before a challenger is held back",
+    )
+    max_errors: float = Field(
+        default=0.02, ge=0, lt=1, description="guard: by so much the challenger's share of failed answers may be larger"
+    )
+    max_refusals: float = Field(
+        default=0.05, ge=0, lt=1, description="guard: the same for refused answers (`refusal`, content_filter)"
+    )
+    max_length: Ratio | None = Field(
+        default=2.0, description="guard: so many times the incumbent's completion tokens; null: none"
+    )
+    max_latency: Ratio | None = Field(
+        default=None,
+        description="guard: so many times the incumbent's latency; null: none, for shadow work waits for users",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_apart(self) -> Self:
+        if self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds: the lower one is not below the upper one: {list(self.bounds)}")
+        return self
+
+    def scaled(self, reward: float) -> float | None:
+        """A reward of the hook as one in [0, 1]; ``None`` for one beyond the bounds."""
+        low, high = self.bounds
+        return (reward - low) / (high - low) if low <= reward <= high else None
+
+
+class Terms(_Evidence):
+    """What is compared, and how; another value of any field begins a new comparison.
+
+    Attributes:
+        route: of the gateway.
+        incumbent: its name.
+        model: of the challenger.
+        challenger: the policy version that answered; ``None``: not known.
+        hook: where the judge comes from.
+        code: digest of its files.
+        num_repeat: answers of the challenger.
+        rules: of the gate.
+        suites: names of those that are protected, each of which must be not worse by itself.
+    """
+
+    route: _Name = ""
+    incumbent: _Name = ""
+    model: _Name = ""
+    challenger: int | None = None
+    hook: _Name = ""
+    code: _Name = ""
+    num_repeat: int = Field(default=1, ge=1)
+    rules: GateRules = GateRules()
+    suites: tuple[_Name, ...] = Field(default=(), max_length=MAX_SUITES)
+
+    @model_validator(mode="after")
+    def _protected_suites_have_names(self) -> Self:
+        if "" in self.suites:
+            raise ValueError("a protected suite has a name: the empty one is that of live requests")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Names the comparison; the order of suites is irrelevant."""
+        ordered = self.model_copy(update={"suites": tuple(sorted(set(self.suites)))})
+        return sha256(ordered.model_dump_json().encode()).hexdigest()[:16]
+
+
+class SideResult(_Evidence):
+    """What one side did with one request: means over its answers.
+
+    Attributes:
+        answers: how many it gave, failed ones included.
+        reward: of those that did not fail.
+        failed, refused: shares of them.
+        latency_seconds: from the request to the last byte.
+        tokens: of the answers.
+        finish: the finish reasons, each once, in alphabetical order.
+    """
+
+    answers: int = Field(default=1, ge=0)
+    reward: _Share | None = None
+    failed: _Share = 0.0
+    refused: _Share = 0.0
+    latency_seconds: _Amount | None = None
+    tokens: _Amount | None = None
+    finish: str = Field(default="", max_length=MAX_NAME)
+
+
+class Pair(_Evidence):
+    """Both sides of one request. ``suite`` is empty for a live one; ``unjudged`` says why a reward is missing."""
+
+    group_id: str = Field(min_length=1, max_length=MAX_GROUP_ID)
+    terms: Terms
+    suite: _Name = ""
+    challenger: SideResult
+    incumbent: SideResult
+    unjudged: _Name = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Of the rewards, in [-1, 1], above zero where the challenger is better; ``None`` where one is missing."""
+        ours, theirs = self.challenger.reward, self.incumbent.reward
+        return ours - theirs if ours is not None and theirs is not None else None

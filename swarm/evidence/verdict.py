@@ -1,0 +1,236 @@
+"""``Comparison``: the pairs of equal terms so far; ``Verdict``: what they prove, and one sentence that says it.
+
+Invariant: the verdict is a function of the set of pairs: neither their order nor that of suites matters. What nobody
+judged counts for no side and holds the challenger back; so does everything that is not proven.
+
+Promotion needs *every* one of its tests (reward and each protected suite not worse than the margin, reward better where
+that is required), so each has the whole ``alpha`` and the chance of a wrong promotion is at most ``alpha`` (an
+intersection-union test: Berger, Technometrics 24, 1982). An alarm needs *one* of its tests (reward or a suite below
+zero, a guard beyond its bound), so they share ``alpha``: half is the reward's, the rest is split evenly (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Self
+
+from swarm.evidence.betting import Interval, Wealth, interval
+from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
+from swarm.types import Model
+
+#: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
+Finding = Literal["better", "not_worse", "worse", "undecided"]
+REWARD = "reward"
+_GUARDS = ("errors", "refusals", "length", "latency")
+#: what a guard that is proven worse says
+_MORE = {"errors": "more errors", "refusals": "more refusals", "length": "longer", "latency": "slower"}
+
+
+class Verdict(Model):
+    """What the pairs of a comparison prove.
+
+    Attributes:
+        finding: in one word.
+        promotable: whether the challenger may take the incumbent's place.
+        difference, low, high: mean difference of the rewards of live requests, and its interval at ``1 - alpha``.
+        requests: live ones that both sides answered and somebody judged.
+        unjudged: requests, those of suites included, that lack a judgement.
+        suites: by name, what is proven of each protected suite.
+        guards: those that are proven worse.
+        budget: by test, its part of the chance of a false alarm.
+        sentence: all of that for people.
+    """
+
+    finding: Finding
+    promotable: bool
+    difference: float
+    low: float
+    high: float
+    requests: int
+    unjudged: int
+    suites: dict[str, Finding]
+    guards: tuple[str, ...]
+    budget: dict[str, float]
+    sentence: str
+
+
+class _Reward:
+    """The tests of one suite's reward, or of that of live requests."""
+
+    def __init__(self, rules: GateRules) -> None:
+        self.differences: list[float] = []
+        self._not_worse = Wealth(-rules.margin)
+        self._better, self._worse = Wealth(), Wealth()
+
+    def add(self, difference: float) -> None:
+        self.differences.append(difference)
+        self._not_worse.add(difference)
+        self._better.add(difference)
+        self._worse.add(-difference)
+
+    def finding(self, alpha: float, alarm: float) -> Finding:
+        """``alarm``: the part of alpha that "worse" has. It wins over the others: of a small difference, both "below
+        zero" and "above the margin" may be proven."""
+        if self._worse.refutes(alarm):
+            return "worse"
+        if self._better.refutes(alpha):
+            return "better"
+        return "not_worse" if self._not_worse.refutes(alpha) else "undecided"
+
+
+class Comparison:
+    """The pairs of equal ``terms`` so far.
+
+    Args:
+        terms: of all of them.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        rules = terms.rules
+        bounds = {
+            "errors": rules.max_errors,
+            "refusals": rules.max_refusals,
+            "length": _relative(rules.max_length),
+            "latency": _relative(rules.max_latency),
+        }
+        self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
+        self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
+        self.requests = self.unjudged = 0
+        shared = [*list(self._rewards)[1:], *self._guards]
+        self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
+
+    @classmethod
+    def of(cls, pairs: Iterable[Pair], terms: Terms) -> Self:
+        """The comparison of those of ``pairs`` that have ``terms``."""
+        comparison = cls(terms)
+        for pair in pairs:
+            if pair.terms.digest == terms.digest:
+                comparison.add(pair)
+        return comparison
+
+    def add(self, pair: Pair) -> None:
+        """Count one more pair, which has the terms of this comparison."""
+        self.requests += 1
+        for name, wealth in self._guards.items():
+            if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent)) is not None:
+                wealth.add(value)
+        difference = pair.difference
+        if difference is not None and pair.suite in self._rewards:
+            self._rewards[pair.suite].add(difference)
+        elif difference is None and pair.incumbent.failed < 1:
+            # where the incumbent fails there is nothing to compare with: its loss, and nobody's fault here
+            self.unjudged += 1
+
+    def alarm(self) -> bool:
+        """Whether the challenger is proven worse: as :meth:`promotable`, cheaper than
+        :meth:`verdict`, which needs the interval."""
+        return "worse" in self._findings().values() or bool(self._worse_guards())
+
+    def promotable(self) -> bool:
+        """Whether the challenger may take the incumbent's place."""
+        findings, rules = self._findings(), self.terms.rules
+        enough = findings[""] == "better" or (findings[""] == "not_worse" and not rules.better)
+        return (
+            enough and not self._held and not {"worse", "undecided"} & {*findings.values()} and not self._worse_guards()
+        )
+
+    def verdict(self) -> Verdict:
+        """What is proven now."""
+        rules, live = self.terms.rules, self._rewards[""]
+        findings, guards = self._findings(), self._worse_guards()
+        suites: dict[str, Finding] = {name: finding for name, finding in findings.items() if name}
+        finding = findings[""]
+        if guards or "worse" in suites.values():
+            finding = "worse"
+        around = interval(live.differences, rules.alpha)
+        sentence = "; ".join(
+            part
+            for part in (
+                _of_reward(findings[""], around, len(live.differences), rules),
+                _of_suites(suites),
+                *(f"{_MORE[name]} than {_bound(rules, name)} allows" for name in guards),
+                f"held back: {self.unjudged} of {self.requests} requests were not judged" if self._held else "",
+            )
+            if part
+        )
+        return Verdict(
+            finding=finding,
+            promotable=self.promotable(),
+            difference=around.mean,
+            low=around.low,
+            high=around.high,
+            requests=len(live.differences),
+            unjudged=self.unjudged,
+            suites=suites,
+            guards=guards,
+            budget=self.budget,
+            sentence=sentence,
+        )
+
+    @property
+    def _held(self) -> bool:
+        return self.unjudged > self.terms.rules.max_unjudged * self.requests
+
+    def _findings(self) -> dict[str, Finding]:
+        alpha = self.terms.rules.alpha
+        return {name: reward.finding(alpha, self.budget[name or REWARD]) for name, reward in self._rewards.items()}
+
+    def _worse_guards(self) -> tuple[str, ...]:
+        return tuple(name for name, wealth in self._guards.items() if wealth.refutes(self.budget[name]))
+
+
+def _bound(rules: GateRules, guard: str) -> str:
+    """A guard's bound as the configuration has it."""
+    return f"max_{guard} {getattr(rules, f'max_{guard}'):g}"
+
+
+def _of_reward(finding: Finding, around: Interval, requests: int, rules: GateRules) -> str:
+    if not requests:
+        return "nothing is compared yet"
+    mean, low, high = (f"{value:.2f}" for value in around)
+    where = f"[{low}, {high}] in {requests} request{'s' if requests > 1 else ''}"
+    match finding:
+        case "better":
+            return f"better by {mean} {where}"
+        case "worse":
+            return f"worse by {-around.mean:.2f} [{-around.high:.2f}, {-around.low:.2f}] in {requests} requests"
+        case "not_worse":
+            return f"not worse than {rules.margin:g}: {around.mean:+.2f} {where}"
+        case "undecided":
+            return f"not decided: {around.mean:+.2f} {where}"
+
+
+def _of_suites(suites: Mapping[str, Finding]) -> str:
+    if not suites:
+        return ""
+    fine = sum(finding in ("better", "not_worse") for finding in suites.values())
+    worse = [name for name, finding in sorted(suites.items()) if finding == "worse"]
+    return f"{fine} of {len(suites)} suites not worse" + (f", worse: {', '.join(worse)}" if worse else "")
+
+
+def _relative(ratio: float | None) -> float | None:
+    """The relative difference of two amounts whose ratio is ``ratio``."""
+    return None if ratio is None else (ratio - 1) / (ratio + 1)
+
+
+def _amounts(ours: float | None, theirs: float | None) -> float | None:
+    """How much larger ``ours`` is, relative to the sum of both: in [-1, 1]."""
+    if ours is None or theirs is None:
+        return None
+    return (ours - theirs) / (ours + theirs) if ours + theirs > 0 else 0.0
+
+
+def _answered(ours: SideResult, theirs: SideResult) -> bool:
+    return ours.failed < 1 and theirs.failed < 1
+
+
+#: of each guard's pair, in [-1, 1], above zero where the challenger is worse; ``None``: this pair says nothing of it
+_DIFFERENCES: dict[str, Callable[[SideResult, SideResult], float | None]] = {
+    "errors": lambda ours, theirs: ours.failed - theirs.failed,
+    "refusals": lambda ours, theirs: ours.refused - theirs.refused if _answered(ours, theirs) else None,
+    "length": lambda ours, theirs: _amounts(ours.tokens, theirs.tokens) if _answered(ours, theirs) else None,
+    "latency": lambda ours, theirs: (
+        _amounts(ours.latency_seconds, theirs.latency_seconds) if _answered(ours, theirs) else None
+    ),
+}

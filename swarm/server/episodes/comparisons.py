@@ -1,0 +1,107 @@
+"""The pairs of one run, and the verdicts on its challengers that they give.
+
+Invariant: a pair counts once for its group, from when it is appended to the journal; the verdicts are a function of the
+rows of the run, in their order, so a restarted server gives the same ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from swarm.evidence.pairs import Pair, Terms
+from swarm.evidence.verdict import Comparison, Verdict
+from swarm.server.journal.rows import PairRow
+from swarm.status import ComparisonStatus
+
+#: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
+MAX_COMPARISONS = 64
+
+
+class Followed:
+    """One comparison, and its verdict until another pair comes."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.comparison = Comparison(terms)
+        self._verdict: Verdict | None = None
+
+    def add(self, pair: Pair) -> None:
+        self.comparison.add(pair)
+        self._verdict = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self._verdict is None:
+            self._verdict = self.comparison.verdict()
+        return self._verdict
+
+
+class Comparisons:
+    """The comparisons of one run.
+
+    Args:
+        append: takes rows for the journal.
+        run_id: the run.
+
+    Attributes:
+        followed: the comparisons by digest of their terms, the one that got the last pair at the end.
+    """
+
+    def __init__(self, append: Callable[..., Any], run_id: str = "") -> None:
+        self._append = append
+        self._run_id = run_id
+        self._groups: set[str] = set()
+        self.followed: OrderedDict[str, Followed] = OrderedDict()
+
+    def begin_run(self, run_id: str) -> None:
+        """Forget what was: another run begins, and its weights are others."""
+        self._run_id = run_id
+        self._groups.clear()
+        self.followed.clear()
+
+    def restore(self, run_id: str, rows: Iterable[PairRow]) -> None:
+        """Go on after a restart with the rows of the run, in the order in which they were appended."""
+        self.begin_run(run_id)
+        for row in rows:
+            self._take(Pair.model_validate_json(row.pair))
+
+    def add(self, pair: Pair) -> None:
+        """Count ``pair`` and append it, unless there is one of its group already."""
+        if self._take(pair):
+            self._append(PairRow(self._run_id, pair.group_id, pair.terms.digest, pair.model_dump_json()))
+
+    def statuses(self) -> list[ComparisonStatus]:
+        """For each incumbent of each route, what is proven of its newest challenger."""
+        newest: dict[tuple[str, str], Followed] = {}
+        for followed in self.followed.values():
+            terms = followed.comparison.terms
+            other = newest.get((terms.route, terms.incumbent))
+            # under other terms the latest pair decides
+            if other is None or _version(other.comparison.terms) <= _version(terms):
+                newest[terms.route, terms.incumbent] = followed
+        return [_status(newest[name]) for name in sorted(newest)]
+
+    def _take(self, pair: Pair) -> bool:
+        if pair.group_id in self._groups:
+            return False
+        self._groups.add(pair.group_id)
+        digest = pair.terms.digest
+        if digest not in self.followed:
+            self.followed[digest] = Followed(pair.terms)
+        self.followed[digest].add(pair)
+        self.followed.move_to_end(digest)
+        while len(self.followed) > MAX_COMPARISONS:
+            self.followed.popitem(last=False)
+        return True
+
+
+def _version(terms: Terms) -> int:
+    return -1 if terms.challenger is None else terms.challenger
+
+
+def _status(followed: Followed) -> ComparisonStatus:
+    terms = followed.comparison.terms
+    return ComparisonStatus(
+        route=terms.route, incumbent=terms.incumbent, challenger=terms.challenger, verdict=followed.verdict
+    )

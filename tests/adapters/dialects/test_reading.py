@@ -1,0 +1,87 @@
+"""Answers of other servers, read back from each wire format: what was said is what is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.dialects import DIALECTS, Answer, ChatDialect, CompletionsDialect, Dialect, MessagesDialect
+from adapters.dialects.reading import answer_in
+from adapters.dialects.sse import DONE, encode_event
+from swarm.errors import UpstreamError
+from tests.adapters.dialects.answers import chunks, completion, joined, messages
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+}
+FINISHES = ("stop", "length")
+
+
+def meaning(answer: Answer | dict[str, Any], *, calls: bool) -> Any:
+    message = answer.message if isinstance(answer, Answer) else answer
+    _, text, called = joined([{**message, "content": message.get("content") or ""}])
+    return text, [one[1:] for one in called] if calls else []
+
+
+def whole_of(dialect: Dialect, message: dict[str, Any], finish: str) -> bytes:
+    return json.dumps(dialect.answer(BODIES.get(dialect.path, {}), completion(message, finish))).encode()
+
+
+def stream_of(dialect: Dialect, found: list[Any]) -> bytes:
+    if isinstance(dialect, ChatDialect):
+        return b"".join([*(encode_event(chunk) for chunk in found), DONE])
+    events = dialect.stream({**BODIES.get(dialect.path, {}), "stream": True})
+    return b"".join([*(events.take(chunk) for chunk in found), events.end()])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+@settings(max_examples=60)
+@given(data=st.data(), message=messages(), finish=st.sampled_from(FINISHES))
+def test_a_whole_answer_and_a_stream_are_read_as_what_they_say(
+    dialect: Dialect, data: st.DataObject, message: dict[str, Any], finish: str
+) -> None:
+    calls = not isinstance(dialect, CompletionsDialect)
+    wanted = meaning(message, calls=calls)
+    read = answer_in(dialect.path, [whole_of(dialect, message, finish)], streamed=False)
+    assert meaning(read, calls=calls) == wanted
+    if not (message["tool_calls"] and finish == "stop"):
+        # the other formats have a finish of their own for calls
+        assert read.finish_reason == finish
+    assert (read.usage["prompt_tokens"] or 4, read.usage["completion_tokens"]) in {(4, 2), (1, 2)}
+    stream = stream_of(dialect, data.draw(chunks(message, finish)))
+    cut = data.draw(st.integers(0, len(stream)))
+    streamed = answer_in(dialect.path, [stream[:cut], stream[cut:]], streamed=True)
+    assert (meaning(streamed, calls=calls), streamed.finish_reason) == (wanted, read.finish_reason)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+@given(data=st.data(), message=messages())
+def test_half_a_stream_is_no_answer(dialect: Dialect, data: st.DataObject, message: dict[str, Any]) -> None:
+    events = stream_of(dialect, data.draw(chunks(message, "stop"))).split(b"\n\n")
+    ends = (b'"finish_reason":"stop"', b"message_stop", b"response.completed")
+    last = next(place for place, event in enumerate(events) if any(end in event.replace(b": ", b":") for end in ends))
+    half = b"\n\n".join(events[: data.draw(st.integers(0, last))])
+    with pytest.raises(UpstreamError, match=r"cannot be read|ended before"):
+        answer_in(dialect.path, [half + b"\n\n" if half else b""], streamed=True)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices": [], "content": 3, "output": 3}', b"\xff"])
+def test_what_is_no_answer_is_refused(dialect: Dialect, body: bytes) -> None:
+    for streamed in (False, True):
+        with pytest.raises(UpstreamError):
+            answer_in(dialect.path, [b"data: " + body + b"\n\n" if streamed else body], streamed=streamed)
+
+
+def test_a_refusal_of_anthropics_and_an_unknown_address() -> None:
+    body = {"content": [], "stop_reason": "refusal", "usage": {"output_tokens": 1}}
+    read = answer_in(MessagesDialect.path, [json.dumps(body).encode()], streamed=False)
+    assert (read.text, read.finish_reason) == ("", "content_filter")
+    with pytest.raises(UpstreamError, match="are not read"):
+        answer_in("/v1/embeddings", [b"{}"], streamed=False)

@@ -1,0 +1,270 @@
+"""The stage ``shadow``: the incumbent answers as if the gateway were not there; the challenger learns behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from swarm.evidence.pairs import Pair
+from swarm.protocol import BATCH_WAITS
+from swarm.states import EngineState
+from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
+from tests.standins.swarm import Swarm, as_one, completion, error, once, said, streamed
+from tests.standins.upstream import Upstream
+
+pytestmark = pytest.mark.anyio
+
+#: The reward of k words is k / 10, the incumbent's too.
+JUDGE = """
+def on_compute_relative_reward(task, candidates, context):
+    assert [one.source for one in candidates[:-1]] == ["policy"] * (len(candidates) - 1)
+    assert candidates[-1].source == "incumbent", candidates[-1].source
+    return [len(one.text.split()) / 10 for one in candidates]
+"""
+APART = """
+def on_compute_relative_reward(task, candidates, context):
+    sources = {one.source for one in candidates}
+    assert sources == {"policy"} or (sources == {"incumbent"} and len(candidates) == 1), sources
+    return [len(one.text.split()) / 10 for one in candidates]
+"""
+HOOK = "def on_compute_relative_reward(task, candidates, context):\n"
+
+
+def serve(upstream: Upstream, **more: Any) -> dict[str, Any]:
+    return {"serve": {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}, **more}}
+
+
+def pairs_of(swarm: Swarm) -> list[Pair]:
+    found = [*(end["pair"] for end in swarm.ends), *(one["pair"] for one in swarm.pairs)]
+    return [Pair.model_validate(one) for one in found if one is not None]
+
+
+async def became(http: httpx.AsyncClient, **counts: int) -> None:
+    """Wait until the groups in the shadow have become that."""
+    async with asyncio.timeout(30):
+        while (now := (await http.get("/status")).json()["shadows"]) != counts:
+            assert sum(now.values()) <= sum(counts.values()), now
+
+
+async def test_the_incumbent_answers_and_the_challenger_learns(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        response = await ask(http, odd=[1.5, None])
+        assert response.json() == completion("from the upstream")
+        assert response.headers["x-swarm-source"] == "incumbent"
+        assert response.headers["x-swarm-trained"] == "false"
+        assert "x-swarm-drop-reason" not in response.headers
+        await became(http, trained=1)
+    [got] = upstream.got
+    assert got.body == BODY | {"odd": [1.5, None], "model": "gpt"}
+    # the group has its own four answers and their rewards only
+    [end] = swarm.ends
+    assert [one["workflow_output"]["reward"] for one in end["ends"]] == [0.1, 0.2, 0.3, 0.4]
+    assert not any(one["workflow_output"]["notes"]["delivered"] for one in end["ends"])
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.25), pytest.approx(0.3))
+    assert (pair.terms.route, pair.terms.model, pair.terms.challenger) == ("default", "tiny", 7)
+    assert pair.terms.incumbent.startswith("gpt at 127.0.0.1:")
+    assert (pair.terms.num_repeat, pair.challenger.answers, pair.challenger.failed) == (4, 4, 0)
+    assert (pair.challenger.finish, pair.incumbent.finish, pair.incumbent.tokens) == ("stop", "stop", 3)
+    assert pair.terms.code and pair.terms.hook.endswith("hooks") and not pair.unjudged
+
+
+async def test_the_incumbent_may_be_judged_apart(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
+    async with open_gateway(**serve(upstream, gate={"reference": False, "bounds": [0, 2]}), reward=APART) as http:
+        await ask(http)
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.125), pytest.approx(0.15))
+    assert pair.terms.rules.bounds == (0, 2) and not pair.terms.rules.reference
+
+
+async def test_a_stream_passes_as_it_came(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
+    parts = [b'data: {"choices": [{"index": 0, "delta": {"content": "a b"}}]}\n', b'\n: odd\n\ndata: {"id": 1, "cho']
+    parts += [b'ices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n', b"data: [DONE]\n\n"]
+
+    async def body() -> Any:
+        for part in parts:
+            yield part
+
+    upstream.answers[CHAT] = lambda _: StreamingResponse(body(), media_type="text/event-stream")
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        response = await ask(http, stream=True)
+        assert response.content == b"".join(parts)
+        assert response.headers["x-swarm-source"] == "incumbent"
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.incumbent.reward == pytest.approx(0.2)
+
+
+async def test_the_first_token_waits_for_nobody_and_who_hangs_up_is_not_shadowed(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    upstream.answers[CHAT] = lambda _: upstream.hanging()
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        async with http.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
+            assert await anext(response.aiter_bytes()) == b"data: {}\n\n"
+            assert not swarm.claims
+        await upstream.left.wait()
+        await became(http, not_whole=1)
+    assert not swarm.claims
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_errors_of_the_incumbent_come_as_they_are(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
+) -> None:
+    upstream.answers[CHAT] = lambda _: error(429, "slower", retry_after="7")
+    async with open_gateway(**serve(upstream)) as http:
+        response = await ask(http, stream=stream)
+        assert (response.status_code, response.json()["error"]["message"]) == (429, "slower")
+        assert response.headers["retry-after"] == "7"
+        await became(http, not_whole=1)
+    assert not swarm.claims
+
+
+async def test_what_the_gateway_cannot_read_is_the_incumbents_to_refuse(
+    upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream)) as http:
+        response = await ask(http, messages="odd", headers={"x-swarm-policy": "odd"})
+        assert response.json() == completion("from the upstream")
+        # any model name is the incumbent's, and so are other addresses
+        assert (await ask(http, model="never-heard-of")).status_code == 200
+        upstream.default = JSONResponse({"data": []})
+        assert (await http.post("/v1/embeddings", json={"model": "e", "input": "x"})).json() == {"data": []}
+        cards = (await http.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in cards] == ["default", "big"] or [card["id"] for card in cards] == ["big"]
+
+
+@pytest.mark.parametrize("trouble", ["offline", "booting", "syncing", "refusing", "hanging", "nobody"])
+async def test_trouble_of_the_engine_is_never_felt(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, trouble: str, nobody: str
+) -> None:
+    settings: dict[str, Any] = {}
+    match trouble:
+        case "offline" | "booting" | "syncing":
+            swarm.state = EngineState[{"syncing": "WEIGHT_SYNCING"}.get(trouble, trouble.upper())]
+        case "refusing":
+            swarm.answer = lambda *_: error(500, "boom")
+        case "hanging":
+            swarm.silent = True
+        case _:
+            settings["swarm_url"] = nobody
+    async with open_gateway(**serve(upstream, max_shadows=2), **settings, reward=JUDGE) as http:
+        async with asyncio.timeout(10):
+            for _ in range(5):
+                assert (await ask(http)).json() == completion("from the upstream")
+        assert (await http.get("/status")).json()["errors"] == {}
+        swarm.silent = False
+        await swarm._notify()  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_group_behind_one_user_never_waits_in_the_way_of_another(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.answer = once(go := asyncio.Event(), lambda *_: said("one"))
+    async with open_gateway(**serve(upstream, max_shadows=1), reward=JUDGE) as http:
+        await ask(http)
+        await swarm.until(lambda: swarm.sampling)
+        await ask(http)
+        await became(http, busy=1)
+        assert [claim["wait_seconds"] for claim in swarm.claims] == [0]
+        go.set()
+        await became(http, busy=1, trained=1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings"),
+    [({"x-swarm-train": "false"}, {}), ({}, {"shadow_fraction": 0})],
+)
+async def test_who_is_not_to_be_trained_is_answered_alone(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: Mapping[str, str], settings: dict[str, Any]
+) -> None:
+    async with open_gateway(**serve(upstream, **settings)) as http:
+        assert (await ask(http, headers=headers)).json() == completion("from the upstream")
+        await became(http, left_out=1)
+    assert not swarm.claims
+
+
+@pytest.mark.parametrize(
+    ("reward", "said_"),
+    [
+        (f"{HOOK}    raise ValueError('dead')\n", "the hook failed"),
+        (f"{HOOK}    return [float('nan') for _ in candidates]\n", "the hook failed"),
+        (f"{HOOK}    return [2.0 for _ in candidates]\n", "a reward is not within the bounds [0.0, 1.0]"),
+    ],
+)
+async def test_what_nobody_judged_is_recorded_as_that(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, reward: str, said_: str
+) -> None:
+    async with open_gateway(**serve(upstream), reward=reward) as http:
+        await ask(http)
+        await swarm.until(lambda: pairs_of(swarm))
+    [pair] = pairs_of(swarm)
+    assert (pair.difference, pair.unjudged) == (None, said_)
+
+
+async def test_answers_that_fail_are_the_challengers(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.grouped = False
+    swarm.answer = lambda body, number: error(500, "boom") if number % 4 == 0 else said("one")
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        await ask(http)
+        await swarm.until(lambda: pairs_of(swarm))
+        swarm.answer = lambda *_: error(500, "boom")
+        await ask(http)
+        await swarm.until(lambda: len(pairs_of(swarm)) == 2)
+    some, all_ = pairs_of(swarm)
+    assert (some.challenger.failed, some.unjudged) == (0.25, "1 of 4 answers failed")
+    assert (all_.challenger.failed, all_.unjudged) == (1.0, "4 of 4 answers failed")
+    assert not swarm.open_episodes and not swarm.ends
+
+
+async def test_while_nothing_trains_both_are_compared_all_the_same(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async def answer(request: Request) -> Response:
+        return as_one([said("one two")] * int(request.headers["x-swarm-samples"]))
+
+    async def none_needed(request: Request) -> Response:
+        client = (await request.json())["client_uuid"]
+        return JSONResponse({"success": False, "client_uuid": client, "fail_cause": BATCH_WAITS})
+
+    swarm.app.router.routes.insert(0, Route("/claim_group", none_needed, methods=["POST"]))
+    swarm.app.router.routes.append(Route(CHAT, answer, methods=["POST"]))
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        await ask(http)
+        await swarm.until(lambda: pairs_of(swarm))
+        await became(http, compared=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.2), pytest.approx(0.3))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dialect_that_the_incumbent_lacks_is_translated_and_compared(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, path: str, stream: bool
+) -> None:
+    upstream.answers[CHAT] = lambda body: streamed("one", " two") if body.get("stream") else said("one two")
+    body: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    if path == "/v1/responses":
+        body = {"model": "m", "input": "hi"}
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        response = await http.post(path, json=body | {"stream": stream})
+        assert response.status_code == 200 and "two" in response.text
+        assert response.headers["x-swarm-source"] == "incumbent"
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.incumbent.reward == pytest.approx(0.2)
+    assert json.loads(upstream.got[-1].raw)["model"] == "gpt"

@@ -1,0 +1,204 @@
+"""What a gate proves with pairs, and what it says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
+from swarm.evidence.verdict import Comparison, Verdict
+
+TERMS = Terms(route="chat", incumbent="gpt", challenger=3, hook="hooks", num_repeat=7)
+_numbers = itertools.count()
+
+
+def pair(
+    ours: float | None, theirs: float | None = 0.5, *, terms: Terms = TERMS, suite: str = "", **fields: Any
+) -> Pair:
+    sides = {name: fields.pop(name, {}) for name in ("challenger", "incumbent")}
+    return Pair(
+        group_id=f"g{next(_numbers)}",
+        terms=terms,
+        suite=suite,
+        challenger=SideResult(reward=ours, **sides["challenger"]),
+        incumbent=SideResult(reward=theirs, **sides["incumbent"]),
+    )
+
+
+def verdict(pairs: list[Pair], terms: Terms = TERMS) -> Verdict:
+    return Comparison.of(pairs, terms).verdict()
+
+
+def test_a_better_challenger_is_proven_and_said() -> None:
+    found = verdict([pair(0.7), pair(0.5), pair(0.6)] * 40)
+    assert (found.finding, found.promotable, found.requests) == ("better", True, 120)
+    assert found.sentence == f"better by 0.10 [{found.low:.2f}, {found.high:.2f}] in 120 requests"
+    assert 0 < found.low < 0.10 < found.high
+
+
+def test_an_equal_challenger_is_not_worse_and_may_be_asked_for_more() -> None:
+    equal = [0.4, 0.6] * 150
+    found = verdict([pair(reward) for reward in equal])
+    assert (found.finding, found.promotable) == ("not_worse", True)
+    assert found.sentence.startswith("not worse than 0.05: +0.00 [-")
+    strict = TERMS.model_copy(update={"rules": GateRules(better=True)})
+    assert not verdict([pair(reward, terms=strict) for reward in equal], strict).promotable
+
+
+def test_a_worse_challenger_is_stopped() -> None:
+    found = verdict([pair(0.3), pair(0.4)] * 60)
+    assert (found.finding, found.promotable) == ("worse", False)
+    assert found.sentence.startswith("worse by 0.15 [0.")
+    # proven below zero, though above the margin: it is held back all the same
+    slightly = verdict([pair(0.48)] * 5000)
+    assert (slightly.finding, slightly.promotable) == ("worse", False)
+
+
+def test_little_is_not_decided() -> None:
+    assert verdict([]).sentence == "nothing is compared yet"
+    found = verdict([pair(0.7), pair(0.2)])
+    assert (found.finding, found.promotable) == ("undecided", False)
+    assert found.sentence == f"not decided: -0.05 [{found.low:.2f}, {found.high:.2f}] in 2 requests"
+
+
+def test_each_protected_suite_must_be_not_worse_by_itself() -> None:
+    terms = TERMS.model_copy(update={"suites": ("sums", "letters")})
+    live = [pair(0.8, terms=terms) for _ in range(100)]
+    sums = [pair(0.8, terms=terms, suite="sums") for _ in range(100)]
+    missing = verdict(live + sums, terms)
+    assert (missing.finding, missing.promotable) == ("better", False)
+    assert missing.suites == {"letters": "undecided", "sums": "better"}
+    assert missing.sentence.endswith("in 100 requests; 1 of 2 suites not worse")
+    worse = verdict([*live, *sums, *(pair(0.2, terms=terms, suite="letters") for _ in range(100))], terms)
+    assert (worse.finding, worse.promotable) == ("worse", False)
+    assert worse.sentence.endswith("1 of 2 suites not worse, worse: letters")
+    fine = verdict([*live, *sums, *(pair(0.6, terms=terms, suite="letters") for _ in range(100))], terms)
+    assert fine.promotable and fine.sentence.endswith("2 of 2 suites not worse")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "guard", "said"),
+    [
+        ({"failed": 0.3}, {}, "errors", "more errors than max_errors 0.02 allows"),
+        ({"refused": 0.4}, {}, "refusals", "more refusals than max_refusals 0.05 allows"),
+        ({"tokens": 400}, {"tokens": 100}, "length", "longer than max_length 2 allows"),
+        ({"latency_seconds": 9}, {"latency_seconds": 1}, "latency", "slower than max_latency 3 allows"),
+    ],
+)
+def test_a_guard_that_is_proven_worse_stops_a_better_challenger(
+    ours: dict[str, Any], theirs: dict[str, Any], guard: str, said: str
+) -> None:
+    terms = TERMS.model_copy(update={"rules": GateRules(max_latency=3)})
+    found = verdict([pair(0.8, terms=terms, challenger=ours, incumbent=theirs) for _ in range(150)], terms)
+    assert (found.finding, found.promotable, found.guards) == ("worse", False, (guard,))
+    assert found.sentence.startswith("better by 0.30 ") and found.sentence.endswith(said)
+    assert not verdict([pair(0.8, terms=terms, challenger=theirs, incumbent=ours) for _ in range(150)], terms).guards
+
+
+def test_what_was_not_judged_counts_for_nobody_and_holds_back() -> None:
+    judged = [pair(0.8) for _ in range(100)]
+    found = verdict([*judged, *(pair(None, challenger={"failed": 0.0}) for _ in range(3))])
+    assert (found.finding, found.promotable, found.requests, found.unjudged) == ("better", False, 100, 3)
+    assert found.sentence.endswith("; held back: 3 of 103 requests were not judged")
+    assert verdict([*judged, pair(None)]).promotable
+    # nobody can be compared with an incumbent that fails
+    failing = [pair(0.8, None, incumbent={"failed": 1.0}) for _ in range(50)]
+    assert verdict([*judged, *failing]).promotable
+    # a judge that is dead from the first request on
+    assert not verdict([pair(None, None) for _ in range(500)]).promotable
+
+
+def test_the_chance_of_a_false_alarm_is_split_and_shown() -> None:
+    terms = TERMS.model_copy(update={"suites": ("a", "b"), "rules": GateRules(alpha=0.1, max_length=None)})
+    budget = verdict([], terms).budget
+    assert set(budget) == {"reward", "a", "b", "errors", "refusals"}
+    assert sum(budget.values()) == pytest.approx(0.1) and budget["reward"] == 0.05
+
+
+def test_other_terms_are_another_comparison() -> None:
+    pairs = [pair(0.8) for _ in range(60)]
+    for change in ({"challenger": 4}, {"code": "x"}, {"num_repeat": 4}, {"model": "m"}, {"incumbent": "other"}):
+        assert verdict(pairs, TERMS.model_copy(update=change)).requests == 0
+    assert verdict(pairs).requests == 60
+    with pytest.raises(ValidationError, match="has a name"):
+        Terms(suites=("",))
+
+
+def test_rewards_are_scaled_by_the_declared_bounds() -> None:
+    rules = GateRules(bounds=(-1, 3))
+    assert [rules.scaled(reward) for reward in (-1, 1, 3, 3.1, -1.1, float("nan"))] == [0, 0.5, 1, None, None, None]
+    with pytest.raises(ValidationError, match="not below the upper one"):
+        GateRules(bounds=(1, 1))
+
+
+def test_what_a_newer_gateway_adds_is_left_out() -> None:
+    newer: dict[str, Any] = {**pair(0.5).model_dump(), "feedback": 1.0}
+    newer["terms"]["rules"]["more"] = newer["challenger"]["more"] = 1
+    assert Pair.model_validate(newer).difference == 0.0
+
+
+REWARDS = st.one_of(st.none(), st.floats(0, 1))
+PAIRS = st.lists(
+    st.tuples(
+        REWARDS,
+        REWARDS,
+        st.sampled_from(("", "a", "b", "unprotected")),
+        st.sampled_from((0.0, 0.5, 1.0)),
+        st.floats(0, 1e6),
+    ),
+    max_size=30,
+)
+
+
+def built(rows: list[Any], terms: Terms) -> list[Pair]:
+    return [
+        pair(
+            ours,
+            theirs,
+            terms=terms,
+            suite=suite,
+            challenger={"failed": failed, "tokens": tokens},
+            incumbent={"tokens": 9},
+        )
+        for ours, theirs, suite, failed, tokens in rows
+    ]
+
+
+@settings(max_examples=60)
+@given(rows=PAIRS, order=st.randoms(use_true_random=False))
+def test_neither_the_order_of_pairs_nor_that_of_suites_matters_and_rows_give_the_state(
+    rows: list[Any], order: random.Random
+) -> None:
+    terms = TERMS.model_copy(update={"suites": ("a", "b")})
+    pairs = built(rows, terms)
+    incremental = Comparison(terms)
+    alarmed: list[bool] = []
+    for one in pairs:
+        incremental.add(one)
+        alarmed.append(incremental.alarm())
+    found = incremental.verdict()
+    assert verdict([Pair.model_validate_json(one.model_dump_json()) for one in pairs], terms) == found
+    assert not alarmed or alarmed[-1] == (found.finding == "worse")
+    other = TERMS.model_copy(update={"suites": ("b", "a")})
+    assert other.digest == terms.digest
+    assert verdict(order.sample(pairs, len(pairs)), other) == found
+
+
+@settings(max_examples=60)
+@given(rows=PAIRS, place=st.integers(0, 29), more=st.floats(0, 1))
+def test_a_higher_reward_never_harms_the_challenger(rows: list[Any], place: int, more: float) -> None:
+    terms = TERMS.model_copy(update={"suites": ("a",)})
+    ranks = {"worse": 0, "undecided": 1, "not_worse": 2, "better": 3}
+    before = verdict(built(rows, terms), terms)
+    if place >= len(rows) or rows[place][0] is None or rows[place][0] > more:
+        return
+    after = verdict(built([*rows[:place], (more, *rows[place][1:]), *rows[place + 1 :]], terms), terms)
+    assert ranks[after.finding] >= ranks[before.finding]
+    assert after.promotable or not before.promotable
+    assert after.low >= before.low and after.high >= before.high

@@ -1,0 +1,102 @@
+"""Pairs of a run: each counts once, and a restarted server says what the one before said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.evidence.pairs import Pair, SideResult, Terms
+from swarm.server.engine.controller import Controller
+from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
+from swarm.server.episodes.episode import ClaimWish
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import PairRow
+from tests.swarm.server import conftest as server
+from tests.swarm.server.episodes.test_pool import ends, sample
+from tests.swarm.server.test_recovery import CONFIG, granted, rolling
+
+overrides = server.overrides
+rig = server.rig
+
+
+def pair(group: str, ours: float | None = 0.7, theirs: float | None = 0.5, **terms: Any) -> Pair:
+    return Pair(
+        group_id=group,
+        terms=Terms(**{"route": "chat", "incumbent": "gpt", "challenger": 1, "num_repeat": 2} | terms),
+        challenger=SideResult(answers=2, reward=ours),
+        incumbent=SideResult(reward=theirs),
+    )
+
+
+def test_a_pair_counts_once_and_the_newest_challenger_is_shown() -> None:
+    rows: list[PairRow] = []
+    found = Comparisons(rows.append, "run")
+    for number in range(3):
+        found.add(pair(f"g{number}"))
+        found.add(pair(f"g{number}", ours=0.1))
+    found.add(pair("late", challenger=3))
+    found.add(pair("later", challenger=2))
+    found.add(pair("elsewhere", route="other"))
+    assert [row.group_id for row in rows] == ["g0", "g1", "g2", "late", "later", "elsewhere"]
+    assert {row.run_id for row in rows} == {"run"}
+    chat, other = found.statuses()
+    assert (chat.route, chat.challenger, chat.verdict.requests) == ("chat", 3, 1)
+    assert (other.route, other.challenger) == ("other", 1)
+    found.begin_run("next")
+    assert found.statuses() == []
+
+
+@given(
+    made=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, MAX_COMPARISONS + 8), st.none() | st.floats(0, 1)), max_size=120
+    )
+)
+def test_rows_give_the_same_statuses(made: list[tuple[int, int, float | None]]) -> None:
+    rows: list[PairRow] = []
+    found = Comparisons(rows.append, "run")
+    for group, challenger, reward in made:
+        found.add(pair(f"g{group}", ours=reward, challenger=challenger))
+    again = Comparisons(rows.append, "other")
+    again.restore("run", rows[:])
+    assert again.statuses() == found.statuses()
+
+
+@pytest.mark.anyio
+async def test_the_pair_is_on_disk_with_the_end_of_its_group(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    before = rolling(journal)
+    grant = await granted(before, ClaimWish("me", episodes=2, as_group=True, max_seconds=1000.0))
+    for one in grant.claims:
+        sample(before.pool, one)
+    for _ in range(2):
+        # a repetition changes nothing
+        await before.episodes.end("me", "task", ends(*grant.claims), as_group=True, pair=pair("group"))
+    for name in ("untrained", "another", "another"):
+        await before.episodes.record_pair(pair(name))
+    await before.episodes.record_pair(pair("alone", ours=None))
+    said = before.status().comparisons
+    assert said[0].verdict.sentence.startswith("not decided: +0.20 [")
+    assert "held back: 1 of 4 requests were not judged" in said[0].verdict.sentence
+    await journal.close()
+
+    journal = Journal.open(tmp_path / "journal.db")
+    after = Controller(CONFIG)
+    after.open(journal)
+    assert after.status().comparisons == said
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_pairs_over_the_wire(rig: server.Rig) -> None:
+    body = {"client_uuid": "me", "pair": pair("g").model_dump()}
+    for _ in range(2):
+        assert (await rig.post("/record_pair", **body))["success"]
+    [said] = (await rig.client.get("/status")).json()["comparisons"]
+    assert (said["route"], said["incumbent"], said["challenger"]) == ("chat", "gpt", 1)
+    assert said["verdict"]["requests"] == 1 and not said["verdict"]["promotable"]
+    wrong = await rig.client.post("/record_pair", json={"client_uuid": "me", "pair": {}})
+    assert wrong.status_code in (400, 422)
