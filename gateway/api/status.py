@@ -107,7 +107,7 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
 
 def _route(gateway: Gateway, route: Route) -> RouteStatus:
     settings, load = route.settings, gateway.admission.load(route.name)
-    known = route.swarm.known.comparisons if route.swarm is not None else ()
+    known = route.swarm.report.comparisons if route.swarm is not None else ()
     return RouteStatus(
         **dict(route.stats),
         models=route.all_names,

@@ -153,7 +153,7 @@ class Shadow:
         return Terms(
             route=self._route[:MAX_NAME],
             incumbent=name[:MAX_NAME],
-            model=training.swarm.known.model[:MAX_NAME],
+            model=training.swarm.report.model[:MAX_NAME],
             hook=training.hooks.source[:MAX_NAME],
             code=training.hooks.code[:MAX_NAME],
             rules=GateRules.model_validate(self._serve.gate.model_dump()),
