@@ -60,20 +60,24 @@ async def test_who_leaves_cancels_the_sample(rig: server.Rig, open_route: OpenRo
 
 
 async def test_errors_say_whether_to_come_back(rig: server.Rig, open_route: OpenRoute) -> None:
-    async with open_route(sample_timeout_seconds=0.3, offline_wait_seconds=0.1) as route:
+    async with open_route(offline_wait_seconds=0.1) as route:
         rig.vllm.default = status(400, {"error": {"message": "too long", "code": 400}})
         for stream in (False, True):
             with pytest.raises(RelayedError, match="too long"):
                 await straight(route, asking(stream=stream))
-        rig.vllm.default = rig.vllm.hang()
-        with pytest.raises(UpstreamError) as late:
-            await straight(route, asking())
-        assert late.value.status == 504
         rig.controller.offline("stopped")
         for stream in (False, True):
             with pytest.raises(UnavailableError) as away:
                 await straight(route, asking(stream=stream))
             assert away.value.should_retry
+
+
+async def test_an_answer_that_does_not_come_is_a_timeout(rig: server.Rig, open_route: OpenRoute) -> None:
+    rig.vllm.default = rig.vllm.hang()
+    async with open_route(sample_timeout_seconds=0.3) as route:
+        with pytest.raises(UpstreamError) as late:
+            await straight(route, asking())
+    assert late.value.status == 504
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,7 +69,7 @@ def test_an_interval_holds_its_mean_and_is_the_mirror_of_the_mirrored_values(val
 @given(values=st.lists(VALUES, min_size=1, max_size=40))
 def test_the_ends_of_an_interval_are_where_the_evidence_crosses(values: list[float]) -> None:
     low = interval(values, 0.1).low
-    assert low == -1 or wealth_of([value + 1e-9 if value < 1 else 1.0 for value in values], low).refutes(0.05)
+    assert low == -1 or wealth_of([min(1.0, value + 1e-9) for value in values], low).refutes(0.05)
     # values are rounded to a fifth of a step
     assert low + 2 / GRID >= 1 or not wealth_of(values, low + 2 / GRID).refutes(0.05)
 
