@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
+    from swarm.groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
@@ -113,7 +113,7 @@ class Texts(NamedTuple):
     note: str = ""
 
 
-def texts_of(group: Group, decode: Decode) -> Texts:
+def texts_of(group: JudgedGroup, decode: Decode) -> Texts:
     """By the model's tokenizer, from the tokens that were sampled."""
 
     def text_of_answer(answer: GroupAnswer) -> str:
@@ -126,7 +126,7 @@ def texts_of(group: Group, decode: Decode) -> Texts:
     return Texts(prompt, [text_of_answer(answer) for answer in group.answers], "its tokens are gone")
 
 
-def logged_texts(group: Group, log: Path | None) -> Texts:
+def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     """Of the request and of the answer that was delivered, as a gateway's request log has them.
 
     Raises:
@@ -154,7 +154,7 @@ def _fitting(
     # words may be in the texts, which only a tokenizer can read
     everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
     decode = _decoder(tokenizer, everything.model)
-    fitting: list[Group] = []
+    fitting: list[JudgedGroup] = []
     for group in everything.groups:
         texts = texts_of(group, decode) if decode is not None else None
         if wanted.fits(group, [texts.prompt, *texts.answers] if texts is not None else ()):

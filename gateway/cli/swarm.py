@@ -80,12 +80,12 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
     Parts without content are left out.
     """
     from gateway.tui.format import printable, text_lines
-    from gateway.tui.swarm_view import Order, episodes, view
+    from gateway.tui.swarm_view import SortOrder, episodes, view
     from swarm.progress import step_line
 
     shown = view(status, ())
     lines = [f"{line.label:<6} {line.text}" for line in shown.head]
-    for table in (shown.tables["c"], episodes(status, Order.IDLE, ""), shown.tables["d"]):
+    for table in (shown.tables["c"], episodes(status, SortOrder.IDLE, ""), shown.tables["d"]):
         if table.rows:
             lines += ["", *text_lines(table, _ROWS)]
     if status.log or status.steps:

@@ -114,7 +114,7 @@ class TrainerDied(_Message, frozen=True, kw_only=True):
     error: str
 
 
-class Finished(_Message, frozen=True, kw_only=True):
+class Goodbye(_Message, frozen=True, kw_only=True):
     """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
     fault, so another start would fail alike. ``cause`` is the first exception of vLLM's core, in one line, where the
     engine died of that."""
@@ -161,7 +161,7 @@ Message = (
     | WeightsSynced
     | StepDone
     | TrainerDied
-    | Finished
+    | Goodbye
     | BatchReady
     | Resume
     | StartTrainer

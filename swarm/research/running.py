@@ -18,7 +18,7 @@ from typing import Any
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research import code
-from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
+from swarm.research.decisions import ClaimRun, Propose, Record, RunEnding, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
 from swarm.research.proposing import Proposal, ProposerError, propose, pruned
@@ -109,7 +109,7 @@ class Runner:
                     elif isinstance(action, Propose) and free:
                         # a proposal that waits for a free server is made with the scores of the run before it
                         self._propose(action.experiment, stopping)
-                    elif isinstance(action, Claim) and free:
+                    elif isinstance(action, ClaimRun) and free:
                         server = self._server_of(action.run, free)
                         # the next action is decided with this claim
                         attempt = self._claim(action.run, server)
@@ -210,14 +210,14 @@ class Runner:
                         self._attempt(run, server, attempt, again=True)
                         self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
                         continue
-                    end = Ending("failed", exc.message)
+                    end = RunEnding("failed", exc.message)
             if end is not None:
                 self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
             else:
                 assert stopping.is_set(), f"run {run.name} has no end"
             return
 
-    def _ending(self, run: Run) -> Ending | None:
+    def _ending(self, run: Run) -> RunEnding | None:
         with self._ledger.lock:
             state = copy.deepcopy(self._ledger.state)
         return ending(self._study, state, run) or pruned(self._study, state, run)
@@ -244,9 +244,9 @@ class Runner:
         def on_step(step: int) -> None:
             self._reached[run.name] = step
 
-        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
+        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> RunEnding | None:
             if not all(map(math.isfinite, scores)):
-                return Ending("failed", f"a score of step {step} is not a finite number")
+                return RunEnding("failed", f"a score of step {step} is not a finite number")
             self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
             return self._ending(run)
 

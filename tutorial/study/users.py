@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gateway.replay.output import print_report, replay_bar, write_report
 from gateway.replay.report import Report
-from gateway.replay.run import Progress, make_config, replay
+from gateway.replay.run import ReplayProgress, make_config, replay
 from gateway.replay.senders import Sender
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError
@@ -45,7 +45,7 @@ def main(
     """
     arguments = _parsed(data, more)
 
-    async def run(show: Callable[[Progress], None]) -> Report:
+    async def run(show: Callable[[ReplayProgress], None]) -> Report:
         config = make_config(
             data=arguments.data,
             target=target,

@@ -45,7 +45,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """Rows that are computed by one call of the model.
 
     Attributes:
@@ -66,7 +66,7 @@ class Part:
     targets: Tokens
 
 
-def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) -> Part:
+def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) -> MicroBatch:
     """The part of a mini-batch that holds the rows ``members``.
 
     Args:
@@ -86,10 +86,10 @@ def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) 
         targets.append(offset + positions - 1)
         offset += len(path)
     needed, index = np.unique(np.concatenate(before), return_inverse=True)
-    return Part(members, trie, needed, index, np.concatenate(labels), np.concatenate(targets))
+    return MicroBatch(members, trie, needed, index, np.concatenate(labels), np.concatenate(targets))
 
 
-def part_cost(shape: ModelShape, part: Part) -> float:
+def part_cost(shape: ModelShape, part: MicroBatch) -> float:
     """Of computing ``part`` as a trie."""
     nodes = np.array(part.trie.nodes)
     own, below = nodes[:, 1] - nodes[:, 0], nodes[:, 2] - nodes[:, 1]

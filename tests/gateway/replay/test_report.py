@@ -13,7 +13,7 @@ from gateway.replay.report import (
     points_of_steps,
     read_report,
 )
-from gateway.replay.run import Progress
+from gateway.replay.run import ReplayProgress
 from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
 from swarm.types import StepResult
@@ -43,7 +43,7 @@ def test_what_was_answered_and_not_trained_is_told_by_why() -> None:
     told = report().model_copy(update={"untrained": {"batch_waits": 3, "reward_hook_failed": 1}})
     assert "answered and not trained: 3 x batch_waits, 1 x reward_hook_failed" in summary(told)
     failed = Outcome(1.0, untrained="reward_hook_failed")
-    assert describe(Progress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
+    assert describe(ReplayProgress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
 
 
 def test_first_and_last_three_steps_or_halves() -> None:
