@@ -33,8 +33,8 @@ from adapters.verl.output import spare_output
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
-from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
+from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import BootProgress, Goodbye, ResolvedConfig, StartTrainer, Stop, TrainerDied
 from swarm.memory import CURE, oom_kills, why_killed
 

@@ -23,7 +23,7 @@ from swarm.errors import EngineError
 from swarm.job import ServingMode
 from swarm.link.engine import BatchRequests, EngineEnd
 from swarm.link.messages import BatchReady, Resume, Stop, WeightsSynced
-from swarm.metrics import EVAL
+from swarm.measures import EVAL
 from swarm.tokens import TrainBatch, batch_metrics
 from swarm.types import EvalResult
 

@@ -27,7 +27,7 @@ from adapters.verl.replicas import VllmServers, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, Warned, WeightSync
-from swarm.metrics import TRAIN
+from swarm.measures import TRAIN
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 

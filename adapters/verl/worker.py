@@ -19,7 +19,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from adapters.verl.steps import micro_batch_rows
-from adapters.verl.tree.engine import SharedPrefixEngine
+from adapters.verl.tree.shared_prefix import SharedPrefixEngine
 from adapters.verl.weights_socket import private_handle
 
 #: by how much the trainer lowers its priority on a CPU. At 5, a token takes vLLM as long beside the trainer as without

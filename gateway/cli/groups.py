@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
+    from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
@@ -53,8 +53,8 @@ def list_groups(
     """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
     from gateway.tui.format import text_lines
     from gateway.tui.groups_view import groups_table, rewards_table
-    from swarm.groups import Wanted
-    from swarm.groups import as_json as plain
+    from swarm.judged_groups import Wanted
+    from swarm.judged_groups import as_json as plain
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
     groups = _fitting(wanted, limit, swarm_url, token, run_dir, tokenizer)
@@ -79,7 +79,7 @@ def show_group(
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
     from gateway.tui.format import printable, short, text_lines
     from gateway.tui.groups_view import answers_table, facts
-    from swarm.groups import as_json as plain
+    from swarm.judged_groups import as_json as plain
 
     judged = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
     if len(judged.groups) != 1:
@@ -117,7 +117,7 @@ def texts_of(group: JudgedGroup, decode: Decode) -> Texts:
     """By the model's tokenizer, from the tokens that were sampled."""
 
     def text_of_answer(answer: GroupAnswer) -> str:
-        from swarm.groups import sampled
+        from swarm.judged_groups import sampled
 
         return " … ".join(decode(sampled(line), special=False) for line in answer.timelines)
 
@@ -170,7 +170,7 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query:
     if run_dir is None:
         with connect(swarm_url, token) as client:
             return client.judged_groups(**query)
-    from swarm.groups import Wanted
+    from swarm.judged_groups import Wanted
 
     journal = run_dir / "journal.db"
     names = Wanted.model_fields
@@ -178,7 +178,7 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query:
     rest = {"group_id": query.get("group", ""), "limit": query["limit"], "tokens": query.get("tokens", False)}
     judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
     try:
-        model: str = load_attribute("swarm.server.journal.groups:model_of")(journal)
+        model: str = load_attribute("swarm.server.journal.group_lines:model_of")(journal)
     except ConfigError:  # of several runs
         model = ""
     return judged.model_copy(update={"model": model})

@@ -85,8 +85,8 @@ def replay(
     from urllib.parse import urlsplit
 
     from gateway.replay.compare import ENGINE_HEADERS, GATEWAY_HEADERS, scored
-    from gateway.replay.output import print_report, replay_bar, write_report
     from gateway.replay.plot import check_plots
+    from gateway.replay.printing import print_report, replay_bar, write_report
     from gateway.replay.report import Report, read_report
     from gateway.replay.run import ReplayProgress, make_config
     from gateway.replay.run import replay as send

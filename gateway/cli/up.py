@@ -148,7 +148,7 @@ def train(
     from gateway.launch.train import TrainCommand, rehearsal
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
-    from gateway.replay.output import print_report, write_report
+    from gateway.replay.printing import print_report, write_report
     from gateway.replay.report import read_report
 
     if quick and (resume or fresh):

@@ -23,7 +23,7 @@ from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import validated
-from swarm.metrics import REWARD
+from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus

@@ -227,7 +227,7 @@ async def best(
     Args:
         training: of the request's route.
         incoming: the request; its model name has been checked.
-        session: its place in a conversation, if it is part of one.
+        session: its position in a conversation, if it is part of one.
         policy: how long to wait for the others, and whether to sample them where none can be trained.
         untrained: claim nothing.
 

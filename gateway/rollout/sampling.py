@@ -179,29 +179,29 @@ class Sampler:
         return Sample(SampledAnswer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self, group: EpisodeGroup | Unclaimed, places: Sequence[int], body: bytes, deadline: float
+        self, group: EpisodeGroup | Unclaimed, indices: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
-        """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
+        """Sample an answer for the episodes ``indices`` of ``group`` in one call, which computes their prompt once.
 
         Args:
             group: with an address of its own, or without episodes.
-            places: at least one.
+            indices: at least one.
             body: see :meth:`sample`; without ``n``.
 
         Returns:
-            One sample per place, in their order; the latency of each is that of the call.
+            One sample per index, in their order; the latency of each is that of the call.
 
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
         headers: dict[str, str] = {}
         if isinstance(group, Unclaimed):
-            headers[SAMPLES] = str(len(places))
-        elif len(places) < len(group):
-            headers[PLACES] = ",".join(map(str, places))
+            headers[SAMPLES] = str(len(indices))
+        elif len(indices) < len(group):
+            headers[PLACES] = ",".join(map(str, indices))
         answer, latency = await self._timed(group, body, deadline, headers)
         counts = [int(count) for count in answer.headers.get(COMPLETION_TOKENS, "").split(",") if count.isdigit()]
-        if len(counts) != len(places):
+        if len(counts) != len(indices):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
         return [

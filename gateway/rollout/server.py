@@ -42,7 +42,7 @@ _FIRST_PROMPTS = {"Claude Code": 27_000, "opencode": 9_000, "Codex": 7_600}
 _STATUS_AGE = 2.0
 #: Age at which the status is read again in the background.
 _STATUS_STALE = 1.0
-#: Longest single long-poll: a claim whose caller is gone keeps its place in the server's queue for at most this long.
+#: Longest single long-poll: a claim whose caller is gone is in the server's queue for at most this long.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
 #: Seconds after which the last news of a server that is away is too old to act on.

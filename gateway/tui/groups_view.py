@@ -21,7 +21,7 @@ from gateway.tui.format import (
     short,
     table_of,
 )
-from swarm.groups import GroupAnswer, JudgedGroup, StepRewards, Wanted
+from swarm.judged_groups import GroupAnswer, JudgedGroup, StepRewards, Wanted
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _REWARDS_SHOWN = 8

@@ -21,7 +21,7 @@ from gateway.tui.groups_view import answers_table, groups_table, rewards_table, 
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.swarm_view import SortOrder, episodes
 from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
-from swarm.groups import JudgedGroups, Wanted
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 
 from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view, swarm_view
-from gateway.tui.client import STEPS, Kind, StatusClient, Target, Trouble, nonsense
 from gateway.tui.format import View, seconds
+from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nonsense
 from swarm.client import RetryPolicy
-from swarm.groups import JudgedGroups, Wanted
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult

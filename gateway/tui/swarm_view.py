@@ -35,7 +35,18 @@ from gateway.tui.format import (
     short,
     table_of,
 )
-from swarm.metrics import CALLS, EVAL, LOGGED, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL, TRAIN
+from swarm.measures import (
+    CALLS,
+    EVAL,
+    LOGGED,
+    RESPONSE_TOKENS,
+    REWARD,
+    SPREAD,
+    SUCCESS,
+    TASKS,
+    TASKS_WITH_SIGNAL,
+    TRAIN,
+)
 from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress, groups_that_differ
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus

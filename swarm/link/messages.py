@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
 from swarm.job import ServingMode
-from swarm.link.code import ImportedCode
+from swarm.link.imported import ImportedCode
 from swarm.tokens import READERS, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -60,7 +60,7 @@ class ResolvedConfig(_Message, frozen=True, kw_only=True):
 class CodeImported(_Message, frozen=True, kw_only=True):
     """What the engine's processes import of the synced code, before the first ``RolloutReady``.
 
-    ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
+    ``processes`` has the answer of :func:`swarm.link.imported.imported` in each process that was asked, by what it is.
     """
 
     processes: dict[str, ImportedCode]

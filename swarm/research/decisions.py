@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from swarm.intervals import Interval, mean_interval, welch_interval
-from swarm.metrics import TRAIN
+from swarm.measures import TRAIN
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult

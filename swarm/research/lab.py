@@ -24,10 +24,10 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
-from swarm.metrics import TRAIN
-from swarm.research import code
+from swarm.measures import TRAIN
+from swarm.research import trees
 from swarm.research.decisions import RunEnding, is_due, trouble
-from swarm.research.episodes import EvaluateOrder, TrainOrder
+from swarm.research.episode_process import EvaluateOrder, TrainOrder
 from swarm.research.ledger import Run, State
 from swarm.research.study import Study
 from swarm.states import EngineState
@@ -72,7 +72,7 @@ class Order:
     name: str
     job: TrainJob
     settings: dict[str, Any]
-    tree: code.Tree
+    tree: trees.Tree
     shuffle: bool
     measured: frozenset[int]
     on_step: Callable[[int], None]
@@ -96,7 +96,7 @@ class Lab:
         self._study, self._folder, self._digest, self._token = study, folder, state.code, token
         self._project = project_of(state)
         self._on_event = on_event
-        self._logs = folder / code.RUNS / "logs"
+        self._logs = folder / trees.RUNS / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def run(self, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
@@ -253,7 +253,7 @@ class Lab:
         """What the process of an evaluation tells; ``None`` if ``stopping`` came first."""
         evaluator = self._study.evaluator
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
-        tree = code.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
+        tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
         self._tell(order, "evaluates")
         evaluate_order = EvaluateOrder(
             server=client.server_url,
@@ -284,13 +284,13 @@ def _check_alive(status: ServerStatus) -> None:
 
 
 class StudyProcess:
-    """A process of :mod:`swarm.research.episodes`; it is gone when the block ends, and ends with this process."""
+    """A process of :mod:`swarm.research.episode_process`; it ends with the block, and with this process."""
 
     def __init__(self, what: str, order: str, log: Path) -> None:
         self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-B", "-m", "swarm.research.episodes", what],
+                [sys.executable, "-P", "-B", "-m", "swarm.research.episode_process", what],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.research import code
+from swarm.research import trees
 from swarm.research.decisions import ClaimRun, Propose, Record, RunEnding, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
@@ -45,7 +45,7 @@ def begin(study: Study, folder: Path, ledger: Ledger) -> None:
     if ledger.state.study:
         raise ConfigError(f"the study {folder} has begun: `swarm-gateway research resume {folder}` goes on with it")
     _check_held_out(study, folder / study.code)
-    digest, locked, revision = code.snapshot(study, folder)
+    digest, locked, revision = trees.snapshot(study, folder)
     name = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
     ledger.append("begun", study=name, locked=locked, code=digest, revision=revision)
 
@@ -73,9 +73,9 @@ class Runner:
     def __init__(self, study: Study, folder: Path, ledger: Ledger, lab: Lab, on_event: OnEvent) -> None:
         if not ledger.state.study:
             raise ConfigError(f"the study {folder} has not begun: `swarm-gateway research run {folder}`")
-        code.check_locked(study, folder, ledger.state.locked)
+        trees.check_locked(study, folder, ledger.state.locked)
         self._study, self._folder, self._ledger, self._lab, self._on_event = study, folder, ledger, lab, on_event
-        self._base = code.kept(folder, ledger.state.code, "base")
+        self._base = trees.kept(folder, ledger.state.code, "base")
         self._gone: dict[str, str] = {}
         #: run -> the step of its attempt; not there after a kill until a server tells it
         self._reached: dict[str, int] = {}
@@ -181,8 +181,8 @@ class Runner:
         try:
             self._study.with_delta(proposal.set)
             if proposal.patch:
-                digest = code.patched(self._study, self._folder, self._base.digest, proposal.patch)
-        except (ConfigError, code.RefusedError) as exc:
+                digest = trees.patched(self._study, self._folder, self._base.digest, proposal.patch)
+        except (ConfigError, trees.RefusedError) as exc:
             refused = exc.message
         change = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
         self._record("proposed", experiment=name, **change, code=digest, refused=refused)
@@ -250,7 +250,7 @@ class Runner:
             self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
             return self._ending(run)
 
-        tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
+        tree = trees.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
         held_out = tree.folder / study.evaluator.tasks
         if held_out.resolve().is_relative_to(tree.folder.resolve()) and held_out.is_file():
             held_out.unlink()  # no patch trains by mistake on what the run is measured with

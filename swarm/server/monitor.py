@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from swarm.http.exposition import new_registry
-from swarm.metrics import TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import TASKS, TASKS_WITH_SIGNAL
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.episodes.episode import LiveEpisode

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.job import TrainJob, parse_job
-from swarm.link.code import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, BatchRequests, EngineEnd
+from swarm.link.imported import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.messages import (
     BatchReady,
     BootProgress,

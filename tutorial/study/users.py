@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.replay.output import print_report, replay_bar, write_report
+from gateway.replay.printing import print_report, replay_bar, write_report
 from gateway.replay.report import Report
 from gateway.replay.run import ReplayProgress, make_config, replay
 from gateway.replay.senders import Sender

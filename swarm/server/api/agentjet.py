@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, SwarmGatewayError
-from swarm.link.code import top_level
+from swarm.link.imported import top_level
 from swarm.protocol import (
     BoolResponse,
     IsEpisodeClaimedRequest,

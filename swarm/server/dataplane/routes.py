@@ -33,7 +33,7 @@ from swarm.http.asgi import bearer, error_response, read_json
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
+from swarm.server.dataplane.agentjet_answers import answers_overflow, overflow_answer, overflow_chunks
 from swarm.server.dataplane.answers import Body
 from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
@@ -108,8 +108,8 @@ class DataPlane:
     async def group_chat_completions(self, request: Request) -> Response:
         owner = self._open(request)
         if (header := request.headers.get(PLACES)) is not None:
-            places = _places(header, len(owner.episodes))
-            owner = CallOwner(self.controller, [owner.episodes[index] for index in places])
+            indices = _indices(header, len(owner.episodes))
+            owner = CallOwner(self.controller, [owner.episodes[index] for index in indices])
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
@@ -378,17 +378,17 @@ def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
     return error_response(exc, encode(dialect.error(exc)))
 
 
-def _places(header: str, count: int) -> list[int]:
+def _indices(header: str, count: int) -> list[int]:
     """The positions in the header :data:`PLACES`, in a group of ``count``.
 
     Raises:
         RequestError: they are not different numbers below ``count``.
     """
     texts = header.split(",")
-    places = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
-    if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
+    indices = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
+    if len(indices) < len(texts) or len(set(indices)) < len(indices) or max(indices) >= count:
         raise RequestError(f"{PLACES}: different numbers from 0 to {count - 1}, separated by commas", param=PLACES)
-    return places
+    return indices
 
 
 def _samples(header: str) -> int:

@@ -22,7 +22,7 @@ from swarm.concurrency import first_of
 from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
-from swarm.link.code import CODE_VARIABLE, differences
+from swarm.link.imported import CODE_VARIABLE, differences
 from swarm.link.messages import (
     BatchReady,
     BootProgress,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.job import TrainJob, parse_job
+from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
 from swarm.tokens import Trajectory

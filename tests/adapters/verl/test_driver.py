@@ -11,7 +11,7 @@ import pytest
 
 from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
-from swarm.link.code import CODE_VARIABLE
+from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import Goodbye
 from swarm.memory import CURE
 from tests.engine.engine_process import EngineProcess

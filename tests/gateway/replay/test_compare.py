@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.replay.compare import compare, judge_alone, scored, verdict, versions
-from gateway.replay.output import summary
+from gateway.replay.printing import summary
 from gateway.replay.report import Report, Score
 from gateway.replay.senders import SavedAnswer
 from reward_hooks import Candidate, HookContext, Hooks, PassThrough, Task, UserRequest

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.replay.output import describe, print_report, summary, write_report
+from gateway.replay.printing import describe, print_report, summary, write_report
 from gateway.replay.report import (
     Report,
     StepPoint,

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from gateway.replay.compare import GATEWAY_HEADERS
-from gateway.replay.output import summary
+from gateway.replay.printing import summary
 from gateway.replay.run import ReplayConfig, replay
 from gateway.replay.senders import HttpSender
 from gateway.rollout.answering import best

@@ -29,7 +29,7 @@ from verl.workers.engine.utils import postprocess_batch_func
 
 from adapters.verl.tree.attention import TREE, Nodes, UnsupportedAttentionError
 from adapters.verl.tree.logprobs import token_log_probs
-from adapters.verl.tree.plan import MicroBatch, ModelShape, pack, part_cost, rows_cost
+from adapters.verl.tree.packing import MicroBatch, ModelShape, pack, part_cost, rows_cost
 from adapters.verl.tree.trie import Tokens, ordered, split
 
 log = logging.getLogger(__name__)

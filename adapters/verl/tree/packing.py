@@ -49,10 +49,10 @@ class MicroBatch:
     """Rows that are computed by one call of the model.
 
     Attributes:
-        rows: their places in the mini-batch.
+        rows: their indices in the mini-batch.
         trie: their tokens.
         needed: int64 [N], the packed tokens whose logits are needed, in order.
-        index: int64 [M], for each sampled token of each row, the place in ``needed`` of the token before it.
+        index: int64 [M], for each sampled token of each row, the index in ``needed`` of the token before it.
         labels: int64 [M], the sampled tokens.
         targets: int64 [M], where their log-probabilities belong when the rows lie one after another: verl keeps them at
             the token before.
