@@ -61,7 +61,7 @@ def pairs(chance: random.Random, change: float, terms: Terms) -> Iterator[Pair]:
                 answers=answers,
                 reward=right(chance, success, answers),
                 latency_seconds=chance.lognormvariate(0, 0.5),
-                tokens=chance.lognormvariate(4, 0.5),
+                characters=chance.lognormvariate(4, 0.5),
             )
 
         yield Pair(

@@ -12,6 +12,9 @@ each alone at its time:
 * ``ours_n8``: our gateway with groups of eight: claimed, sampled in one call, scored, ended with fsync (``best``);
 * ``ours_n8_acknowledged``: the same, the answer waits until its rewards are on disk (``acknowledge_seconds``);
 * ``ours_first``: groups of eight with the first answer streamed live;
+* ``ours_upstream``: our gateway with a plain upstream, the scripted vLLM, and nothing that trains;
+* ``ours_shadow``: the same upstream as the incumbent, and groups of eight in its shadow; ``added_by_shadow_ms`` is
+  beyond ``ours_upstream``;
 * ``litellm``, ``ferrogw``: see :mod:`benchmarks.peers`; left out with ``--no-peers``.
 
 Ours run with a real swarm server, whose engine is the same scripted vLLM. For each: plain requests in a closed loop of
@@ -309,6 +312,8 @@ def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
         rows[name]["added_beyond_sample_and_hook_ms"] = _added(rows[name], sampling, hook_ms)
     if "ours_first" in rows:
         rows["ours_first"]["added_first_token_beyond_sample_ms"] = _added_first_token(rows["ours_first"], sampling)
+    if {"ours_shadow", "ours_upstream"} <= rows.keys():
+        rows["ours_shadow"]["added_by_shadow_ms"] = _added(rows["ours_shadow"], rows["ours_upstream"])
     for row in rows.values():
         row["added"] = _added(row, direct)
         row["added_first_token_ms"] = _added_first_token(row, direct)
@@ -348,7 +353,8 @@ def run(options: argparse.Namespace) -> None:
     delay = options.delay_ms / 1000
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place, running(serve_vllm, delay) as vllm:
-        folder = Path(place)
+        folder, at = Path(place), {"base_url": f"{vllm.url}/v1"}
+        plain = {"swarm_url": None, "upstream": at}
         subjects: dict[str, Callable[[], contextlib.AbstractContextManager[Subject]]] = {
             "direct": lambda: contextlib.nullcontext(Subject(vllm.url, [psutil.Process(vllm.pid)])),
             "direct_n8": lambda: contextlib.nullcontext(Subject(vllm.url, [psutil.Process(vllm.pid)], samples=True)),
@@ -357,6 +363,8 @@ def run(options: argparse.Namespace) -> None:
             "ours_n8": lambda: ours(folder, delay),
             "ours_n8_acknowledged": lambda: ours(folder, delay, acknowledge_seconds=5),
             "ours_first": lambda: ours(folder, delay, policy="first"),
+            "ours_upstream": lambda: alone(running(serve_gateway, plain)),
+            "ours_shadow": lambda: ours(folder, delay, serve={"incumbent": {"upstream": at}}),
             "litellm": lambda: peer(peers.litellm, vllm.url, folder),
             "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder, peers.FERROGW_MODEL),
         }

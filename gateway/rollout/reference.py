@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import Any, cast
 
 from gateway.rollout.sampling import Sample, Shaped
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner
+from reward_hooks.contract import sendable, texts_of
 from swarm.errors import HookError, SwarmGatewayError
 from swarm.evidence.pairs import MAX_NAME, Pair, SideResult, Terms
 from swarm.types import Task
@@ -25,11 +27,13 @@ class Reference:
 
     Args:
         candidate: its answer, with any index; ``source`` says whose it is.
+        tokens: of the answer; ``None``: its server does not say.
         terms: under which both are compared, but for what only the group knows.
     """
 
-    def __init__(self, candidate: Candidate, terms: Terms) -> None:
+    def __init__(self, candidate: Candidate, tokens: int | None, terms: Terms) -> None:
         self._candidate = candidate
+        self._tokens = tokens
         self._terms = terms
         self._ours: Sequence[float] = ()
         self._theirs: float | None = None
@@ -88,8 +92,9 @@ class Reference:
                 reward=None if why else theirs,
                 refused=_refuses(self._candidate.message, self._candidate.finish_reason),
                 latency_seconds=self._candidate.latency_seconds,
-                tokens=self._candidate.completion_tokens,
-                finish=self._candidate.finish_reason[:MAX_NAME],
+                characters=_characters(self._candidate.message),
+                tokens=self._tokens,
+                finish=sendable(self._candidate.finish_reason)[:MAX_NAME],
             ),
             unjudged=why[:MAX_NAME],
         )
@@ -105,10 +110,17 @@ def _side(samples: Sequence[Sample], answers: int, reward: float | None) -> Side
         failed=(answers - len(samples)) / answers if answers else 1.0,
         refused=mean(lambda one: _refuses(one.answer.message, one.answer.finish_reason)) or 0.0,
         latency_seconds=mean(lambda one: one.latency),
+        characters=mean(lambda one: _characters(one.answer.message)),
         tokens=mean(lambda one: int(one.answer.usage.get("completion_tokens") or 0)),
-        finish=",".join(sorted({one.answer.finish_reason for one in samples}))[:MAX_NAME],
+        finish=sendable(",".join(sorted({one.answer.finish_reason for one in samples})))[:MAX_NAME],
     )
 
 
 def _refuses(message: Mapping[str, object], finish: str) -> float:
     return float(bool(message.get("refusal")) or finish == _REFUSES)
+
+
+def _characters(message: Mapping[str, Any]) -> int:
+    calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
+    written = [(call.get("function") or {}).get("arguments") for call in calls]
+    return sum(len(text) for text in [*texts_of(message), *written] if isinstance(text, str))

@@ -20,9 +20,10 @@ from gateway.rollout.policy import Policy, passes
 from gateway.rollout.reference import INCUMBENT, Reference
 from gateway.rollout.server import Training
 from gateway.serving.incumbent import Overheard
-from gateway.stats import Stats
+from gateway.stats import DropReason, Stats
 from gateway.types import Incoming, LeftOut, Prospect
 from reward_hooks import Candidate
+from reward_hooks.contract import sendable
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, GateRules, Pair, Terms
@@ -107,7 +108,8 @@ class Shadow:
         )
         training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-        reference = Reference(_candidate(answer, overheard.seconds), self._terms(training, incoming))
+        tokens = _count(answer, "completion_tokens")
+        reference = Reference(_candidate(answer, overheard.seconds), tokens, self._terms(training, incoming))
         if swarm.gone_for(0.0) is not None:
             return AWAY
 
@@ -129,7 +131,7 @@ class Shadow:
             within = settings.submit_timeout_seconds + 2 * settings.hook_timeout_seconds + _GRACE
             done, drop = await run.settled(within)
             pair = reference.pair(run.shaped, run.samples, run.outcomes)
-            return _End(pair, "" if done and drop is None else drop or BUSY)
+            return _End(pair, (drop or "") if done else DropReason.SUBMIT_TIMEOUT)
 
         fans_out = settings.when_batch_waits == "best"
         try:
@@ -152,7 +154,8 @@ class Shadow:
         name = f"{upstream.model or incoming.call.model or 'its model'} at {urlsplit(upstream.base_url).netloc}"
         return Terms(
             route=self._route[:MAX_NAME],
-            incumbent=name[:MAX_NAME],
+            # a name may hold a lone surrogate, which JSON bodies can carry
+            incumbent=sendable(name)[:MAX_NAME],
             model=training.swarm.report.model[:MAX_NAME],
             hook=training.hooks.source[:MAX_NAME],
             code=training.hooks.code[:MAX_NAME],
@@ -176,7 +179,13 @@ def _candidate(answer: Answer, seconds: float) -> Candidate:
         text=answer.text,
         tool_calls=answer.message.get("tool_calls") or [],
         finish_reason=answer.finish_reason,
-        completion_tokens=int(answer.usage.get("completion_tokens") or 0),
-        prompt_tokens=int(answer.usage.get("prompt_tokens") or 0),
+        completion_tokens=_count(answer, "completion_tokens") or 0,
+        prompt_tokens=_count(answer, "prompt_tokens") or 0,
         latency_seconds=seconds,
     )
+
+
+def _count(answer: Answer, name: str) -> int | None:
+    """A count of its usage; ``None`` where its server says none."""
+    count = answer.usage.get(name)
+    return count if isinstance(count, int) and count >= 0 else None

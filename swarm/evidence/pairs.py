@@ -59,7 +59,7 @@ class GateRules(_Evidence):
         default=0.05, ge=0, lt=1, description="guard: the same for refused answers (`refusal`, content_filter)"
     )
     max_length: Ratio | None = Field(
-        default=2.0, description="guard: so many times the incumbent's completion tokens; null: none"
+        default=2.0, description="guard: so many times the characters of the incumbent's answer; null: none"
     )
     max_latency: Ratio | None = Field(
         default=None,
@@ -124,7 +124,8 @@ class SideResult(_Evidence):
         reward: of those that did not fail.
         failed, refused: shares of them.
         latency_seconds: from the request to the last byte.
-        tokens: of the answers.
+        characters: of the texts and of the arguments of calls.
+        tokens: as the server counts them, each with its own tokenizer; ``None``: it does not say.
         finish: the finish reasons, each once, in alphabetical order.
     """
 
@@ -133,6 +134,7 @@ class SideResult(_Evidence):
     failed: _Share = 0.0
     refused: _Share = 0.0
     latency_seconds: _Amount | None = None
+    characters: _Amount | None = None
     tokens: _Amount | None = None
     finish: str = Field(default="", max_length=MAX_NAME)
 

@@ -229,7 +229,7 @@ def _answered(ours: SideResult, theirs: SideResult) -> bool:
 _DIFFERENCES: dict[str, Callable[[SideResult, SideResult], float | None]] = {
     "errors": lambda ours, theirs: ours.failed - theirs.failed,
     "refusals": lambda ours, theirs: ours.refused - theirs.refused if _answered(ours, theirs) else None,
-    "length": lambda ours, theirs: _amounts(ours.tokens, theirs.tokens) if _answered(ours, theirs) else None,
+    "length": lambda ours, theirs: _amounts(ours.characters, theirs.characters) if _answered(ours, theirs) else None,
     "latency": lambda ours, theirs: (
         _amounts(ours.latency_seconds, theirs.latency_seconds) if _answered(ours, theirs) else None
     ),

@@ -76,6 +76,7 @@ async def test_the_incumbent_answers_and_the_challenger_learns(
     assert pair.terms.incumbent.startswith("gpt at 127.0.0.1:")
     assert (pair.terms.num_repeat, pair.challenger.answers, pair.challenger.failed) == (4, 4, 0)
     assert (pair.challenger.finish, pair.incumbent.finish, pair.incumbent.tokens) == ("stop", "stop", 3)
+    assert (pair.challenger.characters, pair.incumbent.characters) == (pytest.approx(11.5), len("from the upstream"))
     assert pair.terms.code and pair.terms.hook.endswith("hooks") and not pair.unjudged
 
 
@@ -268,3 +269,19 @@ async def test_a_dialect_that_the_incumbent_lacks_is_translated_and_compared(
     [pair] = pairs_of(swarm)
     assert pair.incumbent.reward == pytest.approx(0.2)
     assert json.loads(upstream.got[-1].raw)["model"] == "gpt"
+
+
+async def test_an_odd_answer_costs_no_group(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
+    odd = completion("one two", finish_reason="\\ud800") | {"usage": {"completion_tokens": "many"}, "model": None}
+    raw = json.dumps(odd).replace("\\\\ud800", "\\ud800").encode()
+    assert b'"\\ud800"' in raw
+    upstream.answers[CHAT] = lambda _: Response(raw, media_type="application/json")
+    settings = serve(upstream)
+    del settings["serve"]["incumbent"]["upstream"]["model"]
+    async with open_gateway(**settings, reward=JUDGE) as http:
+        response = await ask(http)
+        assert response.content == raw
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.incumbent.finish, pair.incumbent.tokens) == ("\\ud800", None)
+    assert pair.terms.incumbent.startswith("tiny at ")

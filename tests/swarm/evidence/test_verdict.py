@@ -87,7 +87,7 @@ def test_each_protected_suite_must_be_not_worse_by_itself() -> None:
     [
         ({"failed": 0.3}, {}, "errors", "more errors than max_errors 0.02 allows"),
         ({"refused": 0.4}, {}, "refusals", "more refusals than max_refusals 0.05 allows"),
-        ({"tokens": 400}, {"tokens": 100}, "length", "longer than max_length 2 allows"),
+        ({"characters": 400}, {"characters": 100}, "length", "longer than max_length 2 allows"),
         ({"latency_seconds": 9}, {"latency_seconds": 1}, "latency", "slower than max_latency 3 allows"),
     ],
 )
@@ -163,10 +163,10 @@ def built(rows: list[Any], terms: Terms) -> list[Pair]:
             theirs,
             terms=terms,
             suite=suite,
-            challenger={"failed": failed, "tokens": tokens},
-            incumbent={"tokens": 9},
+            challenger={"failed": failed, "characters": characters},
+            incumbent={"characters": 9},
         )
-        for ours, theirs, suite, failed, tokens in rows
+        for ours, theirs, suite, failed, characters in rows
     ]
 
 
