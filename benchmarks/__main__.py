@@ -10,13 +10,14 @@
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
+* ``redaction``: what the rules of redaction find and miss among look-alikes, and what they cost.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, credit, hooks, lifecycle, loop, overhead, serving, soak, study, training
+from benchmarks import code, credit, hooks, lifecycle, loop, overhead, redaction, serving, soak, study, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "study": study,
     "loop": loop,
     "training": training,
+    "redaction": redaction,
 }
 
 
