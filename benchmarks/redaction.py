@@ -2,8 +2,8 @@
 
 Half of a seeded set of short prompts have one private value each, the others only look-alikes. The values are made as
 their issuers make them: cards and IBANs by their checksums, keys at random behind a prefix, phones by the printed
-formats of 28 countries, addresses of machines by :mod:`random`; none by a rule's own pattern. A value is found if a span
-has its kind and exactly its characters; any other span is wrong.
+formats of 28 countries, addresses of machines by :mod:`random`; none by a rule's own pattern. A value is found if a
+span has its kind and exactly its characters; any other span is wrong.
 
 The cost is that of :func:`gateway.data.redaction.spans` over the set, and over the pages of this repository as plain
 text; 1,000 tokens are 4,000 characters. Prints JSON: recall and precision, altogether and of each kind, what was missed
