@@ -11,13 +11,14 @@
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
+* ``redaction``: what the rules of redaction find and miss among look-alikes, and what they cost.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, credit, gate, hooks, lifecycle, loop, overhead, serving, soak, study, training
+from benchmarks import code, credit, gate, hooks, lifecycle, loop, overhead, redaction, serving, soak, study, training
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "loop": loop,
     "gate": gate,
     "training": training,
+    "redaction": redaction,
 }
 
 

@@ -47,6 +47,17 @@ def test_soak(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_redaction(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = run("redaction", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())
+    assert json.loads(done.stdout) == rows
+    assert rows["texts"] == 2000 and rows["recall"] >= 0.98 and rows["precision"] >= 0.95
+    assert set(rows["kinds"]) == {"card", "email", "iban", "ip", "phone", "secret"}
+    assert all(milliseconds > 0 for milliseconds in rows["ms_per_1000_tokens"].values())
+
+
 def test_overhead(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     sizes = ("--only", "ours_n8", "ours_first", "--callers", "1", "--no-peers", "--seconds", "0.3")
