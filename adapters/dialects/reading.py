@@ -12,7 +12,7 @@ from typing import Any, cast
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
-from adapters.dialects.dialect import Answer, Body
+from adapters.dialects.dialect import Body, SampledAnswer
 from adapters.dialects.jsons import object_in
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
@@ -29,7 +29,7 @@ _STOPS = {
 _INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-def answer_in(path: str, parts: Sequence[bytes], *, streamed: bool) -> Answer:
+def answer_in(path: str, parts: Sequence[bytes], *, streamed: bool) -> SampledAnswer:
     """The first choice of an answer with status 200.
 
     Args:
@@ -54,7 +54,7 @@ def answer_in(path: str, parts: Sequence[bytes], *, streamed: bool) -> Answer:
         raise _unread(f"it is malformed ({type(exc).__name__}: {exc})") from exc
 
 
-def answer_of_chunks(chunks: Iterable[Body]) -> Answer:
+def answer_of_chunks(chunks: Iterable[Body]) -> SampledAnswer:
     """The first choice of the whole stream of ``chat.completion.chunk`` bodies.
 
     Raises:
@@ -80,11 +80,11 @@ def _object(text: bytes | str) -> Body:
 # ------------------------------------------------------------------ completions
 
 
-def _completion(body: Body) -> Answer:
+def _completion(body: Body) -> SampledAnswer:
     return _text_answer(body, body["choices"][0]["text"], body["choices"][0].get("finish_reason"), body.get("usage"))
 
 
-def _completion_chunks(chunks: Iterable[Body]) -> Answer:
+def _completion_chunks(chunks: Iterable[Body]) -> SampledAnswer:
     texts: list[str] = []
     finish: str | None = None
     usage: Body = {}
@@ -98,16 +98,16 @@ def _completion_chunks(chunks: Iterable[Body]) -> Answer:
     return _text_answer(last, "".join(texts), finish, usage)
 
 
-def _text_answer(body: Body, text: str, finish: str | None, usage: Body | None) -> Answer:
+def _text_answer(body: Body, text: str, finish: str | None, usage: Body | None) -> SampledAnswer:
     if not finish:
         raise _unread("it has no end")
-    return Answer(str(body.get("model") or ""), {"role": "assistant", "content": text}, finish, usage or {})
+    return SampledAnswer(str(body.get("model") or ""), {"role": "assistant", "content": text}, finish, usage or {})
 
 
 # ------------------------------------------------------------------ Anthropic's messages
 
 
-def _message(body: Body) -> Answer:
+def _message(body: Body) -> SampledAnswer:
     stop, usage = body.get("stop_reason"), body.get("usage") or {}
     if not stop:
         raise _unread("it has no stop_reason")
@@ -117,10 +117,12 @@ def _message(body: Body) -> Answer:
     request = MessagesDialect().parse({"model": "any", "max_tokens": 1, "messages": turns})
     prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
     message = next((turn for turn in request.messages if turn["role"] == "assistant"), _EMPTY)
-    return Answer(str(body.get("model") or ""), message, _STOPS.get(stop) or str(stop), _usage(prompt, completion))
+    return SampledAnswer(
+        str(body.get("model") or ""), message, _STOPS.get(stop) or str(stop), _usage(prompt, completion)
+    )
 
 
-def _message_events(events: Iterable[Body]) -> Answer:
+def _message_events(events: Iterable[Body]) -> SampledAnswer:
     message: Body = {"content": []}
     blocks: dict[int, Body] = {}
     ended = False
@@ -163,7 +165,7 @@ def _extend(block: Body, delta: Body) -> None:
 # ------------------------------------------------------------------ responses
 
 
-def _response(body: Body) -> Answer:
+def _response(body: Body) -> SampledAnswer:
     usage, output = body.get("usage") or {}, cast("list[Body]", body["output"])
     if (status := body.get("status")) not in ("completed", "incomplete"):
         raise _unread(f"its status is {status}")
@@ -174,10 +176,10 @@ def _response(body: Body) -> Answer:
         reason = str((body.get("incomplete_details") or {}).get("reason"))
         finish = _INCOMPLETE.get(reason) or reason
     prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
-    return Answer(str(body.get("model") or ""), message, finish, _usage(prompt, completion))
+    return SampledAnswer(str(body.get("model") or ""), message, finish, _usage(prompt, completion))
 
 
-def _response_events(events: Iterable[Body]) -> Answer:
+def _response_events(events: Iterable[Body]) -> SampledAnswer:
     ends = [event for event in events if event.get("type") in ("response.completed", "response.incomplete")]
     if not ends:
         raise _unread("the stream broke off")
@@ -192,8 +194,8 @@ def _usage(prompt: int, completion: int) -> dict[str, Any]:
 
 
 #: By path: how a whole answer is read, and how the events of a stream.
-_READERS: dict[str, tuple[Callable[[Body], Answer], Callable[[Iterable[Body]], Answer]]] = {
-    ChatDialect().path: (Answer.from_completion, answer_of_chunks),
+_READERS: dict[str, tuple[Callable[[Body], SampledAnswer], Callable[[Iterable[Body]], SampledAnswer]]] = {
+    ChatDialect().path: (SampledAnswer.from_completion, answer_of_chunks),
     CompletionsDialect().path: (_completion, _completion_chunks),
     MessagesDialect().path: (_message, _message_events),
     ResponsesDialect().path: (_response, _response_events),

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from adapters.dialects import Answer
+from adapters.dialects import SampledAnswer
 from adapters.dialects.reading import answer_in, answer_of_chunks
 from gateway.types import Decided, Live, Outcome, Relayed
 
@@ -21,7 +21,7 @@ MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
 
 T = TypeVar("T")
 #: Reads the answer; raises :class:`swarm.errors.UpstreamError` where it cannot.
-Read = Callable[[], Answer]
+Read = Callable[[], SampledAnswer]
 
 
 class Overheard:
@@ -64,7 +64,7 @@ class Overheard:
                 outcome = replace(outcome, chunks=passing)
             case Decided():
                 completion = outcome.completion
-                self._whole(lambda: Answer.from_completion(completion))
+                self._whole(lambda: SampledAnswer.from_completion(completion))
             case _:
                 pass
         close = outcome.close

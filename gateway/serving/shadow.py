@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from adapters.dialects import Answer
+from adapters.dialects import SampledAnswer
 from gateway.config.serve import ServeConfig
 from gateway.rollout.answering import PassedThroughError, run_with_group
 from gateway.rollout.group import GroupRun
@@ -171,7 +171,7 @@ class _End:
     drop: str
 
 
-def _candidate(answer: Answer, seconds: float) -> Candidate:
+def _candidate(answer: SampledAnswer, seconds: float) -> Candidate:
     return Candidate(
         index=0,
         source=INCUMBENT,
@@ -185,7 +185,7 @@ def _candidate(answer: Answer, seconds: float) -> Candidate:
     )
 
 
-def _count(answer: Answer, name: str) -> int | None:
+def _count(answer: SampledAnswer, name: str) -> int | None:
     """A count of its usage; ``None`` where its server says none."""
     count = answer.usage.get(name)
     return count if isinstance(count, int) and count >= 0 else None

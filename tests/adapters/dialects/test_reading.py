@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.dialects import DIALECTS, Answer, ChatDialect, CompletionsDialect, Dialect, MessagesDialect
+from adapters.dialects import DIALECTS, ChatDialect, CompletionsDialect, Dialect, MessagesDialect, SampledAnswer
 from adapters.dialects.reading import answer_in
 from adapters.dialects.sse import DONE, encode_event
 from swarm.errors import UpstreamError
@@ -23,8 +23,8 @@ BODIES: dict[str, dict[str, Any]] = {
 FINISHES = ("stop", "length")
 
 
-def meaning(answer: Answer | dict[str, Any], *, calls: bool) -> Any:
-    message = answer.message if isinstance(answer, Answer) else answer
+def meaning(answer: SampledAnswer | dict[str, Any], *, calls: bool) -> Any:
+    message = answer.message if isinstance(answer, SampledAnswer) else answer
     _, text, called = joined([{**message, "content": message.get("content") or ""}])
     return text, [one[1:] for one in called] if calls else []
 
