@@ -41,16 +41,7 @@ PACKS: dict[str, Pack] = {
     "replay": Pack(
         ("gateway.replay", "gateway.cli.replay"), ("tests/gateway/replay", "tests/gateway/cli/test_replay.py")
     ),
-    "rewards": Pack(
-        (
-            "reward_hooks.rules",
-            "reward_hooks.verifiable",
-            "reward_hooks.consensus",
-            "reward_hooks.feedback",
-            "reward_hooks.novelty",
-        ),
-        ("tests/reward_hooks/verifiable", "tests/reward_hooks/test_rules.py", "tests/reward_hooks/test_group_hooks.py"),
-    ),
+    "rewards": Pack(("reward_hooks.builtin",), ("tests/reward_hooks/builtin",)),
     "judges": Pack(("reward_hooks.judges",), ("tests/reward_hooks/judges",)),
     "shared-prefixes": Pack(
         ("adapters.verl.tree",),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from reward_hooks.verifiable.sandbox import Finished
+from reward_hooks.builtin.verifiable.sandbox import Finished
 from swarm.errors import HookError
 
 #: Relative and absolute tolerance where the expected value is a float: about half of a float's digits.
@@ -61,7 +61,7 @@ class Check:
 
 
 def check_of(test: Any) -> Check:
-    """The test in one of the three forms of :mod:`reward_hooks.verifiable.code`.
+    """The test in one of the three forms of :mod:`reward_hooks.builtin.verifiable.code`.
 
     Raises:
         HookError: it has none of them (``bad_reference``).

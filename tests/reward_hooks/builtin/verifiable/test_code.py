@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from reward_hooks import HookContext, Task
-from reward_hooks.verifiable.code import Code, code_of
+from reward_hooks.builtin.verifiable.code import Code, code_of
 from swarm.errors import ConfigError, HookError
+from tests.reward_hooks.builtin.verifiable.having import needs_sandbox
 from tests.reward_hooks.making import answered, candidate, values
-from tests.reward_hooks.verifiable.having import needs_sandbox
 
 ADD = "def add(a, b):\n    return a + b\n"
 CALL: dict[str, Any] = {"call": "add(1, 2)", "returns": 3}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from reward_hooks import HookContext
-from reward_hooks.verifiable.math_answers import Math, _Worker
+from reward_hooks.builtin.verifiable.math_answers import Math, _Worker
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import answered, values
 

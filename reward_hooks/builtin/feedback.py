@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from reward_hooks.builtin.novelty import jaccard, shingles
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward
-from reward_hooks.novelty import jaccard, shingles
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

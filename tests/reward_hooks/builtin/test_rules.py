@@ -11,8 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_hooks import Reward, Task
-from reward_hooks.rules import Concise, Json, JsonSchema, Language, Length, Matches, Repetition, Rule, ToolCalls, Words
-from reward_hooks.verifiable.match import Exact
+from reward_hooks.builtin.rules import (
+    Concise,
+    Json,
+    JsonSchema,
+    Language,
+    Length,
+    Matches,
+    Repetition,
+    Rule,
+    ToolCalls,
+    Words,
+)
+from reward_hooks.builtin.verifiable.match import Exact
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import CONTEXT, answered, candidate, values
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from reward_hooks.builtin.verifiable.match import compiled, last_match, normalised
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.match import compiled, last_match, normalised
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

@@ -1,7 +1,7 @@
 """A gateway's user with secrets: its files, its hook folder, its processes and sockets, and a ``code`` reward.
 
-Runs as ``python -m tests.reward_hooks.verifiable.gateway_user UID FOLDER PYTHON``: becomes UID (0: stays what it is),
-makes what a user has in FOLDER, prints where all of it is, and then answers one JSON line with another:
+Runs as ``python -m tests.reward_hooks.builtin.verifiable.gateway_user UID FOLDER PYTHON``: becomes UID (0: stays what
+it is), makes what a user has in FOLDER, prints where all of it is, and then answers one JSON line with another:
 
 * ``{"answers": [...], "tests": [...], "options": {...}, "seconds": n}`` with ``{"rewards": [...], "reasons": [...]}``
   or ``{"error": code, "message": ...}``;
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_hooks import Candidate, HookContext, Task
-from reward_hooks.verifiable.code import Code
+from reward_hooks.builtin.verifiable.code import Code
 from swarm.errors import SwarmGatewayError
 
 #: In no answer's text: what an attack prints comes from the place that it was to be kept from.

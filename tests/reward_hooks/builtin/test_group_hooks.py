@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from reward_hooks import Feedback, HookContext, HookRunner, Hooks, Reward, Session, Task, Turn, load_hooks
-from reward_hooks.consensus import Consensus
-from reward_hooks.feedback import ImplicitFeedback, UserFeedback
-from reward_hooks.novelty import Diversity, Novelty
+from reward_hooks.builtin.consensus import Consensus
+from reward_hooks.builtin.feedback import ImplicitFeedback, UserFeedback
+from reward_hooks.builtin.novelty import Diversity, Novelty
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import CONTEXT, candidate, candidates, values
 

@@ -1,7 +1,7 @@
 """Answers that attack the machine: each prints the secret, or ``done``, where it gets through.
 
 ``{folder}``, ``{shared}``, ``{gateway}``, ``{neighbour}``, ``{ipv4}`` and ``{ipv6}`` are what the gateway's user has
-(:mod:`tests.reward_hooks.verifiable.gateway_user`).
+(:mod:`tests.reward_hooks.builtin.verifiable.gateway_user`).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from typing import Any
 
 import regex
 
+from reward_hooks.builtin.verifiable.match import MATCH_SECONDS, compiled
 from reward_hooks.contract import Candidate, Reward, Rule
-from reward_hooks.verifiable.match import MATCH_SECONDS, compiled
 from swarm.errors import ConfigError
 from swarm.types import Task
 

@@ -9,9 +9,8 @@ of it where there is none. ``task.metadata["tests"]`` is a list of
 * ``{"stdin": "1 2", "stdout": "3"}``: the program's input and output, ignoring white space at the ends of lines;
 * a string: statements that must run to their end, such as ``assert add(1, 2) == 3``.
 
-Expected values are compared outside the sandbox (:mod:`reward_hooks.verifiable.checks`), so the code never sees them;
-of a string, this holds for comparisons with a literal. Each test runs in a sandbox of its own
-(:mod:`reward_hooks.verifiable.sandbox`).
+Expected values are compared outside the sandbox (``checks.py``), so the code never sees them; of a string, this holds
+for comparisons with a literal. Each test runs in a sandbox of its own (``sandbox.py``).
 
 An answer whose tests take more than its share of the hook's time fails those that are left; the others keep theirs.
 
@@ -32,9 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
+from reward_hooks.builtin.verifiable.checks import Check, check_of
+from reward_hooks.builtin.verifiable.sandbox import Limits, Sandbox
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.checks import Check, check_of
-from reward_hooks.verifiable.sandbox import Limits, Sandbox
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
@@ -57,10 +56,10 @@ class Code:
 
     Args:
         key: of ``task.metadata``.
-        limits: fields of :class:`reward_hooks.verifiable.sandbox.Limits`.
+        limits: fields of :class:`reward_hooks.builtin.verifiable.sandbox.Limits`.
         all_or_nothing: 1 for code that passes every test, else 0.
         parallel: answers that are judged at the same time, over all groups; default: one per processor.
-        python: see :class:`reward_hooks.verifiable.sandbox.Sandbox`.
+        python: see :class:`reward_hooks.builtin.verifiable.sandbox.Sandbox`.
         unsafe: see there; without it, code never runs on a system that grants no sandbox.
 
     Raises:

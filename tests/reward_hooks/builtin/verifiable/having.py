@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_hooks.verifiable.sandbox import Form, Sandbox
+from reward_hooks.builtin.verifiable.sandbox import Form, Sandbox
 from swarm.errors import ConfigError
 
 

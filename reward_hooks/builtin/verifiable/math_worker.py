@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from reward_hooks.verifiable.math_text import Denial, Statement, answer, reference
+from reward_hooks.builtin.verifiable.math_text import Denial, Statement, answer, reference
 
 #: Seconds for reading one expression, and for comparing two.
 STEP_SECONDS = 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_hooks import Task
-from reward_hooks.verifiable.match import Exact, Fuzzy, edit_similarity, levenshtein, normalised, token_f1
+from reward_hooks.builtin.verifiable.match import Exact, Fuzzy, edit_similarity, levenshtein, normalised, token_f1
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import answered, values
 

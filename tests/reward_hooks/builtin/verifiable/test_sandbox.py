@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reward_hooks.verifiable.sandbox import Limits, Sandbox
+from reward_hooks.builtin.verifiable.sandbox import Limits, Sandbox
 from swarm.errors import ConfigError
-from tests.reward_hooks.verifiable.having import needs_sandbox
+from tests.reward_hooks.builtin.verifiable.having import needs_sandbox
 
 pytestmark = needs_sandbox
 

@@ -6,7 +6,7 @@ no file, no process, no IPC object. Nothing of the run is on a disk: source, inp
 * With bubblewrap (https://github.com/containers/bubblewrap), a program sees ``/usr`` and the interpreter's folders,
   read-only; ``/tmp`` and ``/dev/shm``, empty and its own; ``/proc`` with its own processes; a network with nothing in
   it. Not limited: the kernel's memory for the names of empty files (about 1 KB each, until the run ends).
-* With Landlock of Linux 6.12 (:mod:`reward_hooks.verifiable.landlock`), as in most containers, it can read the same
+* With Landlock of Linux 6.12 (``landlock.py``), as in most containers, it can read the same
   folders, and has no file to write, no process or thread of its own, no socket and no ``/proc``. It can learn whether a
   file exists, its size and its times, where the gateway's user could.
 
@@ -14,7 +14,7 @@ In both, it does not see what users wrote, other processes, their sockets (abstr
 another run. A gateway that runs as root first becomes user 65534.
 
 Limited: seconds, and per process seconds of processor time and memory; processes and threads; the size of each file and
-of all; open files. System calls that get round these: :mod:`reward_hooks.verifiable.syscalls`.
+of all; open files. System calls that get round these: ``syscalls.py``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from typing import Any, BinaryIO
 
 from pydantic import Field
 
-from reward_hooks.verifiable import landlock
-from reward_hooks.verifiable.syscalls import syscall_filter
+from reward_hooks.builtin.verifiable import landlock
+from reward_hooks.builtin.verifiable.syscalls import syscall_filter
 from swarm.errors import ConfigError
 from swarm.types import Model
 
@@ -71,7 +71,7 @@ __file__ = {_ANSWER!r}
 __import__("sys").argv[:] = [__file__]
 __run__()
 """
-#: Runs :mod:`reward_hooks.verifiable.landlock` as a program of its own.
+#: Runs :mod:`reward_hooks.builtin.verifiable.landlock` as a program of its own.
 _CONFINE = Path(landlock.__file__).read_text(encoding="utf-8")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _CURE = (

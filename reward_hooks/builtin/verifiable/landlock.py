@@ -29,7 +29,7 @@ def confine(readable: list[str], filtered: bytes) -> None:
 
     Args:
         readable: files and folders; those that are not there are left out.
-        filtered: a filter of :mod:`reward_hooks.verifiable.syscalls`.
+        filtered: a filter of :mod:`reward_hooks.builtin.verifiable.syscalls`.
 
     Raises:
         OSError: the kernel has no Landlock, or an older one.

@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from reward_hooks.builtin.rules.format import SchemaChecker, read_json
 from reward_hooks.contract import Candidate, HookContext, Reward, Rule
-from reward_hooks.rules.format import SchemaChecker, read_json
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 

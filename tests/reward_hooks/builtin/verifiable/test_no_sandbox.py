@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from reward_hooks.verifiable import sandbox
-from reward_hooks.verifiable.code import Code
-from reward_hooks.verifiable.sandbox import Sandbox
+from reward_hooks.builtin.verifiable import sandbox
+from reward_hooks.builtin.verifiable.code import Code
+from reward_hooks.builtin.verifiable.sandbox import Sandbox
 from swarm.errors import ConfigError
+from tests.reward_hooks.builtin.verifiable.having import folder_of_programs
 from tests.reward_hooks.making import answered, values
-from tests.reward_hooks.verifiable.having import folder_of_programs
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """``math``: the answer is mathematically equal to a known one (``task.metadata["answer"]``).
 
 The reward is 1 or 0, by the math-verify package (https://github.com/huggingface/Math-Verify; extra
-``swarm-gateway[rewards]``): what the answer says in the end (:mod:`reward_hooks.verifiable.math_text`) is read as LaTeX
-or as plain numbers and compared by sympy, so that 0.5, 1/2, ½ and ``$\\frac{1}{2}$`` are equal. An answer makes one
-claim: "5 or 6" is a list, which equals a set and never 5. Decimals are the numbers that their digits say; only an
-irrational number may be rounded (:data:`reward_hooks.verifiable.math_worker.ROUNDED`).
+``swarm-gateway[rewards]``): what the answer says in the end (``math_text.py``) is read as LaTeX or as plain numbers and
+compared by sympy, so that 0.5, 1/2, ½ and ``$\\frac{1}{2}$`` are equal. An answer makes one claim: "5 or 6" is a
+list, which equals a set and never 5. Decimals are the numbers that their digits say; only an irrational number may be
+rounded (``ROUNDED`` in ``math_worker.py``).
 
 Fails when: the last number is not the answer ("42, and I checked it 3 times"), units carry the meaning, or a wrong
 derivation ends in the right number. If all answers of a group are right, or all wrong, it teaches nothing: choose tasks
@@ -23,13 +23,13 @@ import threading
 import time
 from typing import Any
 
+from reward_hooks.builtin.verifiable.match import references
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.verifiable.match import references
 from swarm.errors import ConfigError, HookError
 from swarm.importer import python_path
 from swarm.types import Task
 
-_WORKER = [sys.executable, "-P", "-m", "reward_hooks.verifiable.math_worker"]
+_WORKER = [sys.executable, "-P", "-m", "reward_hooks.builtin.verifiable.math_worker"]
 
 
 class Math:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from reward_hooks.verifiable.sandbox import Form
-from tests.reward_hooks.verifiable.attacks import COSTLY, FORGES, LEAVES, REACHES
-from tests.reward_hooks.verifiable.gateway_user import SECRET
-from tests.reward_hooks.verifiable.having import MISSING, folder_of_programs
+from reward_hooks.builtin.verifiable.sandbox import Form
+from tests.reward_hooks.builtin.verifiable.attacks import COSTLY, FORGES, LEAVES, REACHES
+from tests.reward_hooks.builtin.verifiable.gateway_user import SECRET
+from tests.reward_hooks.builtin.verifiable.having import MISSING, folder_of_programs
 
 #: A user without a name, who owns nothing.
 ORDINARY = 23_456
@@ -89,7 +89,15 @@ def gateway(user: int, form: Form) -> Iterator[Gateway]:
     ):
         if user:
             os.chown(folder, user, user)
-        command = [sys.executable, "-P", "-m", "tests.reward_hooks.verifiable.gateway_user", str(user), folder, PYTHON]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "tests.reward_hooks.builtin.verifiable.gateway_user",
+            str(user),
+            folder,
+            PYTHON,
+        ]
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
