@@ -20,7 +20,7 @@ from pydantic import Field
 
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.watch import OnEvent, UpFailedError
-from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
+from gateway.reports.report import TrainingReport, points_of_evaluations, points_of_steps
 from swarm.agentjet.workflow import load_workflow
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training

@@ -17,10 +17,10 @@ from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
 from gateway.tui.client import Target
-from gateway.tui.format import seconds
 from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answering
 from gateway.tui.poller import SwarmPoller, make_poller
 from gateway.tui.widgets import HelpScreen, names_line
+from gateway.views.format import seconds
 
 #: Seconds between two updates of the times on the screen.
 _TICK = 0.5

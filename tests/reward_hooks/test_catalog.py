@@ -44,7 +44,7 @@ def test_an_installed_package_adds_a_hook(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_ambiguous_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "json")
     with pytest.raises(
-        ConfigError, match=r"'json' stands for reward_hooks\.rules\.format:Json and hooks_of_other:Mine"
+        ConfigError, match=r"'json' stands for reward_hooks\.builtin\.rules\.format:Json and hooks_of_other:Mine"
     ):
         find_hook("json")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gateway.tui import format
+from gateway.views import format
 
 SIZES = st.floats(min_value=0, max_value=1e12)
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gateway.replay.report import Curves, StepPoint
+from gateway.reports.report import Curves, StepPoint
 from swarm.errors import ConfigError
 
 #: Colours that the colour-blind can tell apart; the first is the run's, the others are for comparison.

@@ -1,27 +1,29 @@
-"""Output of a replay: progress on stderr (a bar on a terminal, a line per training step on a pipe); and the reports of
-replays and trainings."""
+"""Prints and writes the reports of replays and trainings."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
 from rich.bar import Bar
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
-from gateway.replay.compare import CONFIDENCE, by_prompt, mean_of, versions
-from gateway.replay.plot import draw
-from gateway.replay.report import PLOT_FILE, REPORT_FILE, Curves, Report, TrainingReport
-from gateway.replay.run import Progress
+from gateway.reports.plot import draw
+from gateway.reports.report import (
+    CONFIDENCE,
+    PLOT_FILE,
+    REPORT_FILE,
+    Curves,
+    Report,
+    TrainingReport,
+    by_prompt,
+    mean_of,
+    versions,
+)
 from swarm.errors import ConfigError
 from swarm.intervals import mean_interval, welch_interval
-from swarm.progress import step_line
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts"
@@ -29,49 +31,6 @@ _TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held
 _WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
 _MAX_ROWS = 30
-
-
-@contextmanager
-def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
-    """A callback that draws progress on stderr; nothing at all unless ``visible``."""
-    console = Console(stderr=True, highlight=False)
-    began, printed = time.monotonic(), 0
-    columns = (
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Bars(*columns, console=console, disable=not (visible and console.is_terminal)) as bars:
-        task = bars.add_task("", total=None)
-
-        def show(progress: Progress) -> None:
-            nonlocal printed
-            line = describe(progress, time.monotonic() - began)
-            bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
-            if visible and bars.disable and progress.step > printed:
-                for number in sorted(step for step in progress.steps if step > printed):
-                    console.print(step_line(progress.steps[number]), markup=False, soft_wrap=True)
-                printed = progress.step
-
-        yield show
-
-
-def describe(progress: Progress, seconds: float) -> str:
-    """One line: rate, failures, step and reward."""
-    done = len(progress.outcomes)
-    parts = [f"{60 * done / seconds:.0f}/min" if seconds > 1 else ""]
-    failed = sum(1 for outcome in progress.outcomes if outcome.failure)
-    parts.append(f"{failed} failed" if failed else "")
-    without = sum(outcome.untrained.endswith("hook_failed") for outcome in progress.outcomes)
-    parts.append(f"the hook failed on {without}" if without else "")
-    if progress.steps:
-        parts.append(step_line(progress.steps[max(progress.steps)]))
-    elif progress.reward is not None:
-        parts.append(f"reward {progress.reward:.3f}")
-    parts.append(progress.batch)
-    return "  ".join(filter(None, parts))
 
 
 def print_report(report: Curves, others: Sequence[Curves] = (), console: Console | None = None) -> None:

@@ -5,7 +5,7 @@ Invariant: a value that was not measured is absent, never zero.
 
 from __future__ import annotations
 
-import math
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.replay.senders import Outcome, SavedAnswer
 from swarm.errors import ConfigError
 from swarm.job import in_plain_words
 from swarm.metrics import EVAL, LOGGED, TRAIN
@@ -21,6 +20,8 @@ from swarm.types import EvalResult, Model, StepResult
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "report.png"
+#: of the intervals
+CONFIDENCE = 0.95
 _EDGE = 3
 
 
@@ -90,6 +91,14 @@ class Curves(Model):
     def mean_of_last(self) -> float | None:
         """Mean reward of :attr:`last`; None without any step."""
         return _mean(self.last)
+
+
+class SavedAnswer(Model):
+    """One answer as it is kept for a hook: its OpenAI message, how it ended, its completion tokens (0: not known)."""
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+    completion_tokens: int = 0
 
 
 class Score(Model):
@@ -162,30 +171,6 @@ def _mean(points: Sequence[StepPoint]) -> float | None:
     return statistics.fmean(point.reward_mean for point in points) if points else None
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the ``ordered`` values lie (nearest rank)."""
-    # the subtraction takes back what binary fractions add: 0.95 * 20 is a little above 19
-    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
-
-
-def latency_of(outcomes: Iterable[Outcome]) -> Latency | None:
-    """Latency of the answered requests; None if there are none."""
-    seconds = sorted(outcome.seconds for outcome in outcomes if not outcome.failure)
-    if not seconds:
-        return None
-    return Latency(mean=statistics.fmean(seconds), p50=percentile(seconds, 0.5), p95=percentile(seconds, 0.95))
-
-
-def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
-    """The failures by kind, the most frequent first."""
-    by_kind: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome.failure:
-            by_kind.setdefault(outcome.failure, []).append(outcome.detail)
-    ordered = sorted(by_kind.items(), key=lambda item: -len(item[1]))
-    return {kind: Failure(count=len(details), example=details[0]) for kind, details in ordered}
-
-
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
     """The steps that carry a reward, as the swarm server reports them; of those that were done again, from an earlier
     checkpoint, the last time."""
@@ -222,15 +207,6 @@ def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
     )
 
 
-def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
-    """Rewards by the policy version that answered: weights of version v collect the batch of step v + 1."""
-    by_step: dict[int, list[float]] = {}
-    for outcome in outcomes:
-        if outcome.reward is not None and outcome.policy_version is not None:
-            by_step.setdefault(outcome.policy_version + 1, []).append(outcome.reward)
-    return [StepPoint(step=step, reward_mean=statistics.fmean(values)) for step, values in sorted(by_step.items())]
-
-
 def read_report(path: Path) -> Report | TrainingReport:
     """A report from its file, or from the folder that holds it.
 
@@ -246,3 +222,25 @@ def read_report(path: Path) -> Report | TrainingReport:
         raise ConfigError(
             f"{file} is not a report of `swarm-gateway replay` or `train`: {in_plain_words(exc.errors()[0])}"
         ) from exc
+
+
+def versions(report: Report) -> str:
+    """Which weights answered: ``policy version 6``; empty where the address does not say."""
+    known = sorted({one.policy_version for one in report.scores if one.policy_version is not None})
+    if not known:
+        return ""
+    return f"policy version {known[0]}" if len(known) == 1 else f"policy versions {known[0]} to {known[-1]}, mixed"
+
+
+def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """By the content of the prompt, whatever the order of the data."""
+    found: dict[str, list[Score]] = {}
+    for one in scores:
+        found.setdefault(json.dumps(one.messages, sort_keys=True), []).append(one)
+    return found
+
+
+def mean_of(scores: Sequence[Score]) -> float | None:
+    """Their mean reward; None without one."""
+    rewards = [one.reward for one in scores if one.reward is not None]
+    return statistics.fmean(rewards) if rewards else None

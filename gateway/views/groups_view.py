@@ -1,13 +1,13 @@
 """What is shown of judged groups: a row for each, the answers of one side by side, rewards by step; without textual.
 
-Invariant: texts from a server are printable, see :mod:`gateway.tui.format`.
+Invariant: texts from a server are printable, see :mod:`gateway.views.format`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.tui.format import (
+from gateway.views.format import (
     BAD,
     DIM,
     UNKNOWN,

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from rich.filesize import decimal
 
-from gateway.tui.format import (
+from gateway.views.format import (
     ACCENT,
     BAD,
     DIM,

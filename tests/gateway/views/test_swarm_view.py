@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tui.format import Table
-from gateway.tui.swarm_view import Order, episodes, view
+from gateway.views.format import Table
+from gateway.views.swarm_view import Order, episodes, view
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import (

@@ -4,17 +4,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.replay.output import describe, print_report, summary, write_report
-from gateway.replay.report import (
+from gateway.reports.output import print_report, summary, write_report
+from gateway.reports.report import (
+    Failure,
+    Latency,
     Report,
     StepPoint,
-    failures_of,
-    latency_of,
     points_of_steps,
     read_report,
 )
-from gateway.replay.run import Progress
-from gateway.replay.senders import Outcome
 from swarm.errors import ConfigError
 from swarm.types import StepResult
 
@@ -33,8 +31,8 @@ def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7,
         requests=10,
         answered=8,
         cancelled=1,
-        failures=failures_of([Outcome(1.0, "timeout", "no answer")]),
-        latency=latency_of([Outcome(1.0), Outcome(3.0)]),
+        failures={"timeout": Failure(count=1, example="no answer")},
+        latency=Latency(mean=2.0, p50=1.0, p95=3.0),
         steps=steps,
     )
 
@@ -42,8 +40,6 @@ def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7,
 def test_what_was_answered_and_not_trained_is_told_by_why() -> None:
     told = report().model_copy(update={"untrained": {"batch_waits": 3, "reward_hook_failed": 1}})
     assert "answered and not trained: 3 x batch_waits, 1 x reward_hook_failed" in summary(told)
-    failed = Outcome(1.0, untrained="reward_hook_failed")
-    assert describe(Progress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
 
 
 def test_first_and_last_three_steps_or_halves() -> None:
@@ -52,21 +48,6 @@ def test_first_and_last_three_steps_or_halves() -> None:
     assert report(rewards=()).mean_of_first() is None
     few = report(rewards=(0.1, 0.2, 0.3, 0.4, 0.5))
     assert (few.mean_of_first(), few.mean_of_last()) == (pytest.approx(0.15), pytest.approx(0.45))
-
-
-def test_latency_is_of_answered_requests_by_nearest_rank() -> None:
-    latency = latency_of([*(Outcome(float(n)) for n in range(1, 101)), Outcome(999.0, "timeout")])
-    assert latency is not None
-    assert (latency.p50, latency.p95) == (50.0, 95.0)
-    assert latency_of([Outcome(99.0, "timeout")]) is None
-
-
-def test_the_most_frequent_failure_comes_first_with_its_first_example() -> None:
-    outcomes = [Outcome(1.0, "a", "x"), Outcome(1.0, "b", "first"), Outcome(1.0, "b", "second"), Outcome(1.0)]
-    assert [(kind, one.count, one.example) for kind, one in failures_of(outcomes).items()] == [
-        ("b", 2, "first"),
-        ("a", 1, "x"),
-    ]
 
 
 def test_a_step_without_a_reward_is_absent_not_zero() -> None:
