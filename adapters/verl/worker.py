@@ -81,9 +81,9 @@ class SwarmTrainingWorker(TrainingWorker):
 
     def _reduced(self, value: int, how: Any) -> int:
         """``value`` of all data-parallel ranks together."""
-        found = torch.tensor(value, device=get_device_id())
-        torch.distributed.all_reduce(found, op=how, group=self.engine.get_data_parallel_group())
-        return int(found)
+        total = torch.tensor(value, device=get_device_id())
+        torch.distributed.all_reduce(total, op=how, group=self.engine.get_data_parallel_group())
+        return int(total)
 
 
 class SwarmWorker(ActorRolloutRefWorker):

@@ -69,14 +69,14 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     defaults = (part.file.get("swarm") or {}).get("job_defaults") if part.section else None
     server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
     with with_lines(path, part.section):
-        known = layered(fields, set_=parse_set(set_), server=server, where=part.where)
-    values = known.job.model_dump(mode="json", exclude={"overrides"})
+        layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
+    values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:
-        sources = {name: known.fields.get(name, OURS) for name in values}
-        print_json({"job": known.job.model_dump(mode="json"), "job_sources": sources, "config": None, "sources": {}})
+        sources = {name: layers.fields.get(name, OURS) for name in values}
+        print_json({"job": layers.job.model_dump(mode="json"), "job_sources": sources, "config": None, "sources": {}})
         return
-    rows = [(name, value, known.fields.get(name, OURS)) for name, value in values.items()]
-    _echo([*rows, *((name, value, known.overrides[name]) for name, value in known.job.overrides.items())])
+    rows = [(name, value, layers.fields.get(name, OURS)) for name, value in values.items()]
+    _echo([*rows, *((name, value, layers.overrides[name]) for name, value in layers.job.overrides.items())])
     where = "run this where `up` runs, or add --swarm-url"
     typer.echo(f"verl's own values are known where it is installed: {where}", err=True)
 
@@ -128,7 +128,7 @@ def diff(
             if not runs:
                 raise ConfigError("nothing has run on this server yet: name a second job to compare with")
             new = str(runs[-1].number)
-        sides = [_side(client, one, set_) for one in (old, new)]
+        sides = [_side(client, run, set_) for run in (old, new)]
     # what only one side knows (a run that died before it was resolved, the code of a file) is not compared
     sections = {key.partition(" ")[0] for key in sides[0]} & {key.partition(" ")[0] for key in sides[1]}
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(" ")[0] in sections]
@@ -173,15 +173,15 @@ def sync(
 def runs(target: Target, as_json: AsJson = False) -> None:
     """The starts of the engine, oldest first."""
     with target.connect() as client:
-        known = client.runs()
+        answer = client.runs()
     lines: list[str] = []
-    for one in known.runs:
-        began = f"{datetime.fromtimestamp(one.started, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    for run in answer.runs:
+        began = f"{datetime.fromtimestamp(run.started, UTC):%Y-%m-%d %H:%M:%S} UTC"
         lasted = (
-            f"{one.ended - one.started:.0f} s: {one.reason}" if one.ended is not None else "runs, or its server died"
+            f"{run.ended - run.started:.0f} s: {run.reason}" if run.ended is not None else "runs, or its server died"
         )
-        lines.append(f"{one.number:>4}  {began}  {one.model}  code {one.code or 'of the server'}  {lasted}")
-    tell(as_json, known.model_dump(mode="json")["runs"], *lines)
+        lines.append(f"{run.number:>4}  {began}  {run.model}  code {run.code or 'of the server'}  {lasted}")
+    tell(as_json, answer.model_dump(mode="json")["runs"], *lines)
 
 
 def _resolved(client: SwarmClient, job: Path, set_: list[str] | None) -> ResolvedJob:
@@ -206,13 +206,13 @@ def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, A
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested mappings by their dotted keys; an empty mapping is a value."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in node.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+            flat |= _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def _text(value: Any) -> str:

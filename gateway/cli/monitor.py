@@ -51,10 +51,10 @@ def monitor(
             raise ConfigError("give a file or addresses, not both")
         targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
     else:
-        targets = _found(config, token or [], api_key or [])
+        targets = _targets(config, token or [], api_key or [])
     if as_json:
-        found, errors = asyncio.run(snapshot(targets))
-        print_json(found)
+        state, errors = asyncio.run(snapshot(targets))
+        print_json(state)
         for error in errors:
             typer.echo(f"swarm-gateway: {error}", err=True)
         raise typer.Exit(2 if errors else 0)
@@ -66,7 +66,7 @@ def monitor(
     raise typer.Exit(app.return_code or 0)
 
 
-def _found(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
+def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
     """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its.
 
     Raises:

@@ -102,21 +102,21 @@ def targeted(command: Callable[Concatenate[Target, P], None]) -> Callable[..., N
     kind = inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         call: Any = command
-        call(Target(**{name: given.pop(name) for name in options}), **given)
+        call(Target(**{name: arguments.pop(name) for name in options}), **arguments)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(
         [
-            *(one.replace(kind=kind) for one in own),
+            *(parameter.replace(kind=kind) for parameter in own),
             *(inspect.Parameter(name, kind, default=None, annotation=option) for name, option in options.items()),
         ]
     )
     return run
 
 
-def parse_set(given: list[str] | None) -> dict[str, Any]:
+def parse_set(settings: list[str] | None) -> dict[str, Any]:
     """The values of ``--set``, read as YAML.
 
     Raises:
@@ -125,14 +125,14 @@ def parse_set(given: list[str] | None) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {}
-    for one in given or []:
-        key, found, text = one.partition("=")
-        if not found or not key.strip():
-            raise ConfigError(f"--set {one!r}: write it as key=value")
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r}: write it as key=value")
         try:
             values[key.strip()] = yaml.safe_load(text)
         except yaml.YAMLError as exc:
-            raise ConfigError(f"--set {one!r}: {' '.join(str(exc).split())}") from exc
+            raise ConfigError(f"--set {setting!r}: {' '.join(str(exc).split())}") from exc
     return values
 
 

@@ -103,8 +103,8 @@ def up(
     warnings = check_plan(plan, only=check)
     if check:
         models = [server.job.model for server in plan.servers]
-        told = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
-        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *told)
+        lines = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
+        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *lines)
         return
     with event_printer(as_json) as on_event:
         for warning in warnings:
@@ -191,7 +191,9 @@ def train(
 
 def _leave(code: int) -> NoReturn:
     """End the process with ``code``, even while a workflow that was given up runs on: nothing ends a thread."""
-    others = [one for one in threading.enumerate() if not one.daemon and one is not threading.current_thread()]
+    others = [
+        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()
+    ]
     if others:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -225,9 +227,9 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
             return
         if kind == "listening" and values["name"] == "gateway":
             gateway = values["url"]
-        known = values | _words(kind, values)
-        known["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
-        line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(known)
+        fields = values | _words(kind, values)
+        fields["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
+        line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(fields)
         if line:
             line = f"{values['job']}: {line}" if "job" in values else line
             # markup off: a log line with [brackets] is text
@@ -235,7 +237,7 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
         if kind in _DOING:
             # a new state counts its own time; the stages of a boot share one count
             update = spinner.reset if kind == "state" else spinner.update
-            update(task, description=_DOING[kind].format_map(known))
+            update(task, description=_DOING[kind].format_map(fields))
 
     with spinner if console.is_terminal and not as_json else nullcontext():
         yield on_event

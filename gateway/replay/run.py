@@ -168,7 +168,7 @@ async def replay(
         answered=sum(1 for outcome in outcomes if not outcome.failure),
         cancelled=progress.cancelled,
         failures=failures_of(outcomes),
-        untrained=dict(Counter(one.untrained for one in outcomes if one.untrained).most_common()),
+        untrained=dict(Counter(outcome.untrained for outcome in outcomes if outcome.untrained).most_common()),
         latency=latency_of(outcomes),
         steps=[] if config.no_train else points_of_steps(steps) if swarm else points_of_answers(outcomes),
         scores=progress.scores,
@@ -234,7 +234,7 @@ class _Run:
             self.on_progress(progress)
             if outcome.failure:
                 latest = progress.outcomes[-most:]
-                if len(latest) == most and all(one.failure for one in latest):
+                if len(latest) == most and all(outcome.failure for outcome in latest):
                     raise _Ended(f"the last {most} requests all failed, the latest with: {outcome.failure}")
                 # do not hammer a server that is down
                 await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))

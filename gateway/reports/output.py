@@ -86,7 +86,7 @@ def summary(report: Curves) -> list[str]:
         )
         if report.latency:
             lines.append(f"latency: p50 {report.latency.p50:.2f} s, p95 {report.latency.p95:.2f} s")
-        lines += [f"  {one.count} x {kind}: {one.example}" for kind, one in report.failures.items()]
+        lines += [f"  {failure.count} x {kind}: {failure.example}" for kind, failure in report.failures.items()]
         if report.untrained and not report.scores:
             why = ", ".join(f"{count} x {reason}" for reason, count in report.untrained.items())
             lines.append(f"answered and not trained: {why}")
@@ -108,8 +108,8 @@ def summary(report: Curves) -> list[str]:
         if len(report.steps) == 1:
             return [*lines, f"mean reward: {first:.3f} in the only step", _TEST]
         edge = f"first {report.edge} of {len(report.steps)} steps"
-        told = f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f}"
-        lines.append(told + f"{_change(report)})")
+        line = f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f}"
+        lines.append(line + f"{_change(report)})")
         lines += [] if report.evaluations else [_TEST]
     return lines
 
@@ -125,11 +125,15 @@ def _change(report: Curves) -> str:
 
 def _held_out(report: Report) -> list[str]:
     """Of an untrained replay: the mean reward, and how it compares."""
-    which = f" ({told})" if (told := versions(report)) else ""
-    if (found := report.comparison) is not None:
-        left_out = f", {found.left_out} left out without a reward of both" if found.left_out else ""
-        means = "" if found.after is None else f" {found.after:.3f}{which}, {found.earlier}: {found.before:.3f}"
-        return [f"mean reward on {found.prompts} prompts of both{left_out}:{means}", found.verdict]
+    which = f" ({policy})" if (policy := versions(report)) else ""
+    if (comparison := report.comparison) is not None:
+        left_out = f", {comparison.left_out} left out without a reward of both" if comparison.left_out else ""
+        means = (
+            ""
+            if comparison.after is None
+            else f" {comparison.after:.3f}{which}, {comparison.earlier}: {comparison.before:.3f}"
+        )
+        return [f"mean reward on {comparison.prompts} prompts of both{left_out}:{means}", comparison.verdict]
     means = [mean for scores in by_prompt(report.scores).values() if (mean := mean_of(scores)) is not None]
     if not means:
         return [f"no reward: the hook failed on all {len(report.scores)} answers"]

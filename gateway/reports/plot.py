@@ -73,7 +73,9 @@ def draw(reports: Sequence[Curves], path: Path) -> None:
     below = _panels(reports)
     with picture(path, (9, 4.4 + 1.6 * len(below))) as figure:
         axes = figure.subplots(1 + len(below), 1, sharex=True, squeeze=False, height_ratios=[3, *[1.6] * len(below)])
-        panels: list[tuple[str, Callable[[StepPoint], float | None]]] = [("mean reward", lambda one: one.reward_mean)]
+        panels: list[tuple[str, Callable[[StepPoint], float | None]]] = [
+            ("mean reward", lambda point: point.reward_mean)
+        ]
         for (title, value), [axis] in zip([*panels, *below], axes, strict=True):
             axis.set_ylabel(title)
             for report, colour in zip(reports, COLOURS, strict=False):
@@ -92,17 +94,17 @@ def _panels(reports: Sequence[Curves]) -> list[tuple[str, Callable[[StepPoint], 
     points = [point for report in reports for point in (*report.steps, *report.evaluations)]
     panels: list[tuple[str, Callable[[StepPoint], float | None]]] = []
     if any(point.success_rate is not None for point in points):
-        panels.append(("success rate", lambda one: one.success_rate))
+        panels.append(("success rate", lambda point: point.success_rate))
     if any(point.response_tokens is not None for point in points):
-        panels.append(("tokens per answer", lambda one: one.response_tokens))
+        panels.append(("tokens per answer", lambda point: point.response_tokens))
     if any((point.calls or 0) > 1 for point in points):
-        panels.append(("calls", lambda one: one.calls))
+        panels.append(("calls", lambda point: point.calls))
     names = list(dict.fromkeys(name for point in points for name in point.logged))[:_LOGGED_PANELS]
-    return panels + [(name, lambda one, name=name: one.logged.get(name)) for name in names]
+    return panels + [(name, lambda point, name=name: point.logged.get(name)) for name in names]
 
 
 def _points(points: Sequence[StepPoint], value: Callable[[StepPoint], float | None]) -> list[tuple[int, float]]:
-    return [(point.step, known) for point in points if (known := value(point)) is not None]
+    return [(point.step, number) for point in points if (number := value(point)) is not None]
 
 
 def evaluated(axes: Any, label: str, points: Sequence[tuple[int, float]], colour: str) -> None:

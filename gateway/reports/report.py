@@ -185,7 +185,10 @@ def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
 
 def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
     """The evaluations, as the swarm server reports them."""
-    return [_point(one.step, {**one.metrics, f"{EVAL}episodes": one.episodes}, EVAL) for one in evaluations]
+    return [
+        _point(evaluation.step, {**evaluation.metrics, f"{EVAL}episodes": evaluation.episodes}, EVAL)
+        for evaluation in evaluations
+    ]
 
 
 def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
@@ -226,21 +229,21 @@ def read_report(path: Path) -> Report | TrainingReport:
 
 def versions(report: Report) -> str:
     """Which weights answered: ``policy version 6``; empty where the address does not say."""
-    known = sorted({one.policy_version for one in report.scores if one.policy_version is not None})
-    if not known:
+    seen = sorted({score.policy_version for score in report.scores if score.policy_version is not None})
+    if not seen:
         return ""
-    return f"policy version {known[0]}" if len(known) == 1 else f"policy versions {known[0]} to {known[-1]}, mixed"
+    return f"policy version {seen[0]}" if len(seen) == 1 else f"policy versions {seen[0]} to {seen[-1]}, mixed"
 
 
 def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
     """By the content of the prompt, whatever the order of the data."""
-    found: dict[str, list[Score]] = {}
-    for one in scores:
-        found.setdefault(json.dumps(one.messages, sort_keys=True), []).append(one)
-    return found
+    scores_of: dict[str, list[Score]] = {}
+    for score in scores:
+        scores_of.setdefault(json.dumps(score.messages, sort_keys=True), []).append(score)
+    return scores_of
 
 
 def mean_of(scores: Sequence[Score]) -> float | None:
     """Their mean reward; None without one."""
-    rewards = [one.reward for one in scores if one.reward is not None]
+    rewards = [score.reward for score in scores if score.reward is not None]
     return statistics.fmean(rewards) if rewards else None

@@ -190,11 +190,11 @@ def _error_status(target: Target, answer: Answer) -> Trouble:
     status = answer.status
     body = object_in(answer.content) or {}
     error: Any = body.get("error") or body.get("detail")
-    told: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
-    message = _clean(str(told or answer.content.decode(errors="replace")))
+    detail: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    message = _clean(str(detail or answer.content.decode(errors="replace")))
     if status in (401, 403):
-        given = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
-        return Trouble(Reason.REFUSED, f"{target.address} {given} ({message}): {_HOW_TO_ENTER[target.kind]}")
+        refusal = "refuses the secret that it was given" if target.secret else "asks for a secret, and none was given"
+        return Trouble(Reason.REFUSED, f"{target.address} {refusal} ({message}): {_HOW_TO_ENTER[target.kind]}")
     if status >= 500 or status == 429:
         return Trouble(Reason.FAILING, f"{target.address} answers with HTTP {status}: {message}; its log says more")
     return nonsense(target, f"HTTP {status}: {message}")
@@ -219,7 +219,7 @@ async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]
         ``{"swarm_servers": [...], "gateways": [...]}``, each server with ``url``, ``trouble`` (a word), ``error`` (what
         to do) and ``status``; trouble and error, or else the status, are null. And the errors alone.
     """
-    found: dict[str, list[dict[str, Any]]] = {"swarm_servers": [], "gateways": []}
+    rows: dict[str, list[dict[str, Any]]] = {"swarm_servers": [], "gateways": []}
     errors: list[str] = []
     for target, answer in zip(targets, await asyncio.gather(*map(_get_once, targets)), strict=True):
         row: dict[str, Any] = {"url": target.address, "trouble": None, "error": None, "status": None}
@@ -228,8 +228,8 @@ async def snapshot(targets: Sequence[Target]) -> tuple[dict[str, Any], list[str]
             errors.append(answer.message)
         else:
             row["status"] = answer.model_dump(mode="json")
-        found["swarm_servers" if target.kind is Kind.SWARM else "gateways"].append(row)
-    return found, errors
+        rows["swarm_servers" if target.kind is Kind.SWARM else "gateways"].append(row)
+    return rows, errors
 
 
 async def _get_once(target: Target) -> BaseModel | Trouble:

@@ -111,8 +111,8 @@ class TablePanel(Panel):
     def show(self, *tables: Table, note: str | None = None) -> None:
         """Show ``tables``, at most as many as there is room for."""
         self.border_subtitle = Content(tables[-1].note if note is None else note)
-        for place, grid in enumerate(self._grids):
-            grid.show(tables[place] if place < len(tables) else Table((), []))
+        for index, grid in enumerate(self._grids):
+            grid.show(tables[index] if index < len(tables) else Table((), []))
 
 
 class LogPanel(Panel):

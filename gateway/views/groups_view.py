@@ -28,39 +28,39 @@ _REWARDS_SHOWN = 8
 _BOUNDS = {">=": "at_least", "<=": "at_most"}
 
 _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
-    ">": lambda one: str(one[0]),
-    ">reward": lambda one: UNKNOWN if one[1].reward is None else reward(one[1].reward),
-    ">rank": lambda one: str(one[1].rank or ""),
-    "what became of it": lambda one: _fate(one[1]),
-    ">tokens": lambda one: str(one[1].sampled_tokens or ""),
-    ">calls": lambda one: str(one[1].calls or ""),
-    ">version": lambda one: "" if one[1].policy_version is None else str(one[1].policy_version),
-    "end": lambda one: one[1].finish_reason,
-    "components": lambda one: ", ".join(f"{name} {measure(value)}" for name, value in one[1].components.items()),
-    "reason": lambda one: one[1].reason,
+    ">": lambda row: str(row[0]),
+    ">reward": lambda row: UNKNOWN if row[1].reward is None else reward(row[1].reward),
+    ">rank": lambda row: str(row[1].rank or ""),
+    "what became of it": lambda row: _fate(row[1]),
+    ">tokens": lambda row: str(row[1].sampled_tokens or ""),
+    ">calls": lambda row: str(row[1].calls or ""),
+    ">version": lambda row: "" if row[1].policy_version is None else str(row[1].policy_version),
+    "end": lambda row: row[1].finish_reason,
+    "components": lambda row: ", ".join(f"{name} {measure(value)}" for name, value in row[1].components.items()),
+    "reason": lambda row: row[1].reason,
 }
 _REWARDS: Columns[StepRewards] = {
-    ">step": lambda one: str(one.step),
-    ">lowest": lambda one: reward(one.low),
-    "rewards": lambda one: bars(one.counts),
-    ">highest": lambda one: reward(one.high),
-    ">answers": lambda one: str(sum(one.counts)),
+    ">step": lambda step: str(step.step),
+    ">lowest": lambda step: reward(step.low),
+    "rewards": lambda step: bars(step.counts),
+    ">highest": lambda step: reward(step.high),
+    ">answers": lambda step: str(sum(step.counts)),
 }
 
 
 def wanted_of(text: str) -> Wanted:
     """What somebody typed to find groups: words, ``route:NAME``, ``reason:PART``, ``>=0.5``, ``<=0.5``."""
     words: list[str] = []
-    found: dict[str, str | float] = {}
+    bounds: dict[str, str | float] = {}
     for word in text.split():
         name, colon, value = word.partition(":")
         if colon and name in ("route", "reason"):
-            found[name] = value
+            bounds[name] = value
         elif word[:2] in _BOUNDS and (number := _number(word[2:])) is not None:
-            found[_BOUNDS[word[:2]]] = number
+            bounds[_BOUNDS[word[:2]]] = number
         else:
             words.append(word)
-    return Wanted.model_validate({"words": " ".join(words), **found})
+    return Wanted.model_validate({"words": " ".join(words), **bounds})
 
 
 def _number(text: str) -> float | None:
@@ -73,16 +73,16 @@ def _number(text: str) -> float | None:
 def groups_table(groups: Sequence[Group], now: float) -> Table:
     """A row for each group; ``now`` is in Unix seconds."""
     columns: Columns[Group] = {
-        "group": lambda one: one.group_id[:12],
-        ">ago": lambda one: seconds(max(0.0, now - one.ended_at)),
-        "from": lambda one: short(one.route or one.client, 20),
-        "session": lambda one: short(one.session, 12),
-        ">step": lambda one: "" if one.step is None else str(one.step),
-        "rewards": lambda one: _rewards(one),
-        "task": lambda one: short(one.query or one.task_id, 40),
-        "what became of it": lambda one: short(one.fate, 60),
+        "group": lambda group: group.group_id[:12],
+        ">ago": lambda group: seconds(max(0.0, now - group.ended_at)),
+        "from": lambda group: short(group.route or group.client, 20),
+        "session": lambda group: short(group.session, 12),
+        ">step": lambda group: "" if group.step is None else str(group.step),
+        "rewards": lambda group: _rewards(group),
+        "task": lambda group: short(group.query or group.task_id, 40),
+        "what became of it": lambda group: short(group.fate, 60),
     }
-    return table_of(columns, groups, lambda one: _style(one), empty="no group fits")
+    return table_of(columns, groups, lambda group: _style(group), empty="no group fits")
 
 
 def answers_table(group: Group) -> Table:
@@ -90,7 +90,7 @@ def answers_table(group: Group) -> Table:
     return table_of(
         _ANSWERS,
         enumerate(group.answers, 1),
-        lambda one: BAD if one[1].state == "dropped" else WARNING if one[1].why else "",
+        lambda row: BAD if row[1].state == "dropped" else WARNING if row[1].why else "",
         note=short(f"group {group.group_id[:12]}: {group.query or group.task_id}", 100),
     )
 
@@ -102,7 +102,7 @@ def rewards_table(rewards: Sequence[StepRewards]) -> Table:
 
 def facts(group: Group) -> list[str]:
     """What is known of a group as a whole, a line each."""
-    known = {
+    fields = {
         "group": group.group_id,
         "task": " ".join(filter(None, (group.task_id, group.query))),
         "from": " ".join(filter(None, (group.route, group.client))),
@@ -113,7 +113,7 @@ def facts(group: Group) -> list[str]:
         "step": "" if group.step is None else str(group.step),
         "became": group.fate,
     }
-    return [f"{name:<8}{printable(value)}" for name, value in known.items() if value]
+    return [f"{name:<8}{printable(value)}" for name, value in fields.items() if value]
 
 
 def bars(counts: Sequence[int]) -> str:
@@ -123,7 +123,7 @@ def bars(counts: Sequence[int]) -> str:
 
 
 def _rewards(group: Group) -> str:
-    shown = " ".join(reward(one) for one in group.rewards[:_REWARDS_SHOWN])
+    shown = " ".join(reward(value) for value in group.rewards[:_REWARDS_SHOWN])
     more = len(group.rewards) - _REWARDS_SHOWN
     return (shown or UNKNOWN) + (f" +{more}" if more > 0 else "")
 
@@ -134,7 +134,7 @@ def _fate(answer: GroupAnswer) -> str:
 
 
 def _style(group: Group) -> str:
-    if any(one.state == "dropped" for one in group.answers):
+    if any(answer.state == "dropped" for answer in group.answers):
         return WARNING
     # equal rewards teach nothing
     return DIM if len(set(group.rewards)) == 1 else ""

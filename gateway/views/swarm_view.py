@@ -70,24 +70,24 @@ class Order(StrEnum):
 
 
 _SORT_KEYS: dict[Order, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
-    Order.IDLE: lambda one: (-one.idle_seconds,),
-    Order.AGE: lambda one: (-one.seconds,),
-    Order.CALLS: lambda one: (-one.calls, -one.in_flight),
-    Order.CLIENT: lambda one: (one.client_uuid, one.task_id),
-    Order.TASK: lambda one: (one.task_id, one.client_uuid),
+    Order.IDLE: lambda episode: (-episode.idle_seconds,),
+    Order.AGE: lambda episode: (-episode.seconds,),
+    Order.CALLS: lambda episode: (-episode.calls, -episode.in_flight),
+    Order.CLIENT: lambda episode: (episode.client_uuid, episode.task_id),
+    Order.TASK: lambda episode: (episode.task_id, episode.client_uuid),
 }
 _EPISODES: Columns[RunningEpisode] = {
-    "episode": lambda one: one.episode_uuid[-8:],
-    "client": lambda one: short(one.client_uuid, 24),
-    ">age": lambda one: seconds(one.seconds),
-    ">idle": lambda one: ("! " if _idle_for_long(one) else "") + seconds(one.idle_seconds),
-    ">calls": lambda one: str(one.calls),
-    ">now": lambda one: str(one.in_flight or ""),
-    "task": lambda one: one.task_id or UNKNOWN,
-    "type": lambda one: one.episode_type,
-    ">of": lambda one: seconds(one.idle_timeout),
-    ">left": lambda one: seconds(one.seconds_left),
-    "note": lambda one: one.quarantined,
+    "episode": lambda episode: episode.episode_uuid[-8:],
+    "client": lambda episode: short(episode.client_uuid, 24),
+    ">age": lambda episode: seconds(episode.seconds),
+    ">idle": lambda episode: ("! " if _idle_for_long(episode) else "") + seconds(episode.idle_seconds),
+    ">calls": lambda episode: str(episode.calls),
+    ">now": lambda episode: str(episode.in_flight or ""),
+    "task": lambda episode: episode.task_id or UNKNOWN,
+    "type": lambda episode: episode.episode_type,
+    ">of": lambda episode: seconds(episode.idle_timeout),
+    ">left": lambda episode: seconds(episode.seconds_left),
+    "note": lambda episode: episode.quarantined,
 }
 _CLIENTS: Columns[ClientRow] = {
     "client": lambda row: short(row.client_uuid, 24),
@@ -168,7 +168,8 @@ def view(
     curves: dict[str, Iterable[float | None]] = {
         **{name: [step.metrics.get(metric) for step in steps] for name, metric in _CURVES.items()},
         **{
-            name: [one.metrics.get(metric) for one in status.evaluations] for name, metric in _EVALUATION_CURVES.items()
+            name: [evaluation.metrics.get(metric) for evaluation in status.evaluations]
+            for name, metric in _EVALUATION_CURVES.items()
         },
         **{short(name.removeprefix(_LOGGED), 24): [step.metrics.get(name) for step in steps] for name in logged},
         "seconds/step": [step.seconds for step in steps],
@@ -196,7 +197,7 @@ def episodes(status: ServerStatus, order: Order, wanted: str) -> Table:
     """Running episodes with all words of ``wanted`` in their names, sorted by ``order``."""
     words = wanted.lower().split()
     chosen = sorted(
-        (one for one in status.running if all(word in _names(one) for word in words)), key=_SORT_KEYS[order]
+        (episode for episode in status.running if all(word in _names(episode) for word in words)), key=_SORT_KEYS[order]
     )
     listed = len(status.running)
     total = status.pool.running_episodes if status.pool is not None else listed
@@ -205,12 +206,16 @@ def episodes(status: ServerStatus, order: Order, wanted: str) -> Table:
         note += f"; of {total} the {listed} that have been idle for longest"
     empty = f"{note}; no episode has these words" if listed else f"{note}; no episode runs"
     return table_of(
-        _EPISODES, chosen, lambda one: WARNING if _idle_for_long(one) or one.quarantined else "", note, empty
+        _EPISODES,
+        chosen,
+        lambda episode: WARNING if _idle_for_long(episode) or episode.quarantined else "",
+        note,
+        empty,
     )
 
 
-def _idle_for_long(one: RunningEpisode) -> bool:
-    return one.idle_seconds > one.idle_timeout / 2
+def _idle_for_long(episode: RunningEpisode) -> bool:
+    return episode.idle_seconds > episode.idle_timeout / 2
 
 
 def _metric(step: StepResult, name: str) -> str:
@@ -227,17 +232,17 @@ def _share(step: StepResult, name: str) -> str:
 
 def _differ(step: StepResult) -> str:
     """``3 of 4``: groups whose rewards differ, of all."""
-    told = groups_that_differ(step.metrics.get(TASKS_WITH_SIGNAL), step.metrics.get(TASKS))
-    return told.partition(" groups")[0] or UNKNOWN
+    differing = groups_that_differ(step.metrics.get(TASKS_WITH_SIGNAL), step.metrics.get(TASKS))
+    return differing.partition(" groups")[0] or UNKNOWN
 
 
 def _curve_rows(curves: Mapping[str, Iterable[float | None]]) -> Iterator[Row]:
     """Last, lowest and highest value of each curve, and its course; without curves that have no values."""
     for name, values in curves.items():
-        known = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
-        if known:
-            shown = map(reward if "reward" in name else measure, (known[-1], min(known), max(known)))
-            yield Row((name, *shown, curve(known, _CURVE)))
+        numbers = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
+        if numbers:
+            shown = map(reward if "reward" in name else measure, (numbers[-1], min(numbers), max(numbers)))
+            yield Row((name, *shown, curve(numbers, _CURVE)))
 
 
 def _state(status: ServerStatus) -> str:
@@ -266,10 +271,10 @@ def _learns(steps: Sequence[StepResult]) -> list[Line]:
     if _is_silent(steps):
         return [Line(f"! {NO_SIGNAL}", WARNING, "learns")]
     last = [step.metrics for step in steps[-_RECENT:] if TASKS in step.metrics]
-    differ, of = (sum(one.get(name, 0.0) for one in last) for name in (TASKS_WITH_SIGNAL, TASKS))
-    told = f"reward {_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)} in step {steps[-1].step}"
+    differ, of = (sum(metrics.get(name, 0.0) for metrics in last) for name in (TASKS_WITH_SIGNAL, TASKS))
+    rewards = f"reward {_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)} in step {steps[-1].step}"
     groups = f"; {groups_that_differ(differ, of)} in the last {len(last)} step{'s' * (len(last) > 1)}" if of else ""
-    return [Line(told + groups, label="learns")]
+    return [Line(rewards + groups, label="learns")]
 
 
 def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
@@ -388,7 +393,9 @@ def _tasks(status: ServerStatus) -> Table:
     pool, titles = status.pool, ("task", "finished", ">running", "state")
     if pool is None:
         return Table(titles, [], "no job, no pool")
-    running = Counter(one.task_id for one in status.running if one.task_id and one.episode_type == "train")
+    running = Counter(
+        episode.task_id for episode in status.running if episode.task_id and episode.episode_type == "train"
+    )
     finished = {**dict.fromkeys(running, 0), **pool.tasks}
     rows: list[Row] = []
     for task, done in sorted(finished.items(), key=lambda item: (item[1] >= pool.num_repeat, -item[1])):

@@ -68,10 +68,10 @@ class Consensus:
         return Reward(value=value, components={"votes": float(votes)}, reason=f"{votes} of {size} say {answer[:80]!r}")
 
     def _answer(self, text: str) -> str | None:
-        found = text if self._pattern is None else last_match(self._pattern, text)
-        if found is None or not found.strip():
+        answer = text if self._pattern is None else last_match(self._pattern, text)
+        if answer is None or not answer.strip():
             return None
-        return _plain_number(found) if self._number else normalised(found)
+        return _plain_number(answer) if self._number else normalised(answer)
 
     __call__ = on_compute_relative_reward
 

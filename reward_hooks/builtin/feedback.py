@@ -53,7 +53,7 @@ class _FromUsers:
         Raises:
             HookError: no answer has feedback, or not all that must have (``no_feedback``).
         """
-        ratings = [None if one.feedback is None else self._rate(one.feedback) for one in candidates]
+        ratings = [None if candidate.feedback is None else self._rate(candidate.feedback) for candidate in candidates]
         rated = {index: rating for index, rating in enumerate(ratings) if rating is not None}
         if not rated or (self._others == "refuse" and len(rated) < len(candidates)):
             raise HookError(f"{len(rated)} of {len(candidates)} answers have feedback", code="no_feedback")

@@ -32,10 +32,10 @@ def shingles(text: str) -> frozenset[str]:
     return frozenset(" ".join(words[start : start + _SIZE]) for start in range(len(words) - _SIZE + 1))
 
 
-def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+def jaccard(grams: frozenset[str], other: frozenset[str]) -> float:
     """Shared over all, in [0, 1]."""
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared)
+    shared = len(grams & other)
+    return shared / (len(grams) + len(other) - shared)
 
 
 class Diversity:
@@ -47,7 +47,7 @@ class Diversity:
         grams = [shingles(candidate.text) for candidate in candidates]
         rewards: list[Reward] = []
         for index, own in enumerate(grams):
-            likeness = [jaccard(own, other) for place, other in enumerate(grams) if place != index]
+            likeness = [jaccard(own, other) for other_index, other in enumerate(grams) if other_index != index]
             mean = sum(likeness) / len(likeness)
             rewards.append(Reward(value=1 - mean, reason=f"{mean:.2f} like the others on average" if mean else ""))
         return rewards

@@ -105,8 +105,8 @@ class Budget:
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to one count, here and in the meters of the caller."""
-        for one in (self.spent, *_METERS.get()):
-            setattr(one, name, getattr(one, name) + amount)
+        for budget in (self.spent, *_METERS.get()):
+            setattr(budget, name, getattr(budget, name) + amount)
 
     def reserve(self, body_bytes: int, output_tokens: int) -> float:
         """Reserve the most that one call can cost, and count the call. A token has at least one byte, so the size of

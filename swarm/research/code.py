@@ -48,7 +48,7 @@ def snapshot(study: Study, folder: Path) -> tuple[str, str, str]:
     """
     code = build_archive(folder / study.code)
     for name in study.locked:
-        if not any(inside(one, name) for one in code.manifest):
+        if not any(inside(file, name) for file in code.manifest):
             raise ConfigError(f"{folder / study.code / name} is locked, but git does not track it: `git add` it")
     _keep(folder, code)
     return code.digest, _locked_digest(study, folder, code.manifest), code.revision
@@ -61,22 +61,26 @@ def kept(folder: Path, digest: str, name: str) -> Tree:
         ConfigError: it is gone, or was changed.
     """
     try:
-        archive = _place(folder, digest).read_bytes()
-        place = folder / RUNS / name / digest
-        shutil.rmtree(place, ignore_errors=True)
-        manifest = check_and_extract(archive, place)
+        archive = _path_of(folder, digest).read_bytes()
+        target = folder / RUNS / name / digest
+        shutil.rmtree(target, ignore_errors=True)
+        manifest = check_and_extract(archive, target)
     except (OSError, SwarmGatewayError) as exc:
-        raise ConfigError(f"the code {digest[:12]} of the study is gone from {_place(folder, digest)}: {exc}") from exc
+        raise ConfigError(
+            f"the code {digest[:12]} of the study is gone from {_path_of(folder, digest)}: {exc}"
+        ) from exc
     if digest_of(manifest) != digest:
-        raise ConfigError(f"{_place(folder, digest)} was changed")
-    return Tree(digest, place, archive)
+        raise ConfigError(f"{_path_of(folder, digest)} was changed")
+    return Tree(digest, target, archive)
 
 
 def _locked_digest(study: Study, folder: Path, manifest: Mapping[str, str]) -> str:
     """The digest of the files that decide the score, the study's own declaration among them."""
     # where it runs may change: servers die
     declared = read_study(folder).model_dump_json(exclude={"servers", "boot_seconds"})
-    locked = {name: one for name, one in manifest.items() if any(inside(name, top) for top in study.locked)}
+    locked = {
+        name: fingerprint for name, fingerprint in manifest.items() if any(inside(name, top) for top in study.locked)
+    }
     return digest_of(locked | {f"declared/{FILE}": fingerprint(declared.encode(), executable=False)})
 
 
@@ -106,7 +110,7 @@ def patched(study: Study, folder: Path, base: str, patch: str) -> str:
         before = manifest_of(work)
         # a repository of its own: git neither sees nor touches the one around it
         _git(work, "init", "--quiet")
-        _git(work, "apply", "--whitespace=nowarn", "-", given=patch)
+        _git(work, "apply", "--whitespace=nowarn", "-", stdin=patch)
         if link := next((path for path in work.rglob("*") if path.is_symlink()), None):
             raise RefusedError(f"it makes a link of {link.relative_to(work)}")
         _git(work, "add", "--all", "--force")
@@ -130,28 +134,28 @@ def _executable(manifest: Mapping[str, str], name: str) -> bool:
     return manifest.get(name, "").endswith("x")
 
 
-def _place(folder: Path, digest: str) -> Path:
+def _path_of(folder: Path, digest: str) -> Path:
     return folder / RUNS / "code" / f"{digest}.zip"
 
 
 def _keep(folder: Path, code: CodeArchive) -> None:
-    place = _place(folder, code.digest)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_suffix(".new")
+    path = _path_of(folder, code.digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
     with beside.open("wb") as file:
         file.write(code.content)
         os.fsync(file.fileno())
-    beside.replace(place)
+    beside.replace(path)
 
 
-def _git(work: Path, *command: str, given: str = "") -> None:
+def _git(work: Path, *command: str, stdin: str = "") -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # no hook, filter or attribute of the user's own
     environ |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
     try:
         subprocess.run(
             ["git", "-c", "core.autocrlf=false", "-c", "core.hooksPath=", "-C", str(work), *command],
-            input=given.encode(errors="surrogateescape"),
+            input=stdin.encode(errors="surrogateescape"),
             env=environ,
             capture_output=True,
             timeout=_GIT_SECONDS,
@@ -162,5 +166,5 @@ def _git(work: Path, *command: str, given: str = "") -> None:
     except subprocess.TimeoutExpired as exc:
         raise RefusedError(f"git {command[0]} took longer than {_GIT_SECONDS:g} s") from exc
     except subprocess.CalledProcessError as exc:
-        said = " ".join(os.fsdecode(exc.stderr).split())
-        raise RefusedError(f"git {command[0]}: {said[:500]}") from exc
+        errors = " ".join(os.fsdecode(exc.stderr).split())
+        raise RefusedError(f"git {command[0]}: {errors[:500]}") from exc

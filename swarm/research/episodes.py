@@ -64,7 +64,7 @@ class Wires:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         self.order = self._in.readline()
-        self._told = threading.Semaphore(0)
+        self._answers = threading.Semaphore(0)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def tell(self, **values: Any) -> None:
@@ -72,11 +72,11 @@ class Wires:
 
     def wait(self) -> None:
         """Until the next line comes; a dead first process ends this one."""
-        self._told.acquire()
+        self._answers.acquire()
 
     def _listen(self) -> None:
         for _ in self._in:
-            self._told.release()
+            self._answers.release()
         os._exit(3)
 
 
@@ -122,10 +122,10 @@ def evaluate(order: EvaluateOrder, wires: Wires) -> None:
 
         wanted = [task for task in tasks for _ in range(order.samples)]
         values = client.run_episodes_until_all_complete(wanted, score, min(_MOST, len(wanted)))
-    known = [one for one in values if one is not None]
-    if len(known) < len(wanted):
-        raise ConfigError(f"{len(wanted) - len(known)} of {len(wanted)} evaluation episodes failed")
-    wires.tell(scores=[fmean(known[at : at + order.samples]) for at in range(0, len(known), order.samples)])
+    measured = [value for value in values if value is not None]
+    if len(measured) < len(wanted):
+        raise ConfigError(f"{len(wanted) - len(measured)} of {len(wanted)} evaluation episodes failed")
+    wires.tell(scores=[fmean(measured[at : at + order.samples]) for at in range(0, len(measured), order.samples)])
 
 
 def main(what: str) -> None:

@@ -187,7 +187,7 @@ class Lab:
 
     def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> Ending | None:
         study = self._study
-        told = TrainOrder(
+        train_order = TrainOrder(
             server=client.server_url,
             token=self._token,
             folder=str(order.tree.folder),
@@ -200,7 +200,7 @@ class Lab:
         )
         measured = set(order.measured)
         step, moved = -1, time.monotonic()
-        with Child("train", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with Child("train", train_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 line = child.next(_TICK)
                 status = client.status()
@@ -216,7 +216,11 @@ class Lab:
                         scores = self._evaluate(client, order, stopping)
                         if scores is None or isinstance(scores, Ending):
                             return scores
-                        rewards = {one.step: one.metrics[_REWARD] for one in status.steps if _REWARD in one.metrics}
+                        rewards = {
+                            evaluation.step: evaluation.metrics[_REWARD]
+                            for evaluation in status.steps
+                            if _REWARD in evaluation.metrics
+                        }
                         measured.add(step)
                         if end := order.measure(step, scores, rewards):
                             return end
@@ -232,14 +236,14 @@ class Lab:
         """The scores; an evaluation that fails is made again, while the weights wait for it."""
         why = ""
         for attempt in range(1, EVALUATIONS + 1):
-            told = self._evaluated(client, order, stopping)
-            if told is None:
+            outcome = self._evaluated(client, order, stopping)
+            if outcome is None:
                 return None
-            if "scores" in told:
-                return told["scores"]
+            if "scores" in outcome:
+                return outcome["scores"]
             # an engine that died is no fault of the evaluator
             _check_alive(client.status())
-            why = f"the evaluation failed {attempt} times: {told.get('failed', 'it ended')}"
+            why = f"the evaluation failed {attempt} times: {outcome.get('failed', 'it ended')}"
             self._tell(order, why)
         return Ending("failed", why)
 
@@ -249,7 +253,7 @@ class Lab:
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
         tree = code.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
         self._tell(order, "evaluates")
-        told = EvaluateOrder(
+        evaluate_order = EvaluateOrder(
             server=client.server_url,
             token=self._token,
             folder=str(tree.folder),
@@ -259,7 +263,7 @@ class Lab:
             metric=evaluator.metric,
         )
         deadline = time.monotonic() + evaluator.seconds
-        with Child("evaluate", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with Child("evaluate", evaluate_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 if (line := child.next(_TICK)) is not None:
                     return line

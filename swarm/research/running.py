@@ -52,13 +52,13 @@ def begin(study: Study, folder: Path, ledger: Ledger) -> None:
 
 def _check_held_out(study: Study, folder: Path) -> None:
     """Check that no held-out task is trained on, under whatever id; what a function or a hub gives is not read."""
-    held_out, trained = (located(one, folder) for one in (study.evaluator.tasks, study.tasks))
+    held_out, trained = (located(path, folder) for path in (study.evaluator.tasks, study.tasks))
     if not (isinstance(held_out, Path) and isinstance(trained, Path)):
         return
-    known = {_content(task): task.task_id for task in read_tasks(held_out)}
-    if twin := next((task for task in read_tasks(trained) if _content(task) in known), None):
+    held_ids = {_content(task): task.task_id for task in read_tasks(held_out)}
+    if twin := next((task for task in read_tasks(trained) if _content(task) in held_ids), None):
         raise ConfigError(
-            f"{trained}: its task {twin.task_id!r} is the held-out task {known[_content(twin)]!r} of {held_out}: "
+            f"{trained}: its task {twin.task_id!r} is the held-out task {held_ids[_content(twin)]!r} of {held_out}: "
             "leave it out of one of them"
         )
 
@@ -94,14 +94,14 @@ class Runner:
             try:
                 while not stopping.is_set():
                     changed.clear()
-                    for done in [one for one in busy if one.done()]:
+                    for done in [task for task in busy if task.done()]:
                         del busy[done]
                         done.result()
-                    usable = [one for one in study.servers if one not in self._gone]
+                    usable = [server for server in study.servers if server not in self._gone]
                     if not usable and not busy:
                         raise StudyStoppedError("no swarm server can be used: " + "; ".join(self._gone.values()))
                     taken = {server for server, _ in busy.values()}
-                    free = [one for one in usable if one not in taken]
+                    free = [server for server in usable if server not in taken]
                     with self._ledger.lock:
                         action = next_action(study, state, frozenset(name for _, name in busy.values()))
                     if isinstance(action, Record):
@@ -131,17 +131,17 @@ class Runner:
 
     def _server_of(self, run: Run, free: Sequence[str]) -> str:
         """The server that has the run already, if it is free."""
-        known = self._ledger.state.runs.get(run.name)
-        return known.server if known is not None and known.server in free else free[0]
+        claimed = self._ledger.state.runs.get(run.name)
+        return claimed.server if claimed is not None and claimed.server in free else free[0]
 
     def _claim(self, run: Run, server: str) -> int:
         """Record that ``server`` takes ``run``; the number of the attempt."""
-        known = self._ledger.state.runs.get(run.name)
-        if known is not None and known.server == server:
-            self._record("claimed", run=run.name, server=server, attempt=known.attempt, lost=0, again=False)
-            return known.attempt
+        claimed = self._ledger.state.runs.get(run.name)
+        if claimed is not None and claimed.server == server:
+            self._record("claimed", run=run.name, server=server, attempt=claimed.attempt, lost=0, again=False)
+            return claimed.attempt
         # elsewhere it begins anew
-        attempt = 1 if known is None else known.attempt + 1
+        attempt = 1 if claimed is None else claimed.attempt + 1
         self._attempt(run, server, attempt, again=False)
         return attempt
 
@@ -184,8 +184,8 @@ class Runner:
                 digest = code.patched(self._study, self._folder, self._base.digest, proposal.patch)
         except (ConfigError, code.RefusedError) as exc:
             refused = exc.message
-        told = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
-        self._record("proposed", experiment=name, **told, code=digest, refused=refused)
+        change = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
+        self._record("proposed", experiment=name, **change, code=digest, refused=refused)
 
     # ------------------------------------------------------------------ one run, in a thread
 

@@ -52,13 +52,13 @@ class Concise(Rule):
     def judge(self, task: Task, candidate: Candidate) -> Reward:
         text = candidate.text.strip()
         words = _words(text)
-        asked, said = _content(task.main_query), _content(text)
+        asked, stated = _content(task.main_query), _content(text)
         wanted = min(2, len(asked))
         length = (self.zero_words - len(text.split())) / (self.zero_words - self.full_marks_words)
         components = {
             "finished": float(candidate.finish_reason == "stop" and bool(words)),
-            "on_topic": min(1.0, len(asked & said) / wanted) if wanted else 1.0,
-            "substance": min(1.0, len(said - asked) / 2),
+            "on_topic": min(1.0, len(asked & stated) / wanted) if wanted else 1.0,
+            "substance": min(1.0, len(stated - asked) / 2),
             "complete": float(_SENTENCE_END.search(text) is not None),
             "fluent": _FAULT ** _faults(text, words),
             "concise": max(0.0, min(1.0, length)),

@@ -80,9 +80,9 @@ class Language(Rule):
         return Reward(value=value, components={"script": script, "words": words}, reason=reason)
 
     def _word_share(self, text: str) -> float:
-        known = _FUNCTION_WORDS.get(self.language)
-        if known is None:
+        function_words = _FUNCTION_WORDS.get(self.language)
+        if function_words is None:
             return 1.0
         words = [word.lower() for word in _WORD.findall(text)]
         most = max(sum(word in listed for word in words) for listed in _FUNCTION_WORDS.values())
-        return sum(word in known for word in words) / most if most else 1.0
+        return sum(word in function_words for word in words) / most if most else 1.0

@@ -102,12 +102,12 @@ class Words(Rule):
         if not candidate.text.strip():
             return Reward(value=0.0, reason="empty")
         missing = [word for word, pattern in self._wanted.items() if not pattern.search(candidate.text)]
-        said = {word: len(pattern.findall(candidate.text)) for word, pattern in self._banned.items()}
+        counts = {word: len(pattern.findall(candidate.text)) for word, pattern in self._banned.items()}
         share = 1 - len(missing) / len(self._wanted) if self._wanted else 1.0
-        faults = sum(said.values())
+        faults = sum(counts.values())
         reasons = [f"lacks {', '.join(missing)}"] if missing else []
         if faults:
-            reasons.append(f"says {', '.join(word for word, count in said.items() if count)}")
+            reasons.append(f"says {', '.join(word for word, count in counts.items() if count)}")
         return Reward(
             value=share / (1 + faults),
             components={"wanted_share": share, "banned_count": float(faults)},

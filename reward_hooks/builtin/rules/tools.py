@@ -50,19 +50,19 @@ class ToolCalls(Rule):
         Raises:
             HookError: an answer calls tools, but its request is unknown or has no readable tools (``no_tools``).
         """
-        known: dict[str, dict[str, SchemaChecker]] = {}
-        return [self._reward(candidate, known) for candidate in candidates]
+        checked: dict[str, dict[str, SchemaChecker]] = {}
+        return [self._reward(candidate, checked) for candidate in candidates]
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
         return self._reward(candidate, {})
 
-    def _reward(self, candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]) -> Reward:
+    def _reward(self, candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]]) -> Reward:
         calls = candidate.tool_calls
         if not calls:
             return Reward(
                 value=float(not self._required), components={"calls": 0.0}, reason="no call" if self._required else ""
             )
-        checkers = self._checkers if self._checkers is not None else _of_request(candidate, known)
+        checkers = self._checkers if self._checkers is not None else _of_request(candidate, checked)
         problems = [_problem(call, checkers) for call in calls]
         if self._at_most is not None and len(calls) > self._at_most:
             problems = [f"{len(calls)} calls, at most {self._at_most} allowed"] * len(calls)
@@ -73,17 +73,17 @@ class ToolCalls(Rule):
         )
 
 
-def _of_request(candidate: Candidate, known: dict[str, dict[str, SchemaChecker]]) -> dict[str, SchemaChecker]:
+def _of_request(candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]]) -> dict[str, SchemaChecker]:
     tools = candidate.request.get("tools")
     if not tools:
         raise HookError("an answer calls tools, but its request shows none; give ToolCalls its tools", code="no_tools")
     key = json.dumps(tools, sort_keys=True, default=str)
-    if key not in known:
+    if key not in checked:
         try:
-            known[key] = _checkers(tools)
+            checked[key] = _checkers(tools)
         except (ValueError, ConfigError) as exc:
             raise HookError(f"the request's tools are not readable: {exc}", code="no_tools") from exc
-    return known[key]
+    return checked[key]
 
 
 def _checkers(tools: Any) -> dict[str, SchemaChecker]:

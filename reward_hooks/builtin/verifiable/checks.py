@@ -56,7 +56,7 @@ class Check:
     """One test: its standard input, what runs after the answer's code, and whether a run passed."""
 
     passed: Callable[[Finished], bool]
-    given: str = ""
+    stdin: str = ""
     epilogue: str = ""
 
 
@@ -72,8 +72,8 @@ def check_of(test: Any) -> Check:
         case {"call": str() as call, "returns": expected}:
             epilogue = f"__import__('os').write(__result__, __import__('json').dumps({call}).encode())"
             return Check(lambda run: _returned(run.result, expected), epilogue=epilogue)
-        case {"stdin": str() as given, "stdout": str() as wanted}:
-            return Check(lambda run: run.status == 0 and _lines(run.output) == _lines(wanted), given)
+        case {"stdin": str() as stdin, "stdout": str() as wanted}:
+            return Check(lambda run: run.status == 0 and _lines(run.output) == _lines(wanted), stdin)
         case _:
             raise HookError(f"this is no test: {str(test)[:200]}", code="bad_reference")
 
@@ -164,7 +164,7 @@ def _returned(result: str, expected: Any) -> bool:
 def _reached(result: str, mark: str, comparisons: _Comparisons) -> bool:
     try:
         match json.loads(result):
-            case [str() as said, *pairs] if said == mark:
+            case [str() as label, *pairs] if label == mark:
                 pass
             case _:
                 return False

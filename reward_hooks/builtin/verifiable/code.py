@@ -151,7 +151,7 @@ class Code:
     def _failure(self, code: str, check: Check, left: float) -> str:
         """Why the test fails; empty where it passes."""
         try:
-            finished = self._sandbox.run(code, check.given, epilogue=check.epilogue, seconds=left)
+            finished = self._sandbox.run(code, check.stdin, epilogue=check.epilogue, seconds=left)
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise HookError(f"no sandbox could be made: {exc}", code="no_sandbox") from exc
         if finished.status is None:

@@ -76,37 +76,37 @@ class Fuzzy(Rule):
         self._similarity = token_f1 if by == "f1" else edit_similarity
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
-        said = normalised(candidate.text)
-        value, nearest = max((self._similarity(said, normalised(text)), text) for text in references(task, self._key))
+        answer = normalised(candidate.text)
+        value, nearest = max((self._similarity(answer, normalised(text)), text) for text in references(task, self._key))
         return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} like {nearest[:80]!r}")
 
 
-def token_f1(one: str, other: str) -> float:
+def token_f1(text: str, other: str) -> float:
     """Harmonic mean of the shares of common words in each text, with repetitions."""
-    left, right = Counter(one.split()), Counter(other.split())
+    left, right = Counter(text.split()), Counter(other.split())
     total = left.total() + right.total()
     return 2 * (left & right).total() / total if total else 1.0
 
 
-def edit_similarity(one: str, other: str) -> float:
+def edit_similarity(text: str, other: str) -> float:
     """``1 - levenshtein / max(length)``, in [0, 1]."""
-    one, other = one[:_MOST_EDITED], other[:_MOST_EDITED]
-    longest = max(len(one), len(other))
-    return 1 - levenshtein(one, other) / longest if longest else 1.0
+    text, other = text[:_MOST_EDITED], other[:_MOST_EDITED]
+    longest = max(len(text), len(other))
+    return 1 - levenshtein(text, other) / longest if longest else 1.0
 
 
-def levenshtein(one: str, other: str) -> int:
+def levenshtein(text: str, other: str) -> int:
     """Fewest insertions, deletions and substitutions between two texts (Myers 1999, in Hyyrö's 2001 form).
 
     One column of the distance matrix is two bit vectors: where it goes up by one downwards, and where down by one.
     """
-    if not one:
+    if not text:
         return len(other)
     places: dict[str, int] = {}
-    for index, char in enumerate(one):
+    for index, char in enumerate(text):
         places[char] = places.get(char, 0) | 1 << index
-    mask, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
-    up, down, distance = mask, 0, len(one)
+    mask, last = (1 << len(text)) - 1, 1 << (len(text) - 1)
+    up, down, distance = mask, 0, len(text)
     for char in other:
         match = places.get(char, 0)
         diagonal = (((match & up) + up) ^ up) | match | down
@@ -134,12 +134,12 @@ def last_match(pattern: regex.Pattern[str], text: str) -> str | None:
     """The first group, or all, of the last match in ``text``; ``None`` also if matching takes too long."""
     try:
         matches = pattern.finditer(text, timeout=MATCH_SECONDS, concurrent=True)
-        found = next(iter(deque(matches, maxlen=1)), None)
+        match = next(iter(deque(matches, maxlen=1)), None)
     except TimeoutError:
         return None
-    if found is None:
+    if match is None:
         return None
-    return found[1] if pattern.groups else found[0]
+    return match[1] if pattern.groups else match[0]
 
 
 def references(task: Task, key: str) -> list[str]:
@@ -150,7 +150,7 @@ def references(task: Task, key: str) -> list[str]:
     """
     value = task.metadata.get(key)
     listed = cast("list[Any]", value) if isinstance(value, list) else [value]
-    texts = [str(one) for one in listed if isinstance(one, str | int | float) and not isinstance(one, bool)]
+    texts = [str(item) for item in listed if isinstance(item, str | int | float) and not isinstance(item, bool)]
     if not texts or len(texts) < len(listed) or not all(text.strip() for text in texts):
         raise HookError(
             f"task {task.task_id} has no metadata[{key!r}] that is an answer or a list of answers; let "

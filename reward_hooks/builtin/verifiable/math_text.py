@@ -168,7 +168,7 @@ def _forms(piece: str, text: str = "") -> list[str]:
 
 def _last_boxes(text: str) -> tuple[str, list[str]] | None:
     r"""The contents of the last ``\boxed{}`` and of those that are joined to it, and what stands before them."""
-    found: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     for box in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
         depth, end = 1, box.end()
         while end < len(text) and depth:
@@ -176,14 +176,14 @@ def _last_boxes(text: str) -> tuple[str, list[str]] | None:
                 depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
         if not depth:
-            found.append((box.start(), end, text[box.end() : end - 1]))
-    if not found:
+            boxes.append((box.start(), end, text[box.end() : end - 1]))
+    if not boxes:
         return None
-    start, end, content = found.pop()
+    start, end, content = boxes.pop()
     after = _AFTER_BOX.match(text, end)
     contents = [content, *([after[1]] if after else [])]
-    while found and _BETWEEN_BOXES.fullmatch(text, found[-1][1], start):
-        start, _, content = found.pop()
+    while boxes and _BETWEEN_BOXES.fullmatch(text, boxes[-1][1], start):
+        start, _, content = boxes.pop()
         contents.insert(0, content)
     return text[:start], contents
 
@@ -265,27 +265,27 @@ def _check(clause: str, piece: str) -> None:
 
 def plain_signs(text: str) -> str:
     """``text`` with ASCII or LaTeX in place of other digits, signs, fractions, powers and roots."""
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀-₎]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀-₎]+", lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
     text = re.sub(r"(\d*)\s?([¼-¾⅐-⅞↉])", _fraction, text)
     text = _MIXED.sub(_mixed, text)
     text = unicodedata.normalize("NFKC", text)
     text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in text.translate(_SIGNS))
-    text = re.sub(rf"√\s*(?:\({_INSIDE}\)|(\d+(?:\.\d+)?|\w))", lambda found: rf"\sqrt{{{found[1] or found[2]}}}", text)
+    text = re.sub(rf"√\s*(?:\({_INSIDE}\)|(\d+(?:\.\d+)?|\w))", lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     # as a sign, not as a dash between words or in a range
     text = re.sub("(?<![\\w)\\]}])[\N{EN DASH}\N{EM DASH}](?=[\\d.(\\\\])", "-", text)
     text = re.sub(r"(?<=[\w)}]) ?[·⋅∙] ?(?=[\w(\\])", "*", text)
     return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1*10^(\2)", text).replace("^(+", "^(")
 
 
-def _mixed(found: re.Match[str]) -> str:
-    whole, above, below = found.groups()
-    return f"({whole}+{above}/{below})" if int(above) < int(below) else found[0]
+def _mixed(match: re.Match[str]) -> str:
+    whole, above, below = match.groups()
+    return f"({whole}+{above}/{below})" if int(above) < int(below) else match[0]
 
 
-def _fraction(found: re.Match[str]) -> str:
-    value = unicodedata.normalize("NFKC", found[2]).replace("\N{FRACTION SLASH}", "/")
-    return f"({found[1]}+{value})" if found[1] else value
+def _fraction(match: re.Match[str]) -> str:
+    value = unicodedata.normalize("NFKC", match[2]).replace("\N{FRACTION SLASH}", "/")
+    return f"({match[1]}+{value})" if match[1] else value
 
 
 def _last_piece(line: str) -> str:
@@ -322,7 +322,7 @@ def _marked(piece: str) -> str:
     """As LaTeX in its marks."""
     piece = piece.replace("**", "^").replace("<=", r"\le ").replace(">=", r"\ge ")
     piece = re.sub(rf"(?<![A-Za-z\\])sqrt\({_INSIDE}\)", r"\\sqrt{\1}", piece)
-    piece = _NAME.sub(lambda found: _NAMES[found[0]], piece)
+    piece = _NAME.sub(lambda match: _NAMES[match[0]], piece)
     if piece.startswith("{") and piece.endswith("}"):
         piece = rf"\{{{piece[1:-1]}\}}"
     return f"${piece}$"

@@ -87,18 +87,18 @@ def _verdict(golds: list[list[Any]], text: str) -> tuple[float, str]:
     try:
         statement = answer(text)
         if statement.each:
-            said = [reading for form in statement.parts[0] if (reading := _parsed(form)[:1])]
+            readings = [reading for form in statement.parts[0] if (reading := _parsed(form)[:1])]
         else:
-            said = [reading] if (reading := _read(statement)) else []
-        if not said:
+            readings = [reading] if (reading := _read(statement)) else []
+        if not readings:
             return 0.0, "no mathematical expression found"
-        if any(_equal(gold, parts) for parts in said for gold in golds):
+        if any(_equal(gold, parts) for parts in readings for gold in golds):
             return 1.0, ""
     except Denial as exc:
         return 0.0, f"says what the answer is not: {exc}"
     except Exception as exc:  # sympy raises many kinds of errors on models' texts
         return 0.0, f"cannot be compared: {type(exc).__name__}"
-    return 0.0, f"says {', '.join(str(part) for part in said[0])[:80]}"
+    return 0.0, f"says {', '.join(str(part) for part in readings[0])[:80]}"
 
 
 def _read(statement: Statement) -> list[Any]:
@@ -121,12 +121,12 @@ def _read(statement: Statement) -> list[Any]:
 
 def _first_read(forms: Sequence[str]) -> list[Any]:
     """The first of ``forms`` that is an expression, else the last."""
-    said: list[Any] = []
+    reading: list[Any] = []
     for form in forms:
-        said = _parsed(form)
-        if said and not isinstance(said[0], str):
+        reading = _parsed(form)
+        if reading and not isinstance(reading[0], str):
             break
-    return said
+    return reading
 
 
 def _parsed(text: str) -> list[Any]:
@@ -135,17 +135,17 @@ def _parsed(text: str) -> list[Any]:
     return parse(text, parsing_timeout=STEP_SECONDS)
 
 
-def _equal(gold: list[Any], said: list[Any]) -> bool:
+def _equal(gold: list[Any], answered: list[Any]) -> bool:
     """Whether a list of expressions, which a set of them is too, equals another in any order."""
-    gold, said = _elements(gold), _elements(said)
-    if len(gold) == len(said) == 1:
-        return _same(gold[0], said[0])
-    said = _distinct(said)
+    gold, answered = _elements(gold), _elements(answered)
+    if len(gold) == len(answered) == 1:
+        return _same(gold[0], answered[0])
+    answered = _distinct(answered)
     left = _distinct(gold)
-    if len(left) != len(said):
+    if len(left) != len(answered):
         return False
-    for one in said:
-        match = next((index for index, other in enumerate(left) if _same(other, one)), None)
+    for part in answered:
+        match = next((index for index, other in enumerate(left) if _same(other, part)), None)
         if match is None:
             return False
         left.pop(match)
@@ -166,7 +166,7 @@ def _distinct(parts: list[Any]) -> list[Any]:
     return kept
 
 
-def _same(gold: Any, said: Any) -> bool:
+def _same(gold: Any, answered: Any) -> bool:
     """Whether two expressions are equal. A decimal is the number that its digits say: 0.333333 is not 1/3.
 
     Where the other number is irrational, it may be rounded (:data:`ROUNDED`).
@@ -174,17 +174,17 @@ def _same(gold: Any, said: Any) -> bool:
     from math_verify import verify  # pyright: ignore[reportMissingImports]
     from sympy import Basic, Eq, Tuple
 
-    if isinstance(gold, str) or isinstance(said, str):
-        return bool(verify(gold, said, timeout_seconds=STEP_SECONDS))
-    if isinstance(gold, Tuple) and isinstance(said, Tuple):
-        return len(gold) == len(said) and all(map(_same, gold.args, said.args))
-    if isinstance(said, Eq) and said.lhs.is_Symbol and getattr(gold, "is_number", False):
-        said = said.rhs
-    elif isinstance(gold, Eq) and gold.lhs.is_Symbol and getattr(said, "is_number", False):
+    if isinstance(gold, str) or isinstance(answered, str):
+        return bool(verify(gold, answered, timeout_seconds=STEP_SECONDS))
+    if isinstance(gold, Tuple) and isinstance(answered, Tuple):
+        return len(gold) == len(answered) and all(map(_same, gold.args, answered.args))
+    if isinstance(answered, Eq) and answered.lhs.is_Symbol and getattr(gold, "is_number", False):
+        answered = answered.rhs
+    elif isinstance(gold, Eq) and gold.lhs.is_Symbol and getattr(answered, "is_number", False):
         gold = gold.rhs
-    left, right = _exact(gold), _exact(said)
+    left, right = _exact(gold), _exact(answered)
     if isinstance(left, Basic) and isinstance(right, Basic) and left.is_number and right.is_number:
-        equal = _same_number(left, right, rounded=left != gold or right != said)
+        equal = _same_number(left, right, rounded=left != gold or right != answered)
         if equal is not None:
             return equal
     return bool(verify(left, right, timeout_seconds=STEP_SECONDS, allow_set_relation_comp=True))
@@ -229,8 +229,13 @@ def _percent(number: Any) -> Any:
 
 def warm_up() -> None:
     """Load what math-verify imports and builds on first use, which each child would do anew."""
-    for gold, said in (("5", "$x = 5$"), (r"$\frac{1}{2}$", "0.5"), ("$[0, 1)$", r"$0 \le x < 1$"), ("$x^2$", "$x*x$")):
-        _verdict([[_parsed(gold)[0]]], said)
+    for gold, answered in (
+        ("5", "$x = 5$"),
+        (r"$\frac{1}{2}$", "0.5"),
+        ("$[0, 1)$", r"$0 \le x < 1$"),
+        ("$x^2$", "$x*x$"),
+    ):
+        _verdict([[_parsed(gold)[0]]], answered)
 
 
 def main() -> None:

@@ -151,12 +151,12 @@ class Sandbox:
             user = os.geteuid() if self._user is None else self._user
             logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, "; ".join(reasons))
 
-    def run(self, program: str, given: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
-        """Run Python source text with ``given`` as standard input.
+    def run(self, program: str, standard_input: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
+        """Run Python source text with ``standard_input`` as standard input.
 
         Args:
             program: source of a main module; it can import the standard library and installed packages.
-            given: text of standard input.
+            standard_input: text of standard input.
             epilogue: source that runs in the same module after the program; what it writes to the open file with the
                 number ``__result__`` is the result.
             seconds: a deadline, if shorter than the limit.
@@ -168,7 +168,7 @@ class Sandbox:
         deadline = started + min(seconds, self._limits.seconds)
         with contextlib.ExitStack() as stack:
             source, stdin, stdout, stderr, result, status, filtered = (
-                stack.enter_context(_memory(text)) for text in (program, given, "", "", "", "", self._filter)
+                stack.enter_context(_memory(text)) for text in (program, standard_input, "", "", "", "", self._filter)
             )
             after = stack.enter_context(_memory(f"__result__ = {result.fileno()}\n{epilogue}"))
             inherited = [after, result, source]
@@ -204,12 +204,12 @@ class Sandbox:
                 extra_groups=None if self._user is None else [],
             ) as process:
                 late = self._wait(process, deadline)
-            said = _text(status, 1 << 16)
+            report = _text(status, 1 << 16)
             if self.form is Form.NAMESPACES:
-                _wait_for_namespace(said)
+                _wait_for_namespace(report)
             code = process.returncode
             made = {Form.NAMESPACES: '"exit-code"', Form.LANDLOCK: "confined", Form.NOTHING: ""}[self.form]
-            if not late and made not in said:
+            if not late and made not in report:
                 raise OSError(_text(stderr, 1000).strip()[-300:] or f"no sandbox was made: status {code}")
             if code < 0:
                 code = 128 - code
