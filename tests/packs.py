@@ -32,6 +32,7 @@ PACKS: dict[str, Pack] = {
             "tests/gateway/cli/test_agentjet.py",
             "tests/clients/test_agentjet.py",
         ),
+        needs=("monitor",),
     ),
     "studies": Pack(
         ("swarm.research", "gateway.cli.research"),
