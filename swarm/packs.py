@@ -1,4 +1,4 @@
-"""What packs add to the core: the one target where the core names them, beside the tables of commands and of built-in
+"""What packs add to the core: the one place where the core names them, beside the tables of commands and of built-in
 hooks.
 
 Invariant: a pack that is not installed adds nothing, and nothing else fails for that.
@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm.importer import load_attribute
 
-#: target in the core -> ``module:attribute`` of what a pack puts there
+#: place in the core -> ``module:attribute`` of what a pack puts there
 _ADDED = {
     # reads the text of a job: like :func:`swarm.job.read_fields`, in one form more
     "job": "swarm.agentjet.yaml_job:read_job",
