@@ -59,7 +59,7 @@ def load_hooks(
     if "/" in text or path.suffix in YAML_SUFFIXES:
         raise ConfigError(
             f"there is no hook folder {text}; name a folder that holds {REWARD}.py, a YAML file, or module:attribute "
-            "like reward_hooks.rules.concise:hooks"
+            "like reward_hooks.builtin.rules.concise:hooks"
         )
     target = text if ":" in text else find_hook(text)
     hooks = _from_object(_made(load_attribute(target, beside), target, options), text)
@@ -162,24 +162,24 @@ ENTRY_POINT_GROUP = "swarm_gateway.reward_hooks"
 
 #: Built-in hooks: classes or functions, called with the options given.
 BUILT_IN: dict[str, str] = {
-    "concise": "reward_hooks.rules.concise:Concise",
-    "length": "reward_hooks.rules.text:Length",
-    "json": "reward_hooks.rules.format:Json",
-    "matches": "reward_hooks.rules.format:Matches",
-    "json_schema": "reward_hooks.rules.format:JsonSchema",
-    "language": "reward_hooks.rules.language:Language",
-    "words": "reward_hooks.rules.text:Words",
-    "repetition": "reward_hooks.rules.text:Repetition",
-    "tool_calls": "reward_hooks.rules.tools:ToolCalls",
-    "math": "reward_hooks.verifiable.math_answers:Math",
-    "exact": "reward_hooks.verifiable.match:Exact",
-    "fuzzy": "reward_hooks.verifiable.match:Fuzzy",
-    "code": "reward_hooks.verifiable.code:Code",
-    "consensus": "reward_hooks.consensus:Consensus",
-    "feedback": "reward_hooks.feedback:UserFeedback",
-    "implicit_feedback": "reward_hooks.feedback:ImplicitFeedback",
-    "diversity": "reward_hooks.novelty:Diversity",
-    "novelty": "reward_hooks.novelty:Novelty",
+    "concise": "reward_hooks.builtin.rules.concise:Concise",
+    "length": "reward_hooks.builtin.rules.text:Length",
+    "json": "reward_hooks.builtin.rules.format:Json",
+    "matches": "reward_hooks.builtin.rules.format:Matches",
+    "json_schema": "reward_hooks.builtin.rules.format:JsonSchema",
+    "language": "reward_hooks.builtin.rules.language:Language",
+    "words": "reward_hooks.builtin.rules.text:Words",
+    "repetition": "reward_hooks.builtin.rules.text:Repetition",
+    "tool_calls": "reward_hooks.builtin.rules.tools:ToolCalls",
+    "math": "reward_hooks.builtin.verifiable.math_answers:Math",
+    "exact": "reward_hooks.builtin.verifiable.match:Exact",
+    "fuzzy": "reward_hooks.builtin.verifiable.match:Fuzzy",
+    "code": "reward_hooks.builtin.verifiable.code:Code",
+    "consensus": "reward_hooks.builtin.consensus:Consensus",
+    "feedback": "reward_hooks.builtin.feedback:UserFeedback",
+    "implicit_feedback": "reward_hooks.builtin.feedback:ImplicitFeedback",
+    "diversity": "reward_hooks.builtin.novelty:Diversity",
+    "novelty": "reward_hooks.builtin.novelty:Novelty",
     "listwise": "reward_hooks.judges:make_listwise",
     "pairwise": "reward_hooks.judges:make_pairwise",
     "pointwise": "reward_hooks.judges:make_pointwise",

@@ -18,9 +18,9 @@ from itertools import combinations
 from math import sqrt
 
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, HookContext, Hooks, Reward
-from reward_hooks.judges.endpoint import Spending, metered
 from reward_hooks.recorded import RecordedGroup
 from reward_hooks.runner import HookRunner
+from reward_hooks.spending import Spending, metered
 from swarm.errors import HookError
 from swarm.types import Model
 

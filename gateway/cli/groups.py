@@ -51,8 +51,8 @@ def list_groups(
     as_json: AsJson = False,
 ) -> None:
     """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
-    from gateway.tui.format import text_lines
-    from gateway.tui.groups_view import groups_table, rewards_table
+    from gateway.views.format import text_lines
+    from gateway.views.groups_view import groups_table, rewards_table
     from swarm.judged_groups import Wanted
     from swarm.judged_groups import as_json as plain
 
@@ -77,8 +77,8 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
-    from gateway.tui.format import printable, short, text_lines
-    from gateway.tui.groups_view import answers_table, facts
+    from gateway.views.format import printable, short, text_lines
+    from gateway.views.groups_view import answers_table, facts
     from swarm.judged_groups import as_json as plain
 
     judged = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})

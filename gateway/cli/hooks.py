@@ -152,7 +152,7 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
 
 def _ranking(group: GroupResult, full: bool) -> list[str]:
     """A group as lines: of each answer its reward and why, and its text below."""
-    from gateway.tui.format import printable, short
+    from gateway.views.format import printable, short
 
     lines = [short(group.prompt, _WIDTH) or group.task_id]
     if group.error:

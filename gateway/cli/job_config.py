@@ -71,11 +71,10 @@ def show(
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
     from gateway.cli.parts import part_of, with_lines
-    from swarm.agentjet.yaml_job import read_job
-    from swarm.job import OURS, layered, read_mapping
+    from swarm.job import OURS, layered, read_fields, read_mapping
 
     part = part_of(path, "job")
-    fields = part.settings if part.section else read_job(read_text(path, "job")).fields
+    fields = part.settings if part.section else read_fields(read_text(path, "job")).fields
     defaults = (part.file.get("swarm") or {}).get("job_defaults") if part.section else None
     server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
     with with_lines(path, part.section):

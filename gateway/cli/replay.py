@@ -84,13 +84,14 @@ def replay(
     from contextlib import nullcontext
     from urllib.parse import urlsplit
 
+    from gateway.replay.bar import replay_bar
     from gateway.replay.compare import ENGINE_HEADERS, GATEWAY_HEADERS, scored
-    from gateway.replay.plot import check_plots
-    from gateway.replay.printing import print_report, replay_bar, write_report
-    from gateway.replay.report import Report, read_report
     from gateway.replay.run import ReplayProgress, make_config
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
+    from gateway.reports.plot import check_plots
+    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.report import Report, read_report
     from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
 

@@ -181,7 +181,7 @@ def _words(kind: str, values: Any) -> str:
 
 def _draw(study: Study, state: State, path: Path) -> str:
     """The plot's name; empty if there is nothing to draw, or matplotlib is not installed."""
-    from gateway.replay.plot import COLOURS, INK, check_plots, evaluated, picture
+    from gateway.reports.plot import COLOURS, INK, check_plots, evaluated, picture
     from swarm.intervals import mean_interval
     from swarm.research.decisions import arm_scores
     from swarm.research.ledger import BASE

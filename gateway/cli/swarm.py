@@ -79,8 +79,8 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
 
     Parts without content are left out.
     """
-    from gateway.tui.format import printable, text_lines
-    from gateway.tui.swarm_view import SortOrder, episodes, view
+    from gateway.views.format import printable, text_lines
+    from gateway.views.swarm_view import SortOrder, episodes, view
     from swarm.progress import step_line
 
     shown = view(status, ())

@@ -148,8 +148,8 @@ def train(
     from gateway.launch.train import TrainCommand, rehearsal
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
-    from gateway.replay.printing import print_report, write_report
-    from gateway.replay.report import read_report
+    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.report import read_report
 
     if quick and (resume or fresh):
         raise ConfigError("--quick is a run of its own, which begins anew each time")

@@ -14,14 +14,12 @@ Invariant: a prompt that lacks a reward of either version enters no mean, and is
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from gateway.replay.report import Comparison, Report, Score
-from gateway.replay.senders import SavedAnswer
+from gateway.reports.report import CONFIDENCE, Comparison, Report, SavedAnswer, Score, by_prompt, mean_of
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
 from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from reward_hooks.offline import OfflineConfig, run_offline
@@ -32,7 +30,6 @@ from swarm.intervals import mean_interval, values_to_tell
 #: Ask a gateway for the best of a group that is judged and not trained, or for what the model says by itself.
 GATEWAY_HEADERS = {"x-swarm-train": "false", "x-swarm-policy": "best", "x-swarm-when-batch-waits": "best"}
 ENGINE_HEADERS = {"x-swarm-train": "false"}
-CONFIDENCE = 0.95
 #: Fewer prompts than this support no verdict: their spread is not known well enough.
 LEAST_PROMPTS = 8
 #: Seconds that a call of a hook may take.
@@ -128,28 +125,6 @@ def verdict(differences: Sequence[float]) -> str:
 
 def _prompts(count: int) -> str:
     return f"{count} prompt{'s' * (count != 1)}"
-
-
-def versions(report: Report) -> str:
-    """Which weights answered: ``policy version 6``; empty where the address does not say."""
-    seen = sorted({score.policy_version for score in report.scores if score.policy_version is not None})
-    if not seen:
-        return ""
-    return f"policy version {seen[0]}" if len(seen) == 1 else f"policy versions {seen[0]} to {seen[-1]}, mixed"
-
-
-def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    """By the content of the prompt, whatever the order of the data."""
-    scores_of: dict[str, list[Score]] = {}
-    for score in scores:
-        scores_of.setdefault(json.dumps(score.messages, sort_keys=True), []).append(score)
-    return scores_of
-
-
-def mean_of(scores: Sequence[Score]) -> float | None:
-    """Their mean reward; None without one."""
-    rewards = [score.reward for score in scores if score.reward is not None]
-    return fmean(rewards) if rewards else None
 
 
 async def judge_alone(report: Report, hooks: Hooks) -> Report:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway.replay.report import Report, Score, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Prompt, Sender
+from gateway.reports.report import Failure, Latency, Report, Score, StepPoint, points_of_steps
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
@@ -264,3 +266,36 @@ def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> I
         yield Prompt(
             text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}]
         )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the ``ordered`` values lie (nearest rank)."""
+    # the subtraction takes back what binary fractions add: 0.95 * 20 is a little above 19
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
+
+
+def latency_of(outcomes: Iterable[Outcome]) -> Latency | None:
+    """Latency of the answered requests; None if there are none."""
+    seconds = sorted(outcome.seconds for outcome in outcomes if not outcome.failure)
+    if not seconds:
+        return None
+    return Latency(mean=statistics.fmean(seconds), p50=percentile(seconds, 0.5), p95=percentile(seconds, 0.95))
+
+
+def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
+    """The failures by kind, the most frequent first."""
+    by_kind: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.failure:
+            by_kind.setdefault(outcome.failure, []).append(outcome.detail)
+    ordered = sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    return {kind: Failure(count=len(details), example=details[0]) for kind, details in ordered}
+
+
+def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
+    """Rewards by the policy version that answered: weights of version v collect the batch of step v + 1."""
+    by_step: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.reward is not None and outcome.policy_version is not None:
+            by_step.setdefault(outcome.policy_version + 1, []).append(outcome.reward)
+    return [StepPoint(step=step, reward_mean=statistics.fmean(values)) for step, values in sorted(by_step.items())]

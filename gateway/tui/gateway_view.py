@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gateway.stats import Accounted, GatewayStatus, RouteStatus, Stats, SwarmStatus
-from gateway.tui.format import (
+from gateway.views.format import (
     BAD,
     GOOD,
     UNKNOWN,

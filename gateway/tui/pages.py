@@ -16,11 +16,11 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
-from gateway.tui.groups_view import answers_table, groups_table, rewards_table, wanted_of
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
-from gateway.tui.swarm_view import SortOrder, episodes
 from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
+from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
+from gateway.views.groups_view import answers_table, groups_table, rewards_table, wanted_of
+from gateway.views.swarm_view import SortOrder, episodes
 from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 

@@ -17,9 +17,10 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from gateway.stats import GatewayStatus
-from gateway.tui import gateway_view, swarm_view
-from gateway.tui.format import View, seconds
+from gateway.tui import gateway_view
 from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nonsense
+from gateway.views import swarm_view
+from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
 from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.progress import step_line

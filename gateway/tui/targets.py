@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from adapters.dialects.jsons import object_in
 from gateway.observability.scrubbing import without_credentials
 from gateway.stats import GatewayStatus
-from gateway.tui.format import short
+from gateway.views.format import short
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.status import ServerStatus

@@ -21,8 +21,8 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import DataTable, Static
 
-from gateway.tui.format import BAD, DIM, WARNING, Line, Table, short
-from gateway.tui.swarm_view import STATES
+from gateway.views.format import BAD, DIM, WARNING, Line, Table, short
+from gateway.views.swarm_view import STATES
 
 #: Size of the terminal from which panels stand side by side.
 WIDE, HIGH = 120, 30

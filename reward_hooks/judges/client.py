@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
-from reward_hooks.judges.endpoint import Budget, Endpoint, Spending
+from reward_hooks.judges.endpoint import Budget, Endpoint
+from reward_hooks.spending import Spending
 from swarm.concurrency import backoff
 from swarm.errors import HookError
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after

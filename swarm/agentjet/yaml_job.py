@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, EvalSampling, TrainJob, in_plain_words, parse_mapping
+from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob, in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -157,15 +157,7 @@ class Conversion:
     ignored: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadJob:
-    """The fields of a :class:`TrainJob` that a text sets, and AgentJet's keys that have no effect here, with why."""
-
-    fields: dict[str, Any]
-    ignored: dict[str, str]
-
-
-def read_job(text: str) -> ReadJob:
+def read_job(text: str) -> JobFields:
     """The job in YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 
     Raises:
@@ -173,14 +165,14 @@ def read_job(text: str) -> ReadJob:
     """
     data = parse_mapping(text, "job")
     if "ajet" not in data:
-        return ReadJob(data, {})
+        return JobFields(data, {})
     conversion = convert(data)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("the job is AgentJet's; ignored: %s", listed)
     if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
         logger.warning("the job is AgentJet's; without effect, because not known here: %s", ", ".join(unknown))
-    return ReadJob(conversion.job.model_dump(exclude_unset=True), conversion.ignored)
+    return JobFields(conversion.job.model_dump(exclude_unset=True), conversion.ignored)
 
 
 def convert(config: Mapping[str, Any]) -> Conversion:

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarm.agentjet.workflow import load_workflow
 from swarm.client import SwarmClient
 from swarm.client.training import TrainOptions, begin_training
 from swarm.client.training_run import Evaluation
+from swarm.client.workflow import find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError
 from swarm.types import Model, Task
@@ -89,7 +89,7 @@ def train(order: TrainOrder, wires: Wires) -> None:
         wires.wait()
         return []
 
-    execute = load_workflow(order.workflow, order.settings)
+    execute = find_workflow(order.workflow, order.settings)
     with SwarmClient(order.server, token=order.token) as client:
         status = client.status()
         assert status.job is not None, "the engine was started with one"
@@ -103,7 +103,7 @@ def train(order: TrainOrder, wires: Wires) -> None:
 
 def evaluate(order: EvaluateOrder, wires: Wires) -> None:
     """Tell the score of each held-out task: the mean over its episodes."""
-    execute = load_workflow(order.workflow)
+    execute = find_workflow(order.workflow)
     tasks = list(read_tasks(located(order.tasks, Path(order.folder))))
     if not tasks:
         raise ConfigError(f"{order.tasks} holds no task")

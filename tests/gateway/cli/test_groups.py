@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
-from gateway.tui.groups_view import bars
+from gateway.views.groups_view import bars
 from swarm.errors import ConfigError
 from swarm.judged_groups import BINS, histogram
 from swarm.server.app import create_app

@@ -15,8 +15,8 @@ from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.tui.format import Row, Table
 from gateway.tui.widgets import TableView
+from gateway.views.format import Row, Table
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.run import serve
