@@ -1,11 +1,41 @@
 """The packs: what can be deleted without the core noticing. The core is every other module.
 
-Invariant: this is the one table of packs. ``tests/test_layering.py`` holds the imports to it.
+Invariant: this is the one table of packs. ``tests/test_layering.py`` holds the imports to it, and ``python -m
+tests.packs`` deletes the packs in copies of the tree.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("swarm", "reward_hooks", "adapters", "gateway")
+#: Tests of the product as a whole: pages, tutorials, and what users do with all of its commands.
+WHOLE = (
+    "tests/test_docs.py",
+    "tests/test_docs_and_code.py",
+    "tests/test_package.py",
+    "tests/tutorial",
+    "tests/benchmarks",
+    "tests/gateway/cli/test_mistakes.py",
+    "tests/gateway/cli/test_new.py",
+)
+#: For one command.
+SECONDS = 600.0
+_IMPORT_AND_HELP = """
+import importlib, sys
+for name in sys.argv[1:]: importlib.import_module(name)
+sys.argv[1:] = ["--help"]
+importlib.import_module("gateway.cli").main()
+"""
 
 
 @dataclass(frozen=True)
@@ -30,6 +60,7 @@ PACKS: dict[str, Pack] = {
             "tests/swarm/agentjet",
             "tests/swarm/server/*agentjet*.py",
             "tests/gateway/cli/test_agentjet.py",
+            "tests/adapters/verl/test_agentjet_job.py",
             "tests/clients/test_agentjet.py",
         ),
         needs=("monitor",),
@@ -40,15 +71,28 @@ PACKS: dict[str, Pack] = {
     ),
     "monitor": Pack(("gateway.tui", "gateway.cli.monitor"), ("tests/gateway/tui", "tests/gateway/cli/test_monitor.py")),
     "replay": Pack(
-        ("gateway.replay", "gateway.cli.replay"), ("tests/gateway/replay", "tests/gateway/cli/test_replay.py")
+        ("gateway.replay", "gateway.cli.replay"),
+        (
+            "tests/gateway/replay",
+            "tests/gateway/cli/test_replay.py",
+            "tests/gateway/rollout/test_untrained_replay.py",
+        ),
     ),
-    "rewards": Pack(("reward_hooks.builtin",), ("tests/reward_hooks/builtin",)),
+    "rewards": Pack(
+        ("reward_hooks.builtin",),
+        (
+            "tests/reward_hooks/builtin",
+            "tests/reward_hooks/test_catalog.py",
+            "tests/reward_hooks/*preferences.py",
+        ),
+    ),
     "judges": Pack(("reward_hooks.judges",), ("tests/reward_hooks/judges",)),
     "shared-prefixes": Pack(
         ("adapters.verl.tree",),
         (
             "tests/adapters/verl/*trie*.py",
             "tests/adapters/verl/token_trees.py",
+            "tests/adapters/verl/compare_ways.py",
             "tests/adapters/verl/*shared_prefixes.py",
         ),
     ),
@@ -59,3 +103,47 @@ def pack_of(module: str) -> str:
     """The pack of a dotted name; empty: it is of the core."""
     owned = (name for name, pack in PACKS.items() if any(f"{module}.".startswith(f"{own}.") for own in pack.modules))
     return next(owned, "")
+
+
+def main() -> None:
+    """Delete packs in copies of the tree. Without any one, all modules that are left can be imported, and the command line
+    answers; without them all, the core's fast tests pass."""
+    with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
+        for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
+            pass
+        core = _copy(Path(scratch) / "all packs", *PACKS)
+        _run(core, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *(f"--ignore={path}" for path in WHOLE))
+
+
+def _try_without(scratch: Path, pack: str) -> None:
+    copy = _copy(scratch / pack, pack)
+    paths = [path.relative_to(copy) for package in PACKAGES for path in sorted((copy / package).rglob("*.py"))]
+    # the engine's modules need torch: tests/test_layering.py alone holds what they import
+    light = [path.with_suffix("") for path in paths if "__" not in path.name and path.parts[:2] != ("adapters", "verl")]
+    _run(copy, "-c", _IMPORT_AND_HELP, *(".".join(path.parts) for path in light))
+
+
+def _copy(folder: Path, *without: str) -> Path:
+    """The tracked tree in ``folder``, without these packs and their tests."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    for pack in (PACKS[name] for name in without):
+        modules = (f"{module.replace('.', '/')}{end}" for module in pack.modules for end in ("", ".py"))
+        for path in [path for pattern in (*pack.tests, *modules) for path in folder.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder
+
+
+def _run(folder: Path, *arguments: str) -> None:
+    """Run Python in ``folder``, whose modules win over those that are installed; leave with its output if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        sys.exit(f"without {folder.name}: {done.stdout[-8000:]}{done.stderr[-8000:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,15 +9,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Self
 
 import pytest
 
-from tests.packs import PACKS, pack_of
+from tests.packs import PACKAGES, PACKS, ROOT, pack_of
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("swarm", "reward_hooks", "adapters", "gateway")
 HEAVY = {"torch", "ray", "verl", "vllm", "tensordict", "transfer_queue", "transformers"}
 
 #: The modules directly in swarm/ are the base; every layer may use them.

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from reward_hooks import Candidate, HookContext, Task
 
 CONTEXT = HookContext(num_repeat=2)
+
+
+@dataclass(frozen=True)
+class Longer:
+    """A hook as an object: longer answers are better, up to ``most`` characters."""
+
+    most: int
+
+    def __call__(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[float]:
+        return [min(1.0, len(one.text) / self.most) for one in candidates]
+
+    on_compute_relative_reward = __call__
 
 
 def candidate(text: str = "", index: int = 0, **fields: Any) -> Candidate:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from reward_hooks import HookContext, Hooks, Task, load_hooks
-from reward_hooks.builtin.rules import Concise, Repetition
 from reward_hooks.contract import REWARD, SUBMIT
 from swarm.errors import ConfigError
+from tests.reward_hooks.making import Longer
 
 GOOD = "def on_compute_relative_reward(task, candidates, context):\n    return [1.0 for _ in candidates]\n"
 GOOD_SUBMIT = "async def on_user_submit_new_requests(request, context):\n    return [request.body]\n"
@@ -141,14 +141,8 @@ def test_the_error_of_a_wrong_helper_has_file_and_line(tmp_path: Path, text: str
 
 
 def test_a_hook_may_be_a_callable_object(tmp_path: Path) -> None:
-    text = "from reward_hooks.builtin.rules import Concise\non_compute_relative_reward = Concise(20, 60)\n"
-    assert load_hooks(folder(tmp_path, text)).reward == Concise(20, 60)
-
-
-@pytest.mark.parametrize("name", ["concise", "format"])
-def test_built_in_rules_load_by_name(name: str) -> None:
-    spec = f"reward_hooks.builtin.rules.{name}:hooks"
-    assert load_hooks(spec).source == spec
+    text = "from tests.reward_hooks.making import Longer\non_compute_relative_reward = Longer(20)\n"
+    assert load_hooks(folder(tmp_path, text)).reward == Longer(20)
 
 
 def test_the_digest_is_of_what_was_loaded(tmp_path: Path) -> None:
@@ -167,7 +161,8 @@ def test_the_digest_of_a_blend_is_of_the_file_and_its_parts(tmp_path: Path) -> N
     blend = tmp_path / "hooks.yaml"
 
     def code(weight: int) -> str:
-        blend.write_text(f"parts: [{{hook: part, weight: {weight}}}, {{hook: concise}}]")
+        other = "hook: tests.reward_hooks.making:Longer, options: {most: 9}"
+        blend.write_text(f"parts: [{{hook: part, weight: {weight}}}, {{{other}}}]")
         return load_hooks(blend).code
 
     first = code(1)
@@ -186,7 +181,7 @@ def test_the_digest_of_a_module_stays_while_its_old_code_runs(tmp_path: Path, mo
 
 
 def test_a_hooks_object_is_returned_with_the_digest_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks = Hooks(Repetition())
+    hooks = Hooks(Longer(20))
     monkeypatch.setattr("tests.reward_hooks.test_loader.HELD", SimpleNamespace(hooks=hooks), raising=False)
     loaded = load_hooks("tests.reward_hooks.test_loader:HELD.hooks")
     assert replace(loaded, code="") == hooks and loaded.code
@@ -223,10 +218,10 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         ("no/such/folder", "there is no hook folder no/such/folder"),
         ("nothing_here", "there is no hook folder or hook named 'nothing_here'"),
         ("no_such_module_at_all:hooks", "cannot import 'no_such_module_at_all'"),
-        ("reward_hooks.builtin.rules.concise:none", "has no attribute 'none'"),
-        ("reward_hooks.builtin.rules.text:Length", "cannot be made with the options {}"),
+        ("tests.reward_hooks.making:none", "has no attribute 'none'"),
+        ("tests.reward_hooks.making:Longer", "cannot be made with the options {}"),
         ("no/such.yaml", "there is no hook folder no/such.yaml"),
-        ("reward_hooks.builtin.rules:concise", f"defines no {REWARD}"),
+        ("tests.reward_hooks:making", f"defines no {REWARD}"),
     ],
 )
 def test_a_wrong_name_is_refused(spec: str, said: str) -> None:

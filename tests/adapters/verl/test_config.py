@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from tests.swarm.agentjet.test_yaml_job import composed
 
 config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 
@@ -238,16 +236,6 @@ def test_mapping_imports_neither_torch_nor_verl() -> None:
     code = f"import adapters.verl.driver, adapters.verl.config, sys; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
-
-
-def test_a_job_of_agentjets_client_names_only_keys_of_verl(tmp_path: Path) -> None:
-    lora = {"lora_rank": 8, "lora_alpha": 16, "load_format": "safetensors", "layered_summon": True}
-    job = convert(composed(lora=lora, trainer_common__ulysses_sequence_parallel_size=1)).job
-    verl = config.verl_config(job, "/models/tiny", tmp_path, "cuda")
-    actor = verl.actor_rollout_ref.actor
-    assert (actor.optim.clip_grad, actor.fsdp_config.param_offload) == (20.0, True)
-    assert verl.actor_rollout_ref.model.lora_rank == 8
-    assert verl.actor_rollout_ref.rollout.load_format == "safetensors"
 
 
 def jobs_of(file: Path) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_hooks import Reward, Task
+from reward_hooks import Reward, Task, load_hooks
 from reward_hooks.builtin.rules import (
     Concise,
     Json,
@@ -250,3 +250,9 @@ def test_calls_without_readable_tools_have_no_reward(request_body: dict[str, Any
 def test_wrong_options_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+@pytest.mark.parametrize("name", ["concise", "format"])
+def test_rules_load_by_their_module(name: str) -> None:
+    spec = f"reward_hooks.builtin.rules.{name}:hooks"
+    assert load_hooks(spec).source == spec
