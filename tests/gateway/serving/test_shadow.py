@@ -64,6 +64,8 @@ async def test_the_incumbent_answers_and_the_challenger_learns(
         assert response.headers["x-swarm-trained"] == "false"
         assert "x-swarm-drop-reason" not in response.headers
         await became(http, trained=1)
+        counted = 'gateway_shadows_total{outcome="trained",route="default"} 1.0'
+        assert counted in (await http.get("/metrics")).text
     [got] = upstream.got
     assert got.body == BODY | {"odd": [1.5, None], "model": "gpt"}
     # the group has its own four answers and their rewards only
