@@ -188,7 +188,7 @@ async def test_a_group_behind_one_user_never_waits_in_the_way_of_another(
 
 @pytest.mark.parametrize(
     ("headers", "settings"),
-    [({"x-swarm-train": "false"}, {}), ({}, {"shadow_fraction": 0})],
+    [({"x-swarm-train": "false"}, {}), ({"x-swarm-train": "no"}, {}), ({}, {"shadow_fraction": 0})],
 )
 async def test_who_is_not_to_be_trained_is_answered_alone(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: Mapping[str, str], settings: dict[str, Any]
