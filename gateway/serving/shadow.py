@@ -73,8 +73,7 @@ class Shadow:
         self._running -= 1
         if task.cancelled():
             self._stats.shadows["cancelled"] += 1
-        elif (error := task.exception()) is not None:
-            logger.error("a group in the shadow failed", exc_info=error)
+        elif task.exception() is not None:
             self._stats.shadows["failed"] += 1
         else:
             self._stats.shadows[task.result()] += 1
@@ -84,8 +83,8 @@ class Shadow:
         try:
             policy = Policy.of(settings, incoming.headers)
         except RequestError:
-            # a header that means nothing here is none of the user's concern
-            policy = Policy()
+            # the user is answered all the same, and what may have been an opt-out counts as one
+            return LEFT_OUT
         passed = policy.train is None and passes(settings, incoming)
         if passed or not policy.trains(settings, self._route, incoming.request_id):
             return LEFT_OUT

@@ -64,6 +64,8 @@ async def test_the_incumbent_answers_and_the_challenger_learns(
         assert response.headers["x-swarm-trained"] == "false"
         assert "x-swarm-drop-reason" not in response.headers
         await became(http, trained=1)
+        counted = 'gateway_shadows_total{outcome="trained",route="default"} 1.0'
+        assert counted in (await http.get("/metrics")).text
     [got] = upstream.got
     assert got.body == BODY | {"odd": [1.5, None], "model": "gpt"}
     # the group has its own four answers and their rewards only
@@ -186,7 +188,7 @@ async def test_a_group_behind_one_user_never_waits_in_the_way_of_another(
 
 @pytest.mark.parametrize(
     ("headers", "settings"),
-    [({"x-swarm-train": "false"}, {}), ({}, {"shadow_fraction": 0})],
+    [({"x-swarm-train": "false"}, {}), ({"x-swarm-train": "no"}, {}), ({}, {"shadow_fraction": 0})],
 )
 async def test_who_is_not_to_be_trained_is_answered_alone(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: Mapping[str, str], settings: dict[str, Any]
