@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
+from gateway.data.consent import ConsentRule
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -106,6 +107,16 @@ SHIPPED = [PassRule.model_validate(rule) for rule in _SHIPPED]
 _VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
 
 
+class DataConfig(Model):
+    """What is kept of a route's requests and trained on, see :doc:`privacy`."""
+
+    consent: ConsentRule = Field(
+        default="opt_out",
+        description="opt_out: all is trained but what says no, by the header x-swarm-train: false or by its key; "
+        "opt_in: nothing is trained or kept unless the header says true or the key --train",
+    )
+
+
 class RouteSettings(Model):
     """How one route answers: through a swarm server, a plain upstream, or the first with the second behind it."""
 
@@ -146,6 +157,8 @@ class RouteSettings(Model):
         "before sampling: what differs with each conversation there keeps vLLM from reusing the prompt of another; "
         "default: Claude Code's billing line; []: none",
     )
+
+    data: DataConfig = Field(default=DataConfig(), description="consent of those who send requests")
 
     share: Share | None = Field(
         default=None,
