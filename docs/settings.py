@@ -67,7 +67,7 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ),
     ("One of several routes", RouteConfig, "What an entry of `routes` has beside the settings of [a route](#a-route)."),
     ("An upstream", UpstreamConfig, "A server that answers without training anything: a route's `upstream`."),
-    ("Consent", DataConfig, "The block `data` of a gateway or of a route; see [privacy](privacy.md)."),
+    ("Consent and redaction", DataConfig, "The block `data` of a gateway or of a route; see [privacy](privacy.md)."),
     ("A rule of requests that pass through", PassRule, "An entry of a route's `pass_through`."),
     ("TLS", TLSConfig, "The gateway's `tls`: files in PEM form."),
     ("The request log", RequestLogConfig, "The gateway's `request_log`; it holds what users said."),

@@ -60,6 +60,7 @@ class Pipeline:
             answered_by(route.name)
             held.enter_context(_counted(route.stats))
             incoming.consent.given = _consents(route, incoming)
+            incoming.consent.redacts = route.settings.data.redact == "group"
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
             return _holding(outcome, held)
 
@@ -107,6 +108,10 @@ class Pipeline:
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
+        silent = not incoming.consent.given and policy.train is not False
+        if withheld := incoming.consent.given and incoming.consent.withholds(incoming.call.body):
+            incoming.consent.given = False
+            route.stats.withheld["prompt"] += 1
         consent = incoming.consent.given
         trains = passed is None and consent and policy.trains(settings, route.name, incoming.request_id)
         if (
@@ -120,11 +125,11 @@ class Pipeline:
             return await self._passed(incoming, route, training, passed)
         session: SessionLink | None = None
         try:
-            # who says nothing gets the best of N all the same
-            reason = NOT_CHOSEN if consent or policy.train is False else NO_CONSENT
+            # who says nothing, or too much, gets the best of N all the same
+            reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
             fans_out = policy.fans_out and settings.num_repeat != 1
-            if not trains and not (fans_out and (policy.asked_for or reason == NO_CONSENT)):
-                if reason == NO_CONSENT:
+            if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
+                if silent or withheld:
                     return await self._from_engine(incoming, route, training, reason)
                 outcome = await _straight(route, training, incoming)
                 self._sessions.passed(incoming, route.name, reason)
@@ -142,7 +147,7 @@ class Pipeline:
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code in NEEDS_NONE:
+            if exc.code in NEEDS_NONE or exc.code == DropReason.PRIVATE:
                 return await self._untrained(incoming, route, training, exc.code)
             if not (trains and isinstance(exc, UnavailableError)):
                 return await self._fallback(incoming, route, exc)
@@ -209,8 +214,10 @@ class Pipeline:
 
 def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
     """Whether the request's texts may be kept, which is noted for whoever would write them."""
-    given = consents(route.settings.data.consent, request.caller.train, said(request.headers))
-    may_keep(given)
+    data = route.settings.data
+    given = consents(data.consent, request.caller.train, said(request.headers))
+    # a streamed answer is written in parts, each of which may look harmless
+    may_keep(given and data.redact == "none")
     return given
 
 

@@ -95,7 +95,7 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not (self.data.get("store") and self.consent.given):
+        if not (self.data.get("store") and self.consent.keeps(response["output"])):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items))))

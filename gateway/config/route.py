@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from gateway.data.consent import ConsentRule
+from gateway.data.consent import ConsentRule, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -115,6 +115,11 @@ class DataConfig(Model):
         description="opt_out: all is trained but what says no, by the header x-swarm-train: false or by its key; "
         "opt_in: nothing is trained or kept unless the header says true or the key --train",
     )
+    redact: Redaction = Field(
+        default="none",
+        description="group: what holds an e-mail or IP address, a phone, a card, an IBAN, a key or a token, in its "
+        "prompt or any of its answers, is answered as ever and neither kept nor trained",
+    )
 
 
 class RouteSettings(Model):
@@ -158,7 +163,7 @@ class RouteSettings(Model):
         "default: Claude Code's billing line; []: none",
     )
 
-    data: DataConfig = Field(default=DataConfig(), description="consent of those who send requests")
+    data: DataConfig = Field(default=DataConfig(), description="consent of those who send requests, and redaction")
 
     share: Share | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Whether the texts of a request may be kept and trained: by its header, its key and its route.
+"""Whether the texts of a request may be kept and trained: by its header, its key, its route, and what they hold.
 
 Invariant: a no of the header or of the key holds, whatever else says yes; where nobody has said anything, the route
 decides. Until that is known, nothing may be kept.
@@ -8,21 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from gateway.data.redaction import private
 from swarm.errors import RequestError
 
 #: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
 ConsentRule = Literal["opt_out", "opt_in"]
+#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept.
+Redaction = Literal["none", "group"]
 
 TRAIN_HEADER = "x-swarm-train"
 
 
 @dataclass(slots=True)
 class Consent:
-    """Of one request, or of none yet: ``given`` once its route is known to allow that its texts are kept."""
+    """Of one request.
+
+    Attributes:
+        given: whether its texts may be kept; no, until its route is known.
+        redacts: whether texts with private parts may not be kept all the same.
+    """
 
     given: bool = False
+    redacts: bool = False
+
+    def keeps(self, texts: Any) -> bool:
+        """Whether ``texts`` (JSON) may be kept."""
+        return self.given and not self.withholds(texts)
+
+    def withholds(self, texts: Any) -> bool:
+        """Whether what ``texts`` (JSON) hold forbids to keep them."""
+        return self.redacts and private(texts)
 
 
 def said(headers: Mapping[str, str]) -> bool | None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from gateway.data.redaction import private
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
@@ -253,6 +254,10 @@ class GroupRun:
             # of a group without episodes people want to know that the hook did not choose
             failed = not self.trains and score is None and self.shaped.failure is None
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
+        answers = [self.samples[index].answer.message for index in places]
+        if self.training.settings.data.redact == "group" and private(answers):
+            self.training.stats.withheld["answer"] += 1
+            return DropReason.PRIVATE
         partial = self.shaped.takes_partial and len(places) >= _LEAST_GROUP
         if len(places) < len(self.outcomes) and not partial:
             failed = any(isinstance(outcome, SwarmGatewayError) for outcome in self.outcomes)
