@@ -152,7 +152,8 @@ def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
     """Whether texts may be written before the route of the request is known."""
     if (header(headers, TRAIN_HEADER.encode()) or b"").lower() == b"false":
         return False
-    return all(route.data.consent == "opt_out" for route in config.routes or [config])
+    rules = [route.data for route in config.routes or [config]]
+    return all(data.consent == "opt_out" and data.redact == "none" for data in rules)
 
 
 def _traceparent(headers: RawHeaders) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.data.consent import Consent
 from tests.gateway.conftest import CHAT, ask, gateway_before
-from tests.standins.vllm import plain_choice, several
+from tests.standins.vllm import plain, plain_choice, role_chunk, several, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -90,11 +90,33 @@ async def test_a_private_answer_is_in_no_session_and_not_kept(rig: server.Rig, t
     rig.vllm.default = answers("t1", f"so ask {EMAIL} or {EMAIL}")
     log = {"request_log": {"path": tmp_path / "requests.jsonl"}}
     async with gateway_before(str(rig.client.base_url), tmp_path, **REDACT, **log) as http:
+        counted = asked(EMAIL) | {"model": "tiny", "max_tokens": 9}
+        await http.post("/v1/messages/count_tokens", json=counted)
         answer = await http.post("/v1/responses", json={"model": "tiny", "input": "whom?"})
         assert fate(answer) == ("false", "private_data") and EMAIL in answer.text
         assert (await http.get(f"/v1/responses/{answer.json()['id']}")).status_code == 404
         assert (await http.get("/status")).json()["sessions"]["open"] == 0
     assert EMAIL not in (tmp_path / "requests.jsonl").read_text()
+
+
+async def test_a_private_answer_that_was_streamed_live_is_not_kept_either(rig: server.Rig, tmp_path: Path) -> None:
+    live = streamed(
+        role_chunk(),
+        token_chunk([1], delta={"content": EMAIL[:9]}),
+        token_chunk([2], "stop", delta={"content": EMAIL[9:]}),
+        usage_chunk(2),
+    )
+    rig.vllm.default = lambda sent: (live if sent.get("stream") else plain([1]))(sent)
+    log = {"request_log": {"path": tmp_path / "requests.jsonl"}}
+    async with gateway_before(str(rig.client.base_url), tmp_path, policy="first", **REDACT, **log) as http:
+        answer = await http.post("/v1/responses", json={"model": "tiny", "input": "whom?", "stream": True})
+        assert answer.status_code == 200 and EMAIL in answer.text
+        [kept] = {part.split('"')[0] for part in answer.text.split('"id":"') if part.startswith("resp_")}
+        assert (await http.get(f"/v1/responses/{kept}")).status_code == 404
+        await ended(rig)
+        counts = (await http.get("/status")).json()
+        assert (counts["withheld"], counts["sessions"]["open"]) == ({"answer": 1}, 0)
+    assert EMAIL[9:] not in (tmp_path / "requests.jsonl").read_text()
 
 
 async def test_what_a_hook_writes_into_the_prompt_counts(rig: server.Rig, tmp_path: Path) -> None:
