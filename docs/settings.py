@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.cli.root import app
 from gateway.config.gateway import GatewayConfig, RequestLogConfig, RouteConfig, TLSConfig, TracingConfig
-from gateway.config.route import PassRule, RouteSettings, UpstreamConfig
+from gateway.config.route import DataConfig, PassRule, RouteSettings, UpstreamConfig
 from gateway.config.serve import GateConfig, Incumbent, IncumbentUpstream, ServeConfig
 from gateway.launch.train import EvalConfig, TaskSources, TrainFile
 from reward_hooks.compose import BlendConfig, PartConfig
@@ -76,6 +76,7 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ("An incumbent", Incumbent, "Its `incumbent`."),
     ("An incumbent upstream", IncumbentUpstream, "Its `upstream`."),
     ("The gate", GateConfig, "The `gate` of `serve`: how incumbent and challenger are compared."),
+    ("Consent and redaction", DataConfig, "The block `data` of a gateway or of a route; see [privacy](privacy.md)."),
     ("A rule of requests that pass through", PassRule, "An entry of a route's `pass_through`."),
     ("TLS", TLSConfig, "The gateway's `tls`: files in PEM form."),
     ("The request log", RequestLogConfig, "The gateway's `request_log`; it holds what users said."),

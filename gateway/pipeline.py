@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gateway.config.route import RouteSettings
+from gateway.data.consent import consents, said
 from gateway.limits import Admission, RetryDedup
-from gateway.observability.request import answered_by, phase
+from gateway.observability.request import answered_by, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy, passes
@@ -28,8 +29,9 @@ from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, 
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import FatalRequestError, NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
 
-#: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself.
-NOT_CHOSEN = "not_chosen"
+#: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
+#: so, or on whose route nobody said that it may be.
+NOT_CHOSEN, NO_CONSENT = "not_chosen", "no_consent"
 _UNPRINTABLE, _LONGEST_NAME = re.compile(r"[^ -~]|;"), 60
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
@@ -57,6 +59,8 @@ class Pipeline:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
             held.enter_context(_counted(route.stats))
+            incoming.consent.given = _consents(route, incoming)
+            incoming.consent.redacts = route.settings.data.redact == "group"
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
             return _holding(outcome, held)
 
@@ -72,6 +76,7 @@ class Pipeline:
             table = held.enter_context(self._routes.table.held())
             route, upstream = await _forwarding(table, request)
             answered_by(route.name, "upstream")
+            _consents(route, request)
             with phase("queue"):
                 held.callback(await self._admission.enter(route.name, route.settings, request.caller))
             with phase("upstream"):
@@ -108,7 +113,12 @@ class Pipeline:
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
-        trains = passed is None and policy.trains(settings, route.name, incoming.request_id)
+        silent = not incoming.consent.given and policy.train is not False
+        if withheld := incoming.consent.given and incoming.consent.withholds(incoming.call.body):
+            incoming.consent.given = False
+            route.stats.withheld["prompt"] += 1
+        consent = incoming.consent.given
+        trains = passed is None and consent and policy.trains(settings, route.name, incoming.request_id)
         if (
             upstream is not None
             and upstream.available
@@ -120,21 +130,29 @@ class Pipeline:
             return await self._passed(incoming, route, training, passed)
         session: SessionLink | None = None
         try:
-            if not trains and not (policy.asked_for and policy.fans_out and settings.num_repeat != 1):
+            # who says nothing, or too much, gets the best of N all the same
+            reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
+            fans_out = policy.fans_out and settings.num_repeat != 1
+            if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
+                if silent or withheld:
+                    return await self._from_engine(incoming, route, training, reason)
                 outcome = await _straight(route, training, incoming)
-                self._sessions.passed(incoming, route.name, NOT_CHOSEN)
+                self._sessions.passed(incoming, route.name, reason)
                 return outcome
-            session = self._sessions.link(incoming, route.name, settings, training.hooks)
+            if consent:
+                session = self._sessions.link(incoming, route.name, settings, training.hooks)
+            else:
+                self._sessions.passed(incoming, route.name, reason)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
                 outcome = await first(training, incoming, session)
                 route.stats.answers[Choice.FIRST] += 1
                 return outcome
-            return await best(training, incoming, session, policy, None if trains else Untrained(NOT_CHOSEN))
+            return await best(training, incoming, session, policy, None if trains else Untrained(reason))
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code in NEEDS_NONE:
+            if exc.code in NEEDS_NONE or exc.code == DropReason.PRIVATE:
                 return await self._untrained(incoming, route, training, exc.code)
             if not (trains and isinstance(exc, UnavailableError)):
                 return await self._fallback(incoming, route, exc)
@@ -197,6 +215,15 @@ class Pipeline:
             raise error from None
         route.stats.fallbacks[reason] += 1
         return outcome
+
+
+def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
+    """Whether the request's texts may be kept, which is noted for whoever would write them."""
+    data = route.settings.data
+    given = consents(data.consent, request.caller.train, said(request.headers))
+    # a streamed answer is written in parts, each of which may look harmless
+    may_keep(given and data.redact == "none")
+    return given
 
 
 def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:

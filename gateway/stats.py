@@ -41,6 +41,7 @@ class DropReason(StrEnum):
     SUBMIT_TIMEOUT = "submission_timed_out"
     CANCELLED = "request_cancelled"
     UNAVAILABLE = "engine_unavailable"
+    PRIVATE = "private_data"
 
 
 class Kinds(Counter[str]):
@@ -164,6 +165,11 @@ class Stats(_Part):
     accounted: Accounted = Field(default_factory=Accounted)
     passed_through: Counter[str] = Field(
         default_factory=Kinds, description="requests answered once by a rule of `pass_through`, or by the submit hook"
+    )
+    withheld: Counter[str] = Field(
+        default_factory=Counter[str],
+        description="neither kept nor trained with `redact: group`: requests with a private `prompt`, and claimed "
+        "groups with a private `answer`",
     )
     hook_failures: Counter[str] = Field(default_factory=Kinds, description="hook calls without a result, by error code")
     hook_errors: Counter[str] = Field(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapters.dialects import ChatDialect, Dialect, LLMRequest, left_out_header
+from gateway.data.consent import Consent
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
 from swarm.sampling import not_as_asked
@@ -21,12 +22,14 @@ from swarm.sampling import not_as_asked
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The owner of a request: the virtual key's id, the routes it opens (``None``: all), how many of its requests are
-    served at once (``None``: no bound), and its label, for people. All are empty in a gateway without keys."""
+    served at once (``None``: no bound), its label, for people, and whether what it sends may be trained (``None``: it
+    does not say). All are empty in a gateway without keys."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
     max_in_flight: int | None = None
     label: str = ""
+    train: bool | None = None
 
     def opens(self, route: str) -> bool:
         """Whether its key opens the route of this name."""
@@ -128,6 +131,7 @@ class Incoming:
         request_id: names the request in logs and traces.
         prospect: of its answer.
         left_out: what its answer says is left out of it.
+        consent: whether its texts may be kept.
     """
 
     call: LLMRequest
@@ -138,6 +142,7 @@ class Incoming:
     request_id: str
     prospect: Prospect = field(default_factory=Prospect, compare=False)
     left_out: LeftOut = field(default_factory=LeftOut)
+    consent: Consent = field(default_factory=Consent, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

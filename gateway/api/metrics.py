@@ -107,6 +107,10 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     passed, failures = by(lambda route: route.passed_through), by(lambda route: route.hook_failures)
     yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
     yield counter("gateway_hook_failures", "Hook calls without a result, by kind", failures, "route", "code")
+    withheld = by(lambda route: route.withheld)
+    yield counter(
+        "gateway_withheld", "Requests and groups neither kept nor trained for private data", withheld, "route", "where"
+    )
     fallbacks = by(lambda route: route.fallbacks)
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"

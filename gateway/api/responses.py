@@ -1,7 +1,7 @@
 """``/v1/responses``: a conversation can continue from a stored response.
 
 Invariant: a reference to a stored response is resolved before the model is asked, or the request is refused; a response
-is stored only if it was delivered whole and its request did not switch ``store`` off.
+is stored only if it was delivered whole, its request did not switch ``store`` off and lets its texts be kept.
 
 The store serves clients that send ``previous_response_id`` or ``item_reference``: the AI SDK, Codex and the OpenAI
 Agents SDK.
@@ -23,6 +23,7 @@ from adapters.dialects.responses import ResponseStream
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
 from gateway.api.exchange import Rendering
 from gateway.api.others import Passthrough
+from gateway.data.consent import Consent
 from gateway.runtime import Gateway
 from gateway.sessions.response_store import ResponseStore, StoredResponse, unknown_response
 from gateway.types import AnyRequest, Caller, Incoming, Relayed
@@ -62,16 +63,23 @@ class ResponsesEndpoint(DialectEndpoint):
         self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any], more_headers: Mapping[str, str]
     ) -> Rendering:
         return _StoringRendering(
-            self.dialect, data, incoming.call.stream, more_headers, gateway.responses, incoming.caller.key_id
+            self.dialect,
+            data,
+            incoming.call.stream,
+            more_headers,
+            gateway.responses,
+            incoming.caller.key_id,
+            incoming.consent,
         )
 
 
 @dataclass(frozen=True)
 class _StoringRendering(Rendering):
-    """Stores what it renders, unless the request says ``store: false``."""
+    """Stores what it renders, unless the request says ``store: false`` or nothing of it may be kept."""
 
     store: ResponseStore
     key_id: str
+    consent: Consent
 
     def body(self, completion: Mapping[str, Any]) -> bytes:
         response = self.dialect.answer(self.data, completion)
@@ -87,7 +95,7 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not self.data.get("store"):
+        if not (self.data.get("store") and self.consent.keeps(response["output"])):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items))))

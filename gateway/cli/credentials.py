@@ -46,6 +46,14 @@ def create_key(
     route: Annotated[list[str] | None, typer.Option(help="a route it opens; again for another; default: all")] = None,
     requests_per_minute: Annotated[int | None, typer.Option("--rpm", help="requests it may send a minute")] = None,
     max_in_flight: Annotated[int | None, typer.Option(help="requests served at once; more of them wait")] = None,
+    train: Annotated[
+        bool | None,
+        typer.Option(
+            "--train/--no-train",
+            help="whether its requests may be kept and trained; default: as their route says (`data.consent`)",
+            show_default=False,
+        ),
+    ] = None,
     expires: Expires = None,
     admin: Annotated[bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload")] = False,
     as_json: AsJson = False,
@@ -60,6 +68,7 @@ def create_key(
         admin=admin,
         requests_per_minute=requests_per_minute,
         max_in_flight=max_in_flight,
+        train=train,
         lifetime=parse_lifetime(expires),
     )
     if as_json:
@@ -83,6 +92,7 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
         parts += ["admin"] if key.admin else []
         parts += [f"{key.requests_per_minute}/min"] if key.requests_per_minute else []
         parts += [f"{key.max_in_flight} at once"] if key.max_in_flight else []
+        parts += [] if key.train is None else ["trained" if key.train else "never trained"]
         parts += _until(key)
         parts.append(f"used {_moment(used[key.id])}" if key.id in used else "never used")
         typer.echo("  ".join(parts))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.serve import ServeConfig
+from gateway.data.consent import ConsentRule, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -107,6 +108,21 @@ SHIPPED = [PassRule.model_validate(rule) for rule in _SHIPPED]
 _VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
 
 
+class DataConfig(Model):
+    """What is kept of a route's requests and trained on, see :doc:`privacy`."""
+
+    consent: ConsentRule = Field(
+        default="opt_out",
+        description="opt_out: all is trained but what says no, by the header x-swarm-train: false or by its key; "
+        "opt_in: nothing is trained or kept unless the header says true or the key --train",
+    )
+    redact: Redaction = Field(
+        default="none",
+        description="group: what holds an e-mail or IP address, a phone, a card, an IBAN, a key or a token, in its "
+        "prompt or any of its answers, is answered as ever and neither kept nor trained",
+    )
+
+
 class RouteSettings(Model):
     """How one route answers: through a swarm server, a plain upstream, or the first with the second behind it."""
 
@@ -152,6 +168,8 @@ class RouteSettings(Model):
         "before sampling: what differs with each conversation there keeps vLLM from reusing the prompt of another; "
         "default: Claude Code's billing line; []: none",
     )
+
+    data: DataConfig = Field(default=DataConfig(), description="consent of those who send requests, and redaction")
 
     share: Share | None = Field(
         default=None,

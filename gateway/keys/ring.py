@@ -28,6 +28,7 @@ from adapters.dialects import dialect_of
 from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
+from gateway.observability.request import may_keep
 from gateway.types import Caller
 from swarm.credentials import Ring, append_audit, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
@@ -142,7 +143,9 @@ class KeyRing:
             raise AuthenticationError(f"this API key is {state}", code=f"api_key_{state}")
         self._used[virtual.id] = now
         routes = frozenset(virtual.routes) if virtual.routes is not None else None
-        return Holder(Caller(virtual.id, routes, virtual.max_in_flight, virtual.label), virtual.admin, virtual)
+        return Holder(
+            Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train), virtual.admin, virtual
+        )
 
     def count(self, holder: Holder) -> None:
         """Count a request of ``holder``.
@@ -233,6 +236,8 @@ class KeyMiddleware:
             await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller
+        if holder.caller.train is False:
+            may_keep(texts=False)
         await self.app(scope, receive, send)
 
     def _audited(self, scope: Scope, who: Callable[[], str], send: Send) -> Send:

@@ -30,6 +30,7 @@ class VirtualKey(Credential):
     admin: bool = Field(default=False, description="whether it opens /admin too")
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_in_flight: int | None = Field(default=None, ge=1, description="requests served at once; more of them wait")
+    train: bool | None = Field(default=None, description="whether its requests may be trained; null: as the route says")
 
     def names(self) -> tuple[str, str]:
         return self.id, self.label
@@ -56,6 +57,7 @@ class KeyFile(CredentialFile[VirtualKey]):
         admin: bool = False,
         requests_per_minute: int | None = None,
         max_in_flight: int | None = None,
+        train: bool | None = None,
         lifetime: timedelta | None = None,
     ) -> tuple[VirtualKey, str]:
         """A new key; its text, the second of what is returned, is shown here and never again.
@@ -74,6 +76,7 @@ class KeyFile(CredentialFile[VirtualKey]):
             admin=admin,
             requests_per_minute=requests_per_minute,
             max_in_flight=max_in_flight,
+            train=train,
         )
         return key, text
 

@@ -30,7 +30,7 @@ class TextFormatter(logging.Formatter):
     """One line of text, and an error's traceback below it.
 
     Args:
-        texts: whether messages of exceptions are logged.
+        texts: whether messages of exceptions are logged, but for those of requests whose texts may not be kept.
     """
 
     def __init__(self, texts: bool = False) -> None:
@@ -43,10 +43,14 @@ class TextFormatter(logging.Formatter):
         text = super().format(line)
         return f"{text}\n{error}" if (error := self.error_of(record)) else text
 
+    @property
+    def _quotes(self) -> bool:
+        return self._texts and ((request := current()) is None or request.texts)
+
     def message_of(self, record: logging.LogRecord) -> str:
         """The message, without secrets."""
         args: Any = record.args
-        if not self._texts and isinstance(args, tuple):
+        if not self._quotes and isinstance(args, tuple):
             args = tuple(_described(arg) if isinstance(arg, BaseException) else arg for arg in args)
         return text_without_secrets(str(record.msg) % args if args else str(record.msg))
 
@@ -55,7 +59,7 @@ class TextFormatter(logging.Formatter):
         exc = record.exc_info[1] if record.exc_info else None
         if exc is None:
             return ""
-        text = self.formatException((type(exc), exc, exc.__traceback__)) if self._texts else "\n".join(_places(exc))
+        text = self.formatException((type(exc), exc, exc.__traceback__)) if self._quotes else "\n".join(_places(exc))
         return text_without_secrets(text)
 
 

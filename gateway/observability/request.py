@@ -109,6 +109,7 @@ class RequestRecord:
         policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         error_code: of the error that the caller gets; or ``""``.
         left_out: fields of the request that the answer does not heed.
+        texts: whether its texts may be written anywhere.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
         streamed: whether the response is a stream of events.
@@ -128,6 +129,7 @@ class RequestRecord:
     policy: str = ""
     error_code: str = ""
     left_out: Sequence[str] = ()
+    texts: bool = True
     status: int = 0
     streamed: bool = False
     request: bytearray = field(default_factory=bytearray)
@@ -239,6 +241,12 @@ def failed(code: str) -> None:
     """Note the error that the caller gets."""
     if (record := _current.get()) is not None:
         record.error_code = code
+
+
+def may_keep(texts: bool) -> None:
+    """Note whether the texts of the request may be written anywhere."""
+    if (record := _current.get()) is not None:
+        record.texts = texts
 
 
 def note_left_out(left_out: Sequence[str]) -> None:

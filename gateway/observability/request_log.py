@@ -1,7 +1,7 @@
 """The request log: every request and its response, one JSON object a line, in files that rotate by size.
 
-Invariant: secrets are removed before anything is written; only the owner may read the files; a disk that is slow or
-full costs lines (counted), never a request.
+Invariant: of a request whose texts may not be kept there is a line without them; secrets are removed before anything is
+written; only the owner may read the files; a disk that is slow or full costs lines (counted), never a request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class RequestLog:
 
     def request_over(self, record: RequestRecord) -> None:
         """Write a request and its response; does not wait."""
-        size = len(record.request) + len(record.response)
+        asked, answer = (bytes(record.request), bytes(record.response)) if record.texts else (b"", b"")
+        size = len(asked) + len(answer)
         if self._lines.qsize() >= _MAX_LINES or self._put_bytes - self._taken_bytes + size > _MAX_BYTES:
             self.lost += 1
             return
@@ -66,10 +67,10 @@ class RequestLog:
                 "status": record.status,
                 "outcome": record.outcome,
                 "error": record.error_code,
-                "left_out": record.left_out,
+                "left_out": record.left_out if record.texts else [],
                 "seconds": round(record.seconds, 4),
-                "request": bytes(record.request),
-                "answer": bytes(record.response),
+                "request": asked,
+                "answer": answer,
             }
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.config.gateway import GatewayConfig
+from gateway.data.consent import TRAIN_HEADER
 from gateway.observability.logs import log_access
 from gateway.observability.request import Metrics, RequestRecord, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
@@ -109,6 +110,7 @@ class TelemetryMiddleware:
             scope["method"],
             scope["path"],
             telemetry.keep,
+            texts=_may_keep(state["gateway"].config, headers),
         )
         whole = False
 
@@ -144,6 +146,14 @@ class TelemetryMiddleware:
                 if not whole:
                     record.end(whole=False)
                     telemetry.request_over(record, span)
+
+
+def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
+    """Whether texts may be written before the route of the request is known."""
+    if (header(headers, TRAIN_HEADER.encode()) or b"").lower() == b"false":
+        return False
+    rules = [route.data for route in config.routes or [config]]
+    return all(data.consent == "opt_out" and data.redact == "none" for data in rules)
 
 
 def _traceparent(headers: RawHeaders) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
+from gateway.data.redaction import private
 from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport, Policy
@@ -90,6 +91,11 @@ async def run_with_group(
 
     async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | Unclaimed]:
         reason = "" if untrained is None else untrained.reason
+        if not reason and training.settings.data.redact == "group" and _adds_private(shaped, incoming):
+            training.stats.withheld["prompt"] += 1
+            reason = DropReason.PRIVATE
+            if not fans_out:
+                raise UnavailableError("the hook's prompts hold private data, so nothing is claimed", code=reason)
         if not reason:
             try:
                 return shaped, await training.swarm.claim(len(shaped.bodies), waited)
@@ -194,6 +200,11 @@ async def shape(training: Training, incoming: Incoming, serving: ServerReport) -
         drop=drop,
         failure=failure,
     )
+
+
+def _adds_private(shaped: Shaped, incoming: Incoming) -> bool:
+    """Whether the hook wrote something private into a prompt; what the application sent has been looked at."""
+    return any(private(request) for request in shaped.submission.requests if request != incoming.call.body)
 
 
 def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from gateway.data.redaction import private
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
@@ -260,6 +261,10 @@ class GroupRun:
             # of a group without episodes people want to know that the hook did not choose
             failed = not self.trains and score is None and self.shaped.failure is None
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
+        answers = [self.samples[index].answer.message for index in indices]
+        if self.training.settings.data.redact == "group" and private(answers):
+            self.training.stats.withheld["answer"] += 1
+            return DropReason.PRIVATE
         partial = self.shaped.takes_partial and len(indices) >= _LEAST_GROUP
         if len(indices) < len(self.outcomes) and not partial:
             failed = any(isinstance(outcome, SwarmGatewayError) for outcome in self.outcomes)

@@ -14,13 +14,14 @@ from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
 from gateway.config.route import PassRule, RouteSettings, WhenBatchWaits
+from gateway.data.consent import said
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
 
 Kind = Literal["best", "first"]
 
-POLICY_HEADER, TRAIN_HEADER = "x-swarm-policy", "x-swarm-train"
+POLICY_HEADER = "x-swarm-policy"
 WAITS_HEADER = "x-swarm-when-batch-waits"
 _LONGEST_DEADLINE = 3600.0
 _TRAINED = {True: "true", False: "false", None: "pending"}
@@ -57,7 +58,7 @@ class Policy:
         Raises:
             RequestError: a value without meaning; ``param`` names the header.
         """
-        train, waits = _train(headers.get(TRAIN_HEADER)), _waits(headers.get(WAITS_HEADER), settings)
+        train, waits = said(headers), _waits(headers.get(WAITS_HEADER), settings)
         header = headers.get(POLICY_HEADER)
         if header is None:
             return cls(settings.policy, settings.quorum, settings.answer_deadline_seconds, train, waits)
@@ -156,14 +157,6 @@ class GroupReport:
 
 
 _REPORTED = tuple(field.name for field in fields(GroupReport))
-
-
-def _train(value: str | None) -> bool | None:
-    if value is None:
-        return None
-    if value.lower() not in ("true", "false"):
-        raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
-    return value.lower() == "true"
 
 
 def _waits(value: str | None, settings: RouteSettings) -> WhenBatchWaits:

@@ -315,7 +315,8 @@ class SessionLink:
         choices: int = 1,
         trains: bool = True,
     ) -> None:
-        """This message is the answer (the best of ``choices``); call it once, before the last of it goes out.
+        """This message is the answer (the best of ``choices``); call it once, before the last of it goes out. One that
+        may not be kept is not remembered.
 
         Args:
             completion_id: of the ``chat.completion`` body.
@@ -323,6 +324,8 @@ class SessionLink:
             reward: of the answer; ``None`` where it has none (yet).
             trains: whether its group has episodes.
         """
+        if self.incoming.consent.withholds(message):
+            return
         self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 
     def scored(self, reward: float) -> None:

@@ -101,7 +101,7 @@ class DataPlane:
             owner.episodes or (owner,),
             prefix,
             lambda: controller.engine.served.addresses,
-            Identity(controller.job.model, body),
+            Identity(controller.job.model, body, recorded=bool(owner.episodes)),
             controller.engine.answered,
         )
 

@@ -64,11 +64,13 @@ class Identity:
     Args:
         model: of the job; another model may live through the same request.
         body: as the caller sent it, in the form of a chat, of a raw prompt, or of another call of vLLM's.
+        recorded: whether the call has episodes; of one that has none no text is written.
     """
 
-    def __init__(self, model: str, body: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, body: Mapping[str, Any], *, recorded: bool = True) -> None:
         self.model = model
         self.body = body
+        self.recorded = recorded
 
     @cached_property
     def digest(self) -> str:
@@ -83,7 +85,7 @@ class Suspects:
     Args:
         folder: keeps a file per refused request, which only the owner may read; while the file is there, the request is
             refused, also by the next server. ``None``: nothing is kept.
-        keep_text: whether the file holds the request itself.
+        keep_text: whether the file holds the request itself, if it has episodes.
         refused: called with the deaths that a request explains once it is refused.
     """
 
@@ -170,7 +172,7 @@ class Suspects:
             "deaths": deaths,
             "fields": {name: _without_text(value) for name, value in identity.body.items()},
         }
-        return record | {"request": dict(identity.body)} if self._keep_text else record
+        return record | {"request": dict(identity.body)} if self._keep_text and identity.recorded else record
 
 
 @dataclass(eq=False)

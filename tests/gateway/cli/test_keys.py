@@ -67,6 +67,16 @@ def test_as_json_and_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "train", "listed_as"), [("--train", True, " trained"), ("--no-train", False, " never trained")]
+)
+def test_a_key_says_whether_it_is_trained(config: Path, option: str, train: bool, listed_as: str) -> None:
+    key = run("create", "app", option, "-c", str(config)).stdout.strip()
+    assert KeyRing(read_gateway(config)).holder(key.encode()).caller.train is train
+    [row] = listed(config)
+    assert row["train"] is train and listed_as in run("list", "-c", str(config)).stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["create", "app", "--route", "wirter"], r"no route 'wirter'; there are: writer, critic"),

@@ -184,23 +184,23 @@ def test_tries_of_a_request_are_one_request() -> None:
     assert Identity("another", BODY).digest != one
 
 
-@pytest.mark.parametrize("keep_text", [False, True])
-def test_the_record_has_text_only_where_that_is_allowed(tmp_path: Path, keep_text: bool) -> None:
+@pytest.mark.parametrize(("keep_text", "recorded"), [(False, True), (True, True), (True, False)])
+def test_the_record_has_text_only_where_that_is_allowed(tmp_path: Path, keep_text: bool, recorded: bool) -> None:
     told: list[int] = []
     folder = tmp_path / "refused"
     suspects = Suspects(folder, keep_text=keep_text, refused=told.append)
-    asked = Identity("m", BODY)
+    asked = Identity("m", BODY, recorded=recorded)
     suspects.died([asked])
     assert not refused(suspects, asked) and not told
-    suspects.died([Identity("m", BODY | {"stream": True}), asked])
+    suspects.died([Identity("m", BODY | {"stream": True}, recorded=recorded), asked])
     assert refused(suspects, asked) and told == [2]
     [path] = folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     record = json.loads(path.read_text())
     assert (record["digest"], record["deaths"], path.stem) == (asked.digest, 2, asked.digest)
     assert record["fields"]["temperature"] == 0.5 and record["fields"]["messages"]["items"] == 1
-    assert ("secret" in path.read_text()) is keep_text
-    assert not keep_text or record["request"] == BODY
+    assert ("secret" in path.read_text()) is (keep_text and recorded)
+    assert not (keep_text and recorded) or record["request"] == BODY
     # the next server refuses it too, until somebody removes the file
     following = Suspects(folder)
     assert refused(following, asked)

@@ -1,0 +1,68 @@
+"""Whether the texts of a request may be kept and trained: by its header, its key, its route, and what they hold.
+
+Invariant: a no of the header or of the key holds, whatever else says yes; where nobody has said anything, the route
+decides. Until that is known, nothing may be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gateway.data.redaction import private
+from swarm.errors import RequestError
+
+#: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
+ConsentRule = Literal["opt_out", "opt_in"]
+#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept.
+Redaction = Literal["none", "group"]
+
+TRAIN_HEADER = "x-swarm-train"
+
+
+@dataclass(slots=True)
+class Consent:
+    """Of one request.
+
+    Attributes:
+        given: whether its texts may be kept; no, until its route is known.
+        redacts: whether texts with private parts may not be kept all the same.
+    """
+
+    given: bool = False
+    redacts: bool = False
+
+    def keeps(self, texts: Any) -> bool:
+        """Whether ``texts`` (JSON) may be kept."""
+        return self.given and not self.withholds(texts)
+
+    def withholds(self, texts: Any) -> bool:
+        """Whether what ``texts`` (JSON) hold forbids to keep them."""
+        return self.redacts and private(texts)
+
+
+def said(headers: Mapping[str, str]) -> bool | None:
+    """What ``x-swarm-train`` of ``headers`` (lower-case names) says; ``None``: nothing.
+
+    Raises:
+        RequestError: neither true nor false.
+    """
+    value = headers.get(TRAIN_HEADER)
+    if value is None:
+        return None
+    if value.lower() not in ("true", "false"):
+        raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
+    return value.lower() == "true"
+
+
+def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:
+    """Whether texts may be kept.
+
+    Args:
+        rule: the route's.
+        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`said`.
+    """
+    if key is False or header is False:
+        return False
+    return rule == "opt_out" or key is True or header is True
