@@ -28,7 +28,7 @@ from swarm.types import Model
 OnDone = Callable[[int, int], None]
 
 
-class GroupReport(Model):
+class GroupResult(Model):
     """The result of one group; ``answers`` has the texts of the candidates, of one without text its tool calls, and
     ``order`` their indices, best first.
 
@@ -59,7 +59,7 @@ class HookReport(Model):
 
     hooks: str
     against: str | None
-    groups: list[GroupReport]
+    groups: list[GroupResult]
     scored: int
     failed: dict[str, int]
     failed_against: dict[str, int]
@@ -106,7 +106,7 @@ async def run_offline(
     places = asyncio.Semaphore(config.concurrency)
     done = 0
 
-    async def work(number: int, group: RecordedGroup) -> GroupReport:
+    async def work(number: int, group: RecordedGroup) -> GroupResult:
         nonlocal done
         async with places:
             report = await _report(side, other, number, group)
@@ -186,12 +186,12 @@ class _Side:
         return _mean(rates)
 
 
-async def _report(side: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupReport:
+async def _report(side: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupResult:
     # two lines may have one task_id, and each is a group of its own
     group_id = f"{number}/{group.task.task_id}"
     recorded = range(len(group.candidates))
     answers = [each.text or (json.dumps(each.tool_calls) if each.tool_calls else "") for each in group.candidates]
-    report_of_group = partial(GroupReport, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
+    report_of_group = partial(GroupResult, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
     began = time.monotonic()
     try:
         score = await side.score(group, group_id, recorded)

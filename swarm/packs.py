@@ -18,13 +18,13 @@ _ADDED = {
     # loads a workflow: like :func:`swarm.client.workflow.load_workflow`, in two forms more
     "workflow": "swarm.agentjet.workflow:load_workflow",
     # verl's engine for language models, as a subclass
-    "engine": "adapters.verl.tree.engine:SharedPrefixEngine",
+    "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }
 
 
-def added(place: str) -> Any | None:
-    """What a pack adds at ``place``; None where no installed pack does."""
-    return load_optional(_ADDED[place])
+def added(target: str) -> Any | None:
+    """What a pack adds at ``target``; None where no installed pack does."""
+    return load_optional(_ADDED[target])
 
 
 def load_optional(spec: str) -> Any | None:

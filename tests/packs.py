@@ -106,8 +106,8 @@ def pack_of(module: str) -> str:
 
 
 def main() -> None:
-    """Delete packs in copies of the tree. Without any one, all modules that are left can be imported, and the command line
-    answers; without them all, the core's fast tests pass."""
+    """Delete packs in copies of the tree. Without any one, all modules that are left can be imported, and the command
+    line answers; without them all, the core's fast tests pass."""
     with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
         for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
             pass

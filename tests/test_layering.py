@@ -196,12 +196,12 @@ def test_an_edge_to_a_pack_is_reported() -> None:
         return pack_edges(module, Module.of(source))
 
     assert edges("def late():\n    from gateway.tui.app import MonitorApp") != []
-    assert edges("COMMAND = ['-m', 'swarm.research.episodes']") != []
+    assert edges("COMMAND = ['-m', 'swarm.research.episode_process']") != []
     assert edges('load_attribute("reward_hooks.judges:make_judge")') != []
     assert edges("import gateway.tui", "gateway.replay.run") != [], "packs do not know each other"
     assert edges('"""See :mod:`gateway.tui`."""\nimport gateway.tuition\nNAME = "gateway.tuition"') == []
     assert (
-        edges("import gateway.tui.client", "gateway.tui.app") == edges("import gateway.tui", "gateway.cli.root") == []
+        edges("import gateway.tui.targets", "gateway.tui.app") == edges("import gateway.tui", "gateway.cli.root") == []
     )
 
 

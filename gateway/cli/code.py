@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.output import print_json, tell
-from gateway.cli.target import AsJson, ForceRestart, Target, Wait, targeted, wait_for_engine
+from gateway.cli.target import AsJson, ForceRestart, ServerTarget, Wait, targeted, wait_for_engine
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Packages = Annotated[str | None, typer.Option(help="packages and modules at its 
 @app.command()
 @targeted
 def sync(
-    target: Target,
+    target: ServerTarget,
     folder: Folder = Path(),
     packages: Packages = None,
     force_restart: ForceRestart = False,
@@ -72,7 +72,7 @@ def sync(
 
 @app.command("list")
 @targeted
-def list_code(target: Target, as_json: AsJson = False) -> None:
+def list_code(target: ServerTarget, as_json: AsJson = False) -> None:
     """The snapshots that the server has, oldest first."""
     with target.connect() as client:
         server_code = client.code()
@@ -87,7 +87,7 @@ def list_code(target: Target, as_json: AsJson = False) -> None:
 @app.command()
 @targeted
 def status(
-    target: Target,
+    target: ServerTarget,
     folder: Folder = Path(),
     packages: Packages = None,
     as_json: AsJson = False,
@@ -115,7 +115,7 @@ def status(
 @app.command()
 @targeted
 def diff(
-    target: Target,
+    target: ServerTarget,
     old: Annotated[str | None, typer.Argument(help="a snapshot; default: the selected one")] = None,
     new: Annotated[str | None, typer.Argument(help="another one; default: the folder")] = None,
     folder: FolderOption = Path(),
@@ -140,7 +140,7 @@ def diff(
 @app.command()
 @targeted
 def rollback(
-    target: Target,
+    target: ServerTarget,
     snapshot: Annotated[
         str | None, typer.Argument(metavar="[ID]", help=f"{NONE}: the server's own code; default: the one before")
     ] = None,

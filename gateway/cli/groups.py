@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
+    from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
@@ -53,8 +53,8 @@ def list_groups(
     """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
     from gateway.views.format import text_lines
     from gateway.views.groups_view import groups_table, rewards_table
-    from swarm.groups import Wanted
-    from swarm.groups import as_json as plain
+    from swarm.judged_groups import Wanted
+    from swarm.judged_groups import as_json as plain
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
     groups = _fitting(wanted, limit, swarm_url, token, run_dir, tokenizer)
@@ -79,7 +79,7 @@ def show_group(
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
     from gateway.views.format import printable, short, text_lines
     from gateway.views.groups_view import answers_table, facts
-    from swarm.groups import as_json as plain
+    from swarm.judged_groups import as_json as plain
 
     judged = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
     if len(judged.groups) != 1:
@@ -113,11 +113,11 @@ class Texts(NamedTuple):
     note: str = ""
 
 
-def texts_of(group: Group, decode: Decode) -> Texts:
+def texts_of(group: JudgedGroup, decode: Decode) -> Texts:
     """By the model's tokenizer, from the tokens that were sampled."""
 
     def text_of_answer(answer: GroupAnswer) -> str:
-        from swarm.groups import sampled
+        from swarm.judged_groups import sampled
 
         return " … ".join(decode(sampled(line), special=False) for line in answer.timelines)
 
@@ -126,7 +126,7 @@ def texts_of(group: Group, decode: Decode) -> Texts:
     return Texts(prompt, [text_of_answer(answer) for answer in group.answers], "its tokens are gone")
 
 
-def logged_texts(group: Group, log: Path | None) -> Texts:
+def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     """Of the request and of the answer that was delivered, as a gateway's request log has them.
 
     Raises:
@@ -154,7 +154,7 @@ def _fitting(
     # words may be in the texts, which only a tokenizer can read
     everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
     decode = _decoder(tokenizer, everything.model)
-    fitting: list[Group] = []
+    fitting: list[JudgedGroup] = []
     for group in everything.groups:
         texts = texts_of(group, decode) if decode is not None else None
         if wanted.fits(group, [texts.prompt, *texts.answers] if texts is not None else ()):
@@ -170,7 +170,7 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query:
     if run_dir is None:
         with connect(swarm_url, token) as client:
             return client.judged_groups(**query)
-    from swarm.groups import Wanted
+    from swarm.judged_groups import Wanted
 
     journal = run_dir / "journal.db"
     names = Wanted.model_fields
@@ -178,7 +178,7 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query:
     rest = {"group_id": query.get("group", ""), "limit": query["limit"], "tokens": query.get("tokens", False)}
     judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
     try:
-        model: str = load_attribute("swarm.server.journal.groups:model_of")(journal)
+        model: str = load_attribute("swarm.server.journal.group_lines:model_of")(journal)
     except ConfigError:  # of several runs
         model = ""
     return judged.model_copy(update={"model": model})

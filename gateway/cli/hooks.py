@@ -12,7 +12,7 @@ from gateway.cli.output import print_json, stage_bars
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from reward_hooks.offline import GroupReport, HookReport, OfflineConfig
+    from reward_hooks.offline import GroupResult, HookReport, OfflineConfig
     from swarm.types import OnProgress
 
 #: Cells of a text that stands in one line.
@@ -150,7 +150,7 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _ranking(group: GroupReport, full: bool) -> list[str]:
+def _ranking(group: GroupResult, full: bool) -> list[str]:
     """A group as lines: of each answer its reward and why, and its text below."""
     from gateway.views.format import printable, short
 

@@ -11,7 +11,7 @@ from gateway.cli.output import print_json
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.tui.client import Target
+    from gateway.tui.targets import Target
 
 
 def monitor(
@@ -42,7 +42,7 @@ def monitor(
     import asyncio
     import sys
 
-    from gateway.tui.client import make_targets, snapshot
+    from gateway.tui.targets import make_targets, snapshot
 
     if not as_json and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
@@ -75,7 +75,7 @@ def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> lis
     import asyncio
 
     from gateway.cli.here import DEFAULT_URL, client_for, runs_of
-    from gateway.tui.client import Kind, make_targets, snapshot
+    from gateway.tui.targets import Kind, make_targets, snapshot
     from swarm.client import RetryPolicy
 
     targets: list[Target] = []

@@ -25,7 +25,7 @@ _SECTIONS = ("job", "jobs", "swarm", "gateway")
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """What a command reads of a file.
 
     Attributes:
@@ -47,7 +47,7 @@ def is_sectioned(data: dict[str, Any]) -> bool:
     return any(isinstance(data.get(name), dict) for name in _SECTIONS)
 
 
-def part_of(path: Path, section: Section) -> Part:
+def part_of(path: Path, section: Section) -> FilePart:
     """The ``section`` of a file for ``up`` or ``train``, or all of another file.
 
     Raises:
@@ -56,7 +56,7 @@ def part_of(path: Path, section: Section) -> Part:
     """
     data = read_mapping(path, {"job": "job", "swarm": "swarm config", "gateway": "gateway config"}[section])
     if not is_sectioned(data):
-        return Part(path, data, str(path), "", data)
+        return FilePart(path, data, str(path), "", data)
     if section != "gateway" and "jobs" in data:
         names = ", ".join(mapping_in(path, data, "jobs"))
         raise ConfigError(
@@ -65,7 +65,7 @@ def part_of(path: Path, section: Section) -> Part:
     command = "train" if "workflow" in data else "up"
     if section not in data and section != "swarm":
         raise ConfigError(f"{path} is a file for `{command}` and has no section {section}, which is wanted here")
-    return Part(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
+    return FilePart(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
 
 
 def mapping_in(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:

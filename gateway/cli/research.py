@@ -98,13 +98,13 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     import time
 
     from swarm.concurrency import on_signals
-    from swarm.research.code import RUNS
     from swarm.research.lab import Lab
     from swarm.research.ledger import Ledger
     from swarm.research.proposing import ProposerError
     from swarm.research.report import phase
     from swarm.research.running import Runner, StudyStoppedError, begin
     from swarm.research.study import read_study, rehearsal
+    from swarm.research.trees import RUNS
 
     began = time.monotonic()
     stopping = threading.Event()

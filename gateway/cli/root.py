@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from gateway.cli.code import app as code_app
-from gateway.cli.config import app as config_app
 from gateway.cli.credentials import keys
 from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
+from gateway.cli.job_config import app as config_app
 from gateway.cli.models import app as models_app
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.cli.output import import_from
-from gateway.cli.parts import Part, is_sectioned, jobs_in, mapping_in, part_of, with_lines
+from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
@@ -150,7 +150,7 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         return read_config({**settings, **flags}, where=part.where, folder=path.parent)
 
 
-def _gateway(part: Part) -> tuple[dict[str, Any], GatewayConfig]:
+def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:
     """The section ``gateway``, readable from any folder, and what it means."""
     folder, section = part.path.parent.resolve(), _routed(part)
     with with_lines(part.path, "gateway"):
@@ -161,7 +161,7 @@ def _gateway(part: Part) -> tuple[dict[str, Any], GatewayConfig]:
     return section, parsed
 
 
-def _routed(part: Part) -> dict[str, Any]:
+def _routed(part: FilePart) -> dict[str, Any]:
     """The gateway's settings, of several jobs with a route for each."""
     settings = part.settings
     if "jobs" in part.file:

@@ -20,7 +20,7 @@ from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.cli.parts import Part
+    from gateway.cli.parts import FilePart
     from swarm.client import SwarmClient
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """The swarm server that a command is for, by its options."""
 
     swarm_url: SwarmUrl
@@ -95,16 +95,16 @@ class Target:
         return SwarmClient(f"{base}/admin{query}", token=self.api_key or self.token or "", policy=policy)
 
 
-def targeted(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
-    """``command`` as typer takes it: its first parameter becomes the options of :class:`Target`."""
-    options = get_type_hints(Target, include_extras=True)
+def targeted(command: Callable[Concatenate[ServerTarget, P], None]) -> Callable[..., None]:
+    """``command`` as typer takes it: its first parameter becomes the options of :class:`ServerTarget`."""
+    options = get_type_hints(ServerTarget, include_extras=True)
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         call: Any = command
-        call(Target(**{name: arguments.pop(name) for name in options}), **arguments)
+        call(ServerTarget(**{name: arguments.pop(name) for name in options}), **arguments)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(
@@ -136,7 +136,7 @@ def parse_set(settings: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def job_text(part: Part, url: str) -> str:
+def job_text(part: FilePart, url: str) -> str:
     """The YAML of the job in ``part`` of a file, for the server at ``url``.
 
     Raises:

@@ -145,10 +145,10 @@ def train(
     """Train a workflow on tasks: start server and engine, run, evaluate, report; one Ctrl-C stops everything."""
     from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_train
-    from gateway.launch.train import Trainer, rehearsal
+    from gateway.launch.train import TrainCommand, rehearsal
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
-    from gateway.reports.output import print_report, write_report
+    from gateway.reports.printing import print_report, write_report
     from gateway.reports.report import read_report
 
     if quick and (resume or fresh):
@@ -163,7 +163,7 @@ def train(
     with event_printer(as_json) as on_event:
         for warning in warnings:
             on_event("warning", {"message": warning})
-        work = Trainer(plan, on_event, label)
+        work = TrainCommand(plan, on_event, label)
         try:
             run_up(plan.up, on_event, work)
         except UpFailedError as exc:

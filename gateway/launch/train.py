@@ -115,7 +115,7 @@ def _with_job(up: UpPlan, **changes: Any) -> UpPlan:
     return replace(up, servers=(replace(server, job=server.job.model_copy(update=changes)),))
 
 
-class Trainer:
+class TrainCommand:
     """The work of ``train`` beside the servers, see :func:`gateway.launch.up.run_up`.
 
     Args:

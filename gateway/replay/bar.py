@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from gateway.replay.run import Progress
+from gateway.replay.run import ReplayProgress
 from swarm.progress import step_line
 
 
 @contextmanager
-def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
+def replay_bar(visible: bool = True) -> Generator[Callable[[ReplayProgress], None]]:
     """A callback that draws progress on stderr; nothing at all unless ``visible``."""
     console = Console(stderr=True, highlight=False)
     began, printed = time.monotonic(), 0
@@ -29,7 +29,7 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
     with Bars(*columns, console=console, disable=not (visible and console.is_terminal)) as bars:
         task = bars.add_task("", total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: ReplayProgress) -> None:
             nonlocal printed
             line = describe(progress, time.monotonic() - began)
             bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
@@ -41,7 +41,7 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[Progress], None]]:
         yield show
 
 
-def describe(progress: Progress, seconds: float) -> str:
+def describe(progress: ReplayProgress, seconds: float) -> str:
     """One line: rate, failures, step and reward."""
     done = len(progress.outcomes)
     parts = [f"{60 * done / seconds:.0f}/min" if seconds > 1 else ""]

@@ -25,7 +25,7 @@ from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import validated
-from swarm.metrics import REWARD
+from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -72,7 +72,7 @@ def make_config(**fields: Any) -> ReplayConfig:
 
 
 @dataclass
-class Progress:
+class ReplayProgress:
     """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 if there is none yet;
     ``batch``: how full its next batch is, or what it does."""
 
@@ -114,7 +114,7 @@ async def replay(
     config: ReplayConfig,
     sender: Sender,
     swarm: AsyncSwarmClient | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[ReplayProgress], None] = lambda progress: None,
 ) -> Report:
     """Send the prompts of ``config.data`` through ``sender`` and report.
 
@@ -133,7 +133,7 @@ async def replay(
     prompts = itertools.islice(read_prompts(config.data, config.seed, config.epochs), config.max_requests)
     # the first one shows whether the data can be read
     first = await asyncio.to_thread(next, prompts, None)
-    progress = Progress(config.max_requests)
+    progress = ReplayProgress(config.max_requests)
     run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
     began = time.monotonic()
     because, interrupted = "all prompts sent", False
@@ -191,8 +191,8 @@ class _Run:
     config: ReplayConfig
     sender: Sender
     swarm: AsyncSwarmClient | None
-    progress: Progress
-    on_progress: Callable[[Progress], None]
+    progress: ReplayProgress
+    on_progress: Callable[[ReplayProgress], None]
     prompts: Iterator[Prompt]
     unreadable: ConfigError | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)

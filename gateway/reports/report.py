@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
 from swarm.job import in_plain_words
-from swarm.metrics import EVAL, LOGGED, TRAIN
+from swarm.measures import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 
 REPORT_FILE = "report.json"

@@ -16,9 +16,9 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
-from gateway.tui.client import Target
 from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answering
 from gateway.tui.poller import SwarmPoller, make_poller
+from gateway.tui.targets import Target
 from gateway.tui.widgets import HelpScreen, names_line
 from gateway.views.format import seconds
 

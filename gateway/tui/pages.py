@@ -17,11 +17,11 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
-from gateway.tui.widgets import Board, Grid, LogPanel, Panel, TablePanel, content
+from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
 from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
 from gateway.views.groups_view import answers_table, groups_table, rewards_table, wanted_of
-from gateway.views.swarm_view import Order, episodes
-from swarm.groups import JudgedGroups, Wanted
+from gateway.views.swarm_view import SortOrder, episodes
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
@@ -118,7 +118,7 @@ class SwarmPage(Page):
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
         super().__init__(poller, [self._steps, self._episodes, *tables, self._log, self._groups])
         self._swarm = poller
-        self._order = Order.IDLE
+        self._order = SortOrder.IDLE
         self._filter = Input(id="filter")
         self._filter.display = False
         # what is typed finds groups, not episodes
@@ -208,7 +208,7 @@ class OverviewPage(VerticalScroll):
     def __init__(self, pollers: Sequence[AnyPoller]) -> None:
         super().__init__()
         self._pollers = pollers
-        self._grid = Grid()
+        self._grid = TableView()
         self._troubles = Static(markup=False)
         self.focused = self
 

@@ -18,11 +18,11 @@ from pydantic import BaseModel
 
 from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view
-from gateway.tui.client import STEPS, Kind, StatusClient, Target, Trouble, nonsense
+from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nonsense
 from gateway.views import swarm_view
 from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
-from swarm.groups import JudgedGroups, Wanted
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult

@@ -48,7 +48,7 @@ def names_line(names: Iterable[tuple[str, bool, str]]) -> Content:
     )
 
 
-class Grid(DataTable[Text]):
+class TableView(DataTable[Text]):
     """Shows a :class:`Table`; arrows and page keys scroll it."""
 
     DEFAULT_CSS = "Grid { background: transparent; height: 1fr; scrollbar-size: 1 1; }"
@@ -105,7 +105,7 @@ class TablePanel(Panel):
     border."""
 
     def __init__(self, key: str, title: str, count: int = 1, *, long: bool = False) -> None:
-        self._grids = [Grid() for _ in range(count)]
+        self._grids = [TableView() for _ in range(count)]
         super().__init__(key, title, self._grids[0] if count == 1 else VerticalScroll(*self._grids), long=long)
 
     def show(self, *tables: Table, note: str | None = None) -> None:

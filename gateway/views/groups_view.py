@@ -21,7 +21,7 @@ from gateway.views.format import (
     short,
     table_of,
 )
-from swarm.groups import Group, GroupAnswer, StepRewards, Wanted
+from swarm.judged_groups import GroupAnswer, JudgedGroup, StepRewards, Wanted
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _REWARDS_SHOWN = 8
@@ -70,9 +70,9 @@ def _number(text: str) -> float | None:
         return None
 
 
-def groups_table(groups: Sequence[Group], now: float) -> Table:
+def groups_table(groups: Sequence[JudgedGroup], now: float) -> Table:
     """A row for each group; ``now`` is in Unix seconds."""
-    columns: Columns[Group] = {
+    columns: Columns[JudgedGroup] = {
         "group": lambda group: group.group_id[:12],
         ">ago": lambda group: seconds(max(0.0, now - group.ended_at)),
         "from": lambda group: short(group.route or group.client, 20),
@@ -85,7 +85,7 @@ def groups_table(groups: Sequence[Group], now: float) -> Table:
     return table_of(columns, groups, lambda group: _style(group), empty="no group fits")
 
 
-def answers_table(group: Group) -> Table:
+def answers_table(group: JudgedGroup) -> Table:
     """The answers of one group side by side."""
     return table_of(
         _ANSWERS,
@@ -100,7 +100,7 @@ def rewards_table(rewards: Sequence[StepRewards]) -> Table:
     return table_of(_REWARDS, rewards, empty="nothing was trained yet")
 
 
-def facts(group: Group) -> list[str]:
+def facts(group: JudgedGroup) -> list[str]:
     """What is known of a group as a whole, a line each."""
     fields = {
         "group": group.group_id,
@@ -122,7 +122,7 @@ def bars(counts: Sequence[int]) -> str:
     return "".join(_BLOCKS[-(-8 * count // most) if most else 0] for count in counts)
 
 
-def _rewards(group: Group) -> str:
+def _rewards(group: JudgedGroup) -> str:
     shown = " ".join(reward(value) for value in group.rewards[:_REWARDS_SHOWN])
     more = len(group.rewards) - _REWARDS_SHOWN
     return (shown or UNKNOWN) + (f" +{more}" if more > 0 else "")
@@ -133,7 +133,7 @@ def _fate(answer: GroupAnswer) -> str:
     return ", ".join(parts) + (f": {answer.why}" if answer.why else "")
 
 
-def _style(group: Group) -> str:
+def _style(group: JudgedGroup) -> str:
     if any(answer.state == "dropped" for answer in group.answers):
         return WARNING
     # equal rewards teach nothing

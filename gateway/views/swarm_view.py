@@ -35,7 +35,18 @@ from gateway.views.format import (
     short,
     table_of,
 )
-from swarm.metrics import CALLS, EVAL, LOGGED, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL, TRAIN
+from swarm.measures import (
+    CALLS,
+    EVAL,
+    LOGGED,
+    RESPONSE_TOKENS,
+    REWARD,
+    SPREAD,
+    SUCCESS,
+    TASKS,
+    TASKS_WITH_SIGNAL,
+    TRAIN,
+)
 from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress, groups_that_differ
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
@@ -53,7 +64,7 @@ STATES: dict[EngineState, tuple[str, str, str]] = {
 _OVERVIEW_BAR, _HEAD_BAR, _TASK_BAR = 8, 12, 10
 
 
-class Order(StrEnum):
+class SortOrder(StrEnum):
     """What running episodes are sorted by."""
 
     IDLE = "idle"
@@ -63,18 +74,18 @@ class Order(StrEnum):
     TASK = "task"
 
     @property
-    def next(self) -> Order:
+    def next(self) -> SortOrder:
         """The one after it, round and round."""
-        orders = list(Order)
+        orders = list(SortOrder)
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
-_SORT_KEYS: dict[Order, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
-    Order.IDLE: lambda episode: (-episode.idle_seconds,),
-    Order.AGE: lambda episode: (-episode.seconds,),
-    Order.CALLS: lambda episode: (-episode.calls, -episode.in_flight),
-    Order.CLIENT: lambda episode: (episode.client_uuid, episode.task_id),
-    Order.TASK: lambda episode: (episode.task_id, episode.client_uuid),
+_SORT_KEYS: dict[SortOrder, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
+    SortOrder.IDLE: lambda episode: (-episode.idle_seconds,),
+    SortOrder.AGE: lambda episode: (-episode.seconds,),
+    SortOrder.CALLS: lambda episode: (-episode.calls, -episode.in_flight),
+    SortOrder.CLIENT: lambda episode: (episode.client_uuid, episode.task_id),
+    SortOrder.TASK: lambda episode: (episode.task_id, episode.client_uuid),
 }
 _EPISODES: Columns[RunningEpisode] = {
     "episode": lambda episode: episode.episode_uuid[-8:],
@@ -193,7 +204,7 @@ def view(
     )
 
 
-def episodes(status: ServerStatus, order: Order, wanted: str) -> Table:
+def episodes(status: ServerStatus, order: SortOrder, wanted: str) -> Table:
     """Running episodes with all words of ``wanted`` in their names, sorted by ``order``."""
     words = wanted.lower().split()
     chosen = sorted(

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from swarm.intervals import Interval, mean_interval, welch_interval
-from swarm.metrics import TRAIN
+from swarm.measures import TRAIN
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult
@@ -30,7 +30,7 @@ from swarm.types import StepResult
 NOT_FINITE = f"{TRAIN}non_finite_metrics"
 
 
-class Ending(NamedTuple):
+class RunEnding(NamedTuple):
     """How a run ends."""
 
     outcome: Outcome
@@ -38,7 +38,7 @@ class Ending(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimRun:
     """Run this one."""
 
     run: Run
@@ -59,7 +59,7 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-Action = Claim | Propose | Record
+Action = ClaimRun | Propose | Record
 
 
 def gain(study: Study, state: State, run: str, step: int, confidence: float) -> Interval | None:
@@ -96,25 +96,25 @@ def most_trained(study: Study, run_state: RunState) -> int:
     return min(study.steps, (max(run_state.scores, default=0) // every + 1) * every)
 
 
-def ending(study: Study, state: State, run: Run) -> Ending | None:
+def ending(study: Study, state: State, run: Run) -> RunEnding | None:
     """Whether what was measured ends ``run``."""
     scores = state.runs[run.name].scores
     if study.steps in scores:
-        return Ending("done", "")
+        return RunEnding("done", "")
     step = max(scores, default=0)
     if step and _may_stop(run):
         interval = gain(study, state, run.name, step, 1 - 2 * study.early_stop.doubt)
         if interval is not None and interval.high < 0:
-            return Ending("stopped", f"beaten: {-interval.mean:.4g} worse than the base at step {step}")
+            return RunEnding("stopped", f"beaten: {-interval.mean:.4g} worse than the base at step {step}")
     return None
 
 
-def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | None:
+def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> RunEnding | None:
     """What in the training steps of ``run`` ends it."""
     for step in steps:
         # the engine counts what is no number, because JSON has none such
         if step.metrics.get(NOT_FINITE) or not all(map(math.isfinite, step.metrics.values())):
-            return Ending("failed", f"NaN: a metric of step {step.step} is not finite")
+            return RunEnding("failed", f"NaN: a metric of step {step.step} is not finite")
     rewards = [step.metrics[f"{TRAIN}reward_mean"] for step in steps if f"{TRAIN}reward_mean" in step.metrics]
     window = study.early_stop.window
     if _may_stop(run) and len(rewards) >= 2 * window:
@@ -122,7 +122,7 @@ def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | Non
         fall, share = welch_interval(began, now, study.decision.confidence), study.early_stop.collapse
         if share < 1 and fall.low > 0 and fall.mean > share * abs(fmean(began)):
             words = f"from {fmean(began):.4g} to {fmean(now):.4g}"
-            return Ending("stopped", f"collapsed: the reward in training fell {words}")
+            return RunEnding("stopped", f"collapsed: the reward in training fell {words}")
     return None
 
 
@@ -140,9 +140,9 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
         return None
     for name in state.open_runs():
         if name not in busy:
-            return Claim(Run.named(name))
+            return ClaimRun(Run.named(name))
     if BASE not in state.runs:
-        return Claim(Run(BASE))
+        return ClaimRun(Run(BASE))
     if BASE in busy:
         return None
     base = state.runs[BASE]
@@ -153,7 +153,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
     if not _lacks(study, state, 0):
         for run in confirmation(study, state.chosen):
             if run.name not in state.runs:
-                return Claim(run)
+                return ClaimRun(run)
     if busy:
         return None
     for experiment in state.experiments.values():
@@ -173,7 +173,7 @@ def _explore(study: Study, state: State, busy: bool) -> Action | None:
         if not experiment.refused and experiment.name not in state.runs
     ]
     if waiting and not _lacks(study, state, study.reserved_runs):
-        return Claim(Run(waiting[0]))
+        return ClaimRun(Run(waiting[0]))
     if state.exhausted is None:
         if why := _explored(study, state):
             return Record("exhausted", {"why": why})

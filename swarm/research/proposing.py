@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
 from swarm.job import describe_validation
-from swarm.research.decisions import Ending, last_gain
+from swarm.research.decisions import RunEnding, last_gain
 from swarm.research.ledger import BASE, Run, State
 from swarm.research.study import Command, Function, Grid, Halving, Random, Range, Study
 from swarm.types import Model
@@ -182,7 +182,7 @@ def _commanded(proposer: Command, folder: Path, state: dict[str, Any]) -> Propos
 # ---------------------------------------------------------------------- successive halving
 
 
-def pruned(study: Study, state: State, run: Run) -> Ending | None:
+def pruned(study: Study, state: State, run: Run) -> RunEnding | None:
     """Whether successive halving ends ``run`` where it was measured last.
 
     Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020), as
@@ -194,7 +194,7 @@ def pruned(study: Study, state: State, run: Run) -> Ending | None:
     _, trials = _replayed(_optuna(), halving, study, state, undecided=run.experiment)
     step = max(state.runs[run.name].scores, default=0)
     if step and trials[run.experiment].should_prune():
-        return Ending("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
+        return RunEnding("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
     return None
 
 

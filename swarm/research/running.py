@@ -17,8 +17,8 @@ from typing import Any
 
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.research import code
-from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
+from swarm.research import trees
+from swarm.research.decisions import ClaimRun, Propose, Record, RunEnding, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
 from swarm.research.proposing import Proposal, ProposerError, propose, pruned
@@ -45,7 +45,7 @@ def begin(study: Study, folder: Path, ledger: Ledger) -> None:
     if ledger.state.study:
         raise ConfigError(f"the study {folder} has begun: `swarm-gateway research resume {folder}` goes on with it")
     _check_held_out(study, folder / study.code)
-    digest, locked, revision = code.snapshot(study, folder)
+    digest, locked, revision = trees.snapshot(study, folder)
     name = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
     ledger.append("begun", study=name, locked=locked, code=digest, revision=revision)
 
@@ -73,9 +73,9 @@ class Runner:
     def __init__(self, study: Study, folder: Path, ledger: Ledger, lab: Lab, on_event: OnEvent) -> None:
         if not ledger.state.study:
             raise ConfigError(f"the study {folder} has not begun: `swarm-gateway research run {folder}`")
-        code.check_locked(study, folder, ledger.state.locked)
+        trees.check_locked(study, folder, ledger.state.locked)
         self._study, self._folder, self._ledger, self._lab, self._on_event = study, folder, ledger, lab, on_event
-        self._base = code.kept(folder, ledger.state.code, "base")
+        self._base = trees.kept(folder, ledger.state.code, "base")
         self._gone: dict[str, str] = {}
         #: run -> the step of its attempt; not there after a kill until a server tells it
         self._reached: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Runner:
                     elif isinstance(action, Propose) and free:
                         # a proposal that waits for a free server is made with the scores of the run before it
                         self._propose(action.experiment, stopping)
-                    elif isinstance(action, Claim) and free:
+                    elif isinstance(action, ClaimRun) and free:
                         server = self._server_of(action.run, free)
                         # the next action is decided with this claim
                         attempt = self._claim(action.run, server)
@@ -181,8 +181,8 @@ class Runner:
         try:
             self._study.with_delta(proposal.set)
             if proposal.patch:
-                digest = code.patched(self._study, self._folder, self._base.digest, proposal.patch)
-        except (ConfigError, code.RefusedError) as exc:
+                digest = trees.patched(self._study, self._folder, self._base.digest, proposal.patch)
+        except (ConfigError, trees.RefusedError) as exc:
             refused = exc.message
         change = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
         self._record("proposed", experiment=name, **change, code=digest, refused=refused)
@@ -210,14 +210,14 @@ class Runner:
                         self._attempt(run, server, attempt, again=True)
                         self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
                         continue
-                    end = Ending("failed", exc.message)
+                    end = RunEnding("failed", exc.message)
             if end is not None:
                 self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
             else:
                 assert stopping.is_set(), f"run {run.name} has no end"
             return
 
-    def _ending(self, run: Run) -> Ending | None:
+    def _ending(self, run: Run) -> RunEnding | None:
         with self._ledger.lock:
             state = copy.deepcopy(self._ledger.state)
         return ending(self._study, state, run) or pruned(self._study, state, run)
@@ -244,13 +244,13 @@ class Runner:
         def on_step(step: int) -> None:
             self._reached[run.name] = step
 
-        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
+        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> RunEnding | None:
             if not all(map(math.isfinite, scores)):
-                return Ending("failed", f"a score of step {step} is not a finite number")
+                return RunEnding("failed", f"a score of step {step} is not a finite number")
             self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
             return self._ending(run)
 
-        tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
+        tree = trees.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
         held_out = tree.folder / study.evaluator.tasks
         if held_out.resolve().is_relative_to(tree.folder.resolve()) and held_out.is_file():
             held_out.unlink()  # no patch trains by mistake on what the run is measured with

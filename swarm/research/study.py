@@ -54,7 +54,7 @@ class Evaluator(Model):
     seconds: float = Field(default=1800.0, gt=0, description="an evaluation that takes longer fails its run")
 
 
-class Budget(Model):
+class StudyBudget(Model):
     """What the study may cost at most. Runs and steps of the confirmation are set aside from the start."""
 
     runs: int = Field(ge=1)
@@ -173,7 +173,7 @@ class Study(Model):
     patch_paths: list[str] = Field(default=[], description="files and folders that patches may change")
     sync_packages: list[str] = Field(default=[], description="packages of the folder that the engine imports")
     proposer: Proposer
-    budget: Budget
+    budget: StudyBudget
     stop: StopRule = StopRule()
     early_stop: EarlyStop = EarlyStop()
     decision: Decision = Decision()

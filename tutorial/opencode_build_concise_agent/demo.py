@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gateway.reports.output import print_report, write_report
+from gateway.reports.printing import print_report, write_report
 from gateway.reports.report import Report
 
 HERE = Path(__file__).resolve().parent

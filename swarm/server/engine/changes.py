@@ -20,7 +20,7 @@ from typing import Any
 
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.job import Layered, TrainJob, layered, read_fields, read_mapping
-from swarm.link.code import top_level
+from swarm.link.imported import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller

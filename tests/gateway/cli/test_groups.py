@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli.root import app
 from gateway.views.groups_view import bars
 from swarm.errors import ConfigError
-from swarm.groups import BINS, histogram
+from swarm.judged_groups import BINS, histogram
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal

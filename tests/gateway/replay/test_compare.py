@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.replay.compare import compare, judge_alone, scored, verdict
-from gateway.reports.output import summary
+from gateway.reports.printing import summary
 from gateway.reports.report import Report, SavedAnswer, Score, versions
 from reward_hooks import Candidate, HookContext, Hooks, PassThrough, Task, UserRequest
 from swarm.errors import ConfigError, HookError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.replay.bar import describe
-from gateway.replay.run import Progress, ReplayConfig, failures_of, latency_of, read_prompts, replay
+from gateway.replay.run import ReplayConfig, ReplayProgress, failures_of, latency_of, read_prompts, replay
 from gateway.replay.senders import Outcome, Prompt
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import ConfigError
@@ -199,7 +199,7 @@ def test_each_epoch_has_every_prompt_in_an_order_that_the_seed_fixes(data: Path)
 
 def test_progress_says_on_how_many_answers_the_hook_failed() -> None:
     failed = Outcome(1.0, untrained="reward_hook_failed")
-    assert describe(Progress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
+    assert describe(ReplayProgress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
 
 
 def test_latency_is_of_answered_requests_by_nearest_rank() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gateway.reports.output import print_report, summary, write_report
+from gateway.reports.printing import print_report, summary, write_report
 from gateway.reports.report import (
     Failure,
     Latency,

@@ -10,7 +10,7 @@ import pytest
 from gateway.replay.compare import GATEWAY_HEADERS
 from gateway.replay.run import ReplayConfig, replay
 from gateway.replay.senders import HttpSender
-from gateway.reports.output import summary
+from gateway.reports.printing import summary
 from tests.gateway.conftest import gateway_before
 from tests.gateway.rollout.test_untrained import FOUR
 from tests.swarm.server import conftest as server

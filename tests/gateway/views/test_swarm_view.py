@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.views.format import Table
-from gateway.views.swarm_view import Order, episodes, view
+from gateway.views.swarm_view import SortOrder, episodes, view
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import (
@@ -105,19 +105,19 @@ def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
     two = episode(client_uuid="beta", task_id="t1", seconds=500)
     told = status(running=[one, two])
 
-    def clients(order: Order, words: str) -> list[str]:
+    def clients(order: SortOrder, words: str) -> list[str]:
         return [row.cells[1] for row in episodes(told, order, words).rows]
 
-    assert clients(Order.IDLE, "ALPHA t1") == ["Alpha"] and clients(Order.IDLE, "alpha t2") == []
-    firsts = {order: clients(order, "t1")[0] for order in Order}
-    assert firsts == {**dict.fromkeys(Order, "Alpha"), Order.AGE: "beta"}
-    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, Order.IDLE, "").rows[0].cells)
+    assert clients(SortOrder.IDLE, "ALPHA t1") == ["Alpha"] and clients(SortOrder.IDLE, "alpha t2") == []
+    firsts = {order: clients(order, "t1")[0] for order in SortOrder}
+    assert firsts == {**dict.fromkeys(SortOrder, "Alpha"), SortOrder.AGE: "beta"}
+    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, SortOrder.IDLE, "").rows[0].cells)
 
 
 def test_a_part_of_the_episodes_is_said_to_be_one() -> None:
     told = status(pool=POOL, running=[episode()])
-    assert episodes(told, Order.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
-    assert "no episode has these words" in episodes(told, Order.IDLE, "nobody").note
+    assert episodes(told, SortOrder.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
+    assert "no episode has these words" in episodes(told, SortOrder.IDLE, "nobody").note
 
 
 def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:

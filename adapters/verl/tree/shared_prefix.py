@@ -29,7 +29,7 @@ from verl.workers.engine.utils import postprocess_batch_func
 
 from adapters.verl.tree.attention import TREE, Nodes, UnsupportedAttentionError
 from adapters.verl.tree.logprobs import token_log_probs
-from adapters.verl.tree.plan import ModelShape, Part, pack, part_cost, rows_cost
+from adapters.verl.tree.packing import MicroBatch, ModelShape, pack, part_cost, rows_cost
 from adapters.verl.tree.trie import Tokens, ordered, split
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         #: shared with the engine of the reference model, whose work belongs to the same steps
         self.savings = Savings()
         # the part that is computed now; without one, verl's rows are
-        self._part: Part | None = None
+        self._part: MicroBatch | None = None
 
     def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False):
         """As verl's: a dict with ``model_output`` (nested, in the order of the rows), ``loss`` and ``metrics``."""
@@ -100,7 +100,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         }
 
     def _forward_backward_parts(
-        self, data: Any, parts: list[Part], loss_function: Callable[..., Any] | None, forward_only: bool
+        self, data: Any, parts: list[MicroBatch], loss_function: Callable[..., Any] | None, forward_only: bool
     ) -> dict[str, Any]:
         group = self.get_data_parallel_group()
         trained = data["loss_mask"].sum().to(get_device_id())
@@ -159,7 +159,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
 
         return {"log_probs": rows(log_probs)} | ({"entropy": rows(entropy[index])} if with_entropy else {})
 
-    def _plan(self, data: Any, forward_only: bool) -> tuple[list[Part], float] | None:
+    def _plan(self, data: Any, forward_only: bool) -> tuple[list[MicroBatch], float] | None:
         """The parts of a mini-batch and how many times as much its rows cost; ``None`` where they cost less."""
         rows = [row.cpu().numpy() for row in data["input_ids"].unbind()]
         masks = [mask.cpu().numpy() for mask in data["response_mask"].unbind()]
@@ -254,7 +254,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             return float("inf")
         return float((logits - wanted).abs().max() / wanted.abs().max())
 
-    def _inputs(self, part: Part) -> dict[str, Any]:
+    def _inputs(self, part: MicroBatch) -> dict[str, Any]:
         return {
             "input_ids": _to_device(part.trie.ids)[None],
             "position_ids": _to_device(part.trie.positions)[None],
@@ -264,7 +264,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         }
 
     @contextmanager
-    def _computing(self, part: Part) -> Iterator[None]:
+    def _computing(self, part: MicroBatch) -> Iterator[None]:
         self._part = part
         try:
             yield

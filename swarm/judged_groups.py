@@ -49,7 +49,7 @@ class GroupAnswer(Model):
     timelines: list[SampledText] = Field(default=[], description="only where tokens are asked for")
 
 
-class Group(Model):
+class JudgedGroup(Model):
     """The answers to one task, by their claims; of a gateway's also ``route``, ``session`` and ``request_id``."""
 
     group_id: str
@@ -91,7 +91,7 @@ class JudgedGroups(Model):
     """``GET /judged_groups``: the latest groups, newest end first, and the rewards of the latest steps."""
 
     model: str = ""
-    groups: list[Group]
+    groups: list[JudgedGroup]
     rewards: list[StepRewards] = []
 
 
@@ -106,7 +106,7 @@ class Wanted(Model):
     at_least: float | None = None
     at_most: float | None = None
 
-    def fits(self, group: Group, texts: Sequence[str] = ()) -> bool:
+    def fits(self, group: JudgedGroup, texts: Sequence[str] = ()) -> bool:
         """Whether ``group`` is among them; ``texts`` are its prompts and answers, where they can be read."""
         reasons = [answer.reason for answer in group.answers] + [answer.why for answer in group.answers]
         if self.reason and not any(self.reason.lower() in reason.lower() for reason in reasons):
@@ -137,6 +137,6 @@ def sampled(line: SampledText) -> list[int]:
     return [token for token, mask in zip(line.response_ids, line.mask, strict=True) if mask]
 
 
-def as_json(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def as_json(groups: Sequence[JudgedGroup]) -> list[dict[str, Any]]:
     """For scripts: as models are, with what became of each group."""
     return [{**group.model_dump(mode="json"), "fate": group.fate} for group in groups]

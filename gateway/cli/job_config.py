@@ -14,7 +14,17 @@ import typer
 
 from gateway.cli.here import runs_of
 from gateway.cli.output import print_json, read_text, tell
-from gateway.cli.target import AsJson, ForceRestart, Set, Target, Wait, job_text, parse_set, targeted, wait_for_engine
+from gateway.cli.target import (
+    AsJson,
+    ForceRestart,
+    ServerTarget,
+    Set,
+    Wait,
+    job_text,
+    parse_set,
+    targeted,
+    wait_for_engine,
+)
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +39,7 @@ Job = Annotated[Path, typer.Argument(help="YAML file with the job, ours or Agent
 @app.command()
 @targeted
 def show(
-    target: Target,
+    target: ServerTarget,
     job: Job,
     set_: Set = None,
     everything: Annotated[bool, typer.Option("--all", help="verl's own defaults too")] = False,
@@ -89,7 +99,7 @@ def _echo(rows: list[tuple[str, Any, str]]) -> None:
 @app.command()
 @targeted
 def dump(
-    target: Target,
+    target: ServerTarget,
     job: Job,
     set_: Set = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="file to write; default: print it")] = None,
@@ -114,7 +124,7 @@ def dump(
 @app.command()
 @targeted
 def diff(
-    target: Target,
+    target: ServerTarget,
     old: Annotated[str, typer.Argument(help="a job's YAML file, or the number of a run (`config runs`)")],
     new: Annotated[str | None, typer.Argument(help="another one; default: the latest run")] = None,
     set_: Set = None,
@@ -145,7 +155,7 @@ def diff(
 @app.command()
 @targeted
 def sync(
-    target: Target,
+    target: ServerTarget,
     job: Job,
     set_: Set = None,
     force_restart: ForceRestart = False,
@@ -169,7 +179,7 @@ def sync(
 
 @app.command()
 @targeted
-def runs(target: Target, as_json: AsJson = False) -> None:
+def runs(target: ServerTarget, as_json: AsJson = False) -> None:
     """The starts of the engine, oldest first."""
     with target.connect() as client:
         answer = client.runs()

@@ -21,7 +21,7 @@ from swarm.http.asgi import read_body
 from swarm.protocol import CodeStatus, RefusedResponse, SelectCodeRequest, SyncTrainCodeResponse
 from swarm.server.api.agentjet import refused, without_effect
 from swarm.server.audit import AuditLog, sender_of
-from swarm.server.auth import Caller, ControlRoute
+from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.snapshots import Sent, Snapshots
@@ -91,7 +91,7 @@ class CodeRoutes:
                 if not flag(request, "force_restart"):
                     self.changes.check_offline("code")
                 archive = bytes(await read_body(request.receive))
-                caller: Caller = request.scope["caller"]
+                caller: TokenHolder = request.scope["caller"]
                 texts = (request.query_params.get(name, "")[:_MOST_TEXT] for name in ("revision", "message"))
                 sent = Sent(sender_of(request) or caller.name, *texts)
                 done = await self.changes.sync_code(archive, sent, force=flag(request, "force_restart"))

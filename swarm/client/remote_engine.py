@@ -25,7 +25,7 @@ from swarm.errors import (
     SwarmGatewayError,
     UnavailableError,
 )
-from swarm.groups import JudgedGroups
+from swarm.judged_groups import JudgedGroups
 from swarm.protocol import AgreeSyncWeightRequest, BoolResponse, StartEngineResponse
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus

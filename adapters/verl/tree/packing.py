@@ -45,14 +45,14 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """Rows that are computed by one call of the model.
 
     Attributes:
-        rows: their places in the mini-batch.
+        rows: their indices in the mini-batch.
         trie: their tokens.
         needed: int64 [N], the packed tokens whose logits are needed, in order.
-        index: int64 [M], for each sampled token of each row, the place in ``needed`` of the token before it.
+        index: int64 [M], for each sampled token of each row, the index in ``needed`` of the token before it.
         labels: int64 [M], the sampled tokens.
         targets: int64 [M], where their log-probabilities belong when the rows lie one after another: verl keeps them at
             the token before.
@@ -66,7 +66,7 @@ class Part:
     targets: Tokens
 
 
-def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) -> Part:
+def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) -> MicroBatch:
     """The part of a mini-batch that holds the rows ``members``.
 
     Args:
@@ -86,10 +86,10 @@ def pack(rows: Sequence[Tokens], sampled: Sequence[Tokens], members: list[int]) 
         targets.append(offset + positions - 1)
         offset += len(path)
     needed, index = np.unique(np.concatenate(before), return_inverse=True)
-    return Part(members, trie, needed, index, np.concatenate(labels), np.concatenate(targets))
+    return MicroBatch(members, trie, needed, index, np.concatenate(labels), np.concatenate(targets))
 
 
-def part_cost(shape: ModelShape, part: Part) -> float:
+def part_cost(shape: ModelShape, part: MicroBatch) -> float:
     """Of computing ``part`` as a trie."""
     nodes = np.array(part.trie.nodes)
     own, below = nodes[:, 1] - nodes[:, 0], nodes[:, 2] - nodes[:, 1]
