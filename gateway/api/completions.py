@@ -18,6 +18,7 @@ from adapters.dialects.jsons import encode, error_in, object_in
 from adapters.dialects.sse import DONE, data_in, encode_event
 from gateway.api.endpoint import DialectEndpoint
 from gateway.api.exchange import parts_of
+from gateway.data.consent import Consent
 from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.concurrency import all_of
@@ -56,6 +57,7 @@ class CompletionsEndpoint(DialectEndpoint):
                     headers=_headers(incoming.headers, number),
                     raw=encode(body),
                     request_id=f"{incoming.request_id}.{number}",
+                    consent=Consent(),
                 )
                 outcome = await gateway.pipeline.answer(asked)
                 if outcome.close is not None:

@@ -157,15 +157,14 @@ def _iban_end(text: str, start: int) -> int | None:
     country, before = text[start : start + 2].upper(), text[start - 1 : start] if start else ""
     if country not in _IBAN_LENGTHS or before.isalnum() or before == "_":
         return None
-    length, marks, at = _IBAN_LENGTHS[country], "", start
-    while len(marks) < length and at < len(text):
-        mark = text[at]
-        if mark.isascii() and mark.isalnum():
-            marks += mark
-        elif mark not in " \u00a0-" or len(marks) % 4:
-            return None
-        at += 1
-    if len(marks) < length or text[at : at + 1].isalnum():
+    length, separator = _IBAN_LENGTHS[country], text[start + 4]
+    if separator.isalnum():
+        end = start + length
+        marks = text[start:end]
+    else:
+        end = start + length + (length - 1) // 4
+        marks = text[start:end].replace(separator, "")
+    if len(marks) != length or not (marks.isascii() and marks.isalnum()) or text[end : end + 1].isalnum():
         return None
     turned = marks[4:] + marks[:4]
-    return at if int("".join(str(int(mark, 36)) for mark in turned)) % 97 == 1 else None
+    return end if int("".join(str(int(mark, 36)) for mark in turned)) % 97 == 1 else None

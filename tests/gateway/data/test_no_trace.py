@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def answering(sent: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def logging_all(path: Path) -> Iterator[None]:
+def logging_all(path: Path) -> Generator[None]:
     """The log of the gateway with what errors quote, and of all others without."""
     loggers = {name: TextFormatter(texts=name == "gateway") for name in ("", "gateway")}
     handlers: list[tuple[logging.Logger, logging.Handler, int]] = []

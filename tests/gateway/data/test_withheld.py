@@ -10,7 +10,7 @@ import pytest
 
 from gateway.data.consent import Consent
 from tests.gateway.conftest import CHAT, ask, gateway_before
-from tests.standins.vllm import plain, plain_choice, role_chunk, several, streamed, token_chunk, usage_chunk
+from tests.standins.vllm import plain, plain_choice, role_chunk, several, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_a_group_with_one_private_answer_is_not_trained(rig: server.Rig, t
 
 async def test_a_private_answer_is_in_no_session_and_not_kept(rig: server.Rig, tmp_path: Path) -> None:
     rig.vllm.default = answers("t1", f"so ask {EMAIL} or {EMAIL}")
-    log = {"request_log": {"path": tmp_path / "requests.jsonl"}}
+    log: dict[str, Any] = {"request_log": {"path": tmp_path / "requests.jsonl"}}
     async with gateway_before(str(rig.client.base_url), tmp_path, **REDACT, **log) as http:
         counted = asked(EMAIL) | {"model": "tiny", "max_tokens": 9}
         await http.post("/v1/messages/count_tokens", json=counted)
@@ -107,7 +107,7 @@ async def test_a_private_answer_that_was_streamed_live_is_not_kept_either(rig: s
         usage_chunk(2),
     )
     rig.vllm.default = lambda sent: (live if sent.get("stream") else plain([1]))(sent)
-    log = {"request_log": {"path": tmp_path / "requests.jsonl"}}
+    log: dict[str, Any] = {"request_log": {"path": tmp_path / "requests.jsonl"}}
     async with gateway_before(str(rig.client.base_url), tmp_path, policy="first", **REDACT, **log) as http:
         answer = await http.post("/v1/responses", json={"model": "tiny", "input": "whom?", "stream": True})
         assert answer.status_code == 200 and EMAIL in answer.text
@@ -139,6 +139,15 @@ async def test_every_dialect_is_read(rig: server.Rig, tmp_path: Path, path: str)
         await http.post(path, json={"model": "tiny", **fields})
         assert (await http.get("/status")).json()["withheld"] == {"prompt": 1}
         assert rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_of_several_prompts_each_is_read_for_itself(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = told([1], [1, 2])
+    async with gateway_before(str(rig.client.base_url), tmp_path, **REDACT) as http:
+        answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": ["a", EMAIL, "b"]})
+        assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
+        assert (await http.get("/status")).json()["withheld"] == {"prompt": 1}
+        assert sorted(rig.controller.pool.information().tasks.values()) == [2, 2]
 
 
 async def test_without_the_setting_all_is_trained(rig: server.Rig, tmp_path: Path) -> None:
