@@ -87,9 +87,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# the pages of settings and commands, from the code
+# the pages of settings and commands, and the picture of core and packs, from the code
 reference: $(READY)
 	$(BIN)/python -m docs.settings
+	$(BIN)/python -m tests.picture
 
 # the site, in build/docs/index.html; a warning fails, such as a link to a page or heading that is not there
 docs: $(READY)

@@ -29,6 +29,7 @@ from reward_hooks.compose import BlendConfig
 from swarm.job import TrainJob
 from swarm.research.study import Study
 from swarm.server.config import ServerConfig
+from tests import picture
 from tests.test_docs import PAGES, ROOT, tokens
 
 #: Pages of the product; tutorials and readmes of tests have tests of their own.
@@ -195,3 +196,8 @@ def test_paragraphs_have_four_sentences_at_most(page: Path) -> None:
         return
     long = [token.content[:80] for token in tokens(page) if token.type == "inline" and sentences(token) > 4]
     assert long == []
+
+
+def test_the_picture_of_core_and_packs_is_drawn_from_the_imports() -> None:
+    page = picture.PAGE.read_text(encoding="utf-8")
+    assert page == picture.drawn(page), "python -m tests.picture"
