@@ -1,4 +1,4 @@
-"""Core and packs as one picture in ``docs/architecture.md``, drawn from the imports; ``python -m tests.picture`` draws it.
+"""Core and packs as one picture in ``docs/architecture.md``, drawn from the imports by ``python -m tests.picture``.
 
 Each line is a layer, or a pack, and what it imports of the others; the base (``swarm/*.py``) is everybody's.
 """
@@ -23,11 +23,10 @@ def picture() -> str:
         if module not in PACK_ROOTS:
             node = _node(module)
             edges.setdefault(node, set()).update(_node(name) for name in imported if _node(name) not in {node, *BASE})
-    core = sorted(node for node in edges if node not in {*PACKS, *_ROOTS, *BASE})
+    core = sorted(node for node in edges if node not in {"adapters", *PACKS, *_ROOTS, *BASE})
     parts = {"core": core, "roots": list(_ROOTS), "packs": sorted(PACKS)}
-    return "\n\n".join(
-        "\n".join([title, *(_line(node, edges[node]) for node in nodes)]) for title, nodes in parts.items()
-    )
+    blocks = ([title, *(_line(node, edges[node]) for node in nodes)] for title, nodes in parts.items())
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _node(module: str) -> str:
@@ -42,7 +41,7 @@ def _line(node: str, uses: set[str]) -> str:
 def drawn(page: str) -> str:
     """``page`` with the picture as the sources have it."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}{picture().removeprefix('core').lstrip()}\n{END}{rest.partition(END)[2]}"
+    return f"{before}```text\n{picture()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
