@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from gateway.cli.root import app
 from gateway.config.gateway import GatewayConfig, RequestLogConfig, RouteConfig, TLSConfig, TracingConfig
 from gateway.config.route import DataConfig, PassRule, RouteSettings, UpstreamConfig
-from gateway.config.serve import GateConfig, Incumbent, IncumbentUpstream, ServeConfig
+from gateway.config.takeover import GateConfig, Incumbent, IncumbentUpstream, ServeConfig
 from gateway.launch.train import EvalConfig, TaskSources, TrainFile
 from reward_hooks.compose import BlendConfig, PartConfig
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward, Session, Turn, UserRequest

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gateway.config.route import RouteSettings
-from gateway.data.consent import consents, said
+from gateway.data.consent import consents, train_header
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
@@ -27,7 +27,14 @@ from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
 from swarm.client.claiming import NEEDS_NONE
-from swarm.errors import FatalRequestError, NotFoundError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import (
+    FatalRequestError,
+    NotFoundError,
+    RequestError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
@@ -59,7 +66,7 @@ class Pipeline:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
             held.enter_context(_counted(route.stats))
-            incoming.consent.given = _consents(route, incoming)
+            incoming.consent.granted = _consents(route, incoming)
             incoming.consent.redacts = route.settings.data.redact == "group"
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
             return _holding(outcome, held)
@@ -113,11 +120,11 @@ class Pipeline:
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
-        silent = not incoming.consent.given and policy.train is not False
-        if withheld := incoming.consent.given and incoming.consent.withholds(incoming.call.body):
-            incoming.consent.given = False
+        silent = not incoming.consent.granted and policy.train is not False
+        if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):
+            incoming.consent.granted = False
             route.stats.withheld["prompt"] += 1
-        consent = incoming.consent.given
+        consent = incoming.consent.granted
         trains = passed is None and consent and policy.trains(settings, route.name, incoming.request_id)
         if (
             upstream is not None
@@ -220,10 +227,17 @@ class Pipeline:
 def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
     """Whether the request's texts may be kept, which is noted for whoever would write them."""
     data = route.settings.data
-    given = consents(data.consent, request.caller.train, said(request.headers))
+    try:
+        header = train_header(request.headers)
+    except RequestError:
+        if route.shadow is None:
+            raise
+        # behind an incumbent the user is answered all the same, and what may have been a no counts as one
+        header = False
+    granted = consents(data.consent, request.caller.train, header)
     # a streamed answer is written in parts, each of which may look harmless
-    may_keep(given and data.redact == "none")
-    return given
+    may_keep(granted and data.redact == "none")
+    return granted
 
 
 def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:

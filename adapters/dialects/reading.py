@@ -72,9 +72,9 @@ def _unread(why: str) -> UpstreamError:
 
 
 def _object(text: bytes | str) -> Body:
-    if (found := object_in(text)) is None:
+    if (body := object_in(text)) is None:
         raise _unread("it is not a JSON object")
-    return found
+    return body
 
 
 # ------------------------------------------------------------------ completions

@@ -115,7 +115,7 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
     yield counter(
         "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"
     )
-    shadows = by(lambda one: one.shadows)
+    shadows = by(lambda route: route.shadows)
     yield counter(
         "gateway_shadows", "Requests that an incumbent answered, by the challenger's group", shadows, "route", "outcome"
     )

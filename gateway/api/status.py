@@ -107,7 +107,7 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
 
 def _route(gateway: Gateway, route: Route) -> RouteStatus:
     settings, load = route.settings, gateway.admission.load(route.name)
-    known = route.swarm.report.comparisons if route.swarm is not None else ()
+    verdicts = route.swarm.report.comparisons if route.swarm is not None and settings.serve is not None else ()
     return RouteStatus(
         **dict(route.stats),
         models=route.all_names,
@@ -119,7 +119,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
         load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
         breaker=route.upstream and route.upstream.state,
         stage=settings.serve and settings.serve.stage,
-        verdicts=[one for one in known if one.route == route.name] if settings.serve is not None else [],
+        verdicts=[verdict for verdict in verdicts if verdict.route == route.name],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from gateway.config.serve import ServeConfig
+from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model

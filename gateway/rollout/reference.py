@@ -78,7 +78,7 @@ class Reference:
             why = self._failure
         elif len(rewards) < len(ours) or theirs is None:
             why = f"a reward is not within the bounds {list(rules.bounds)}"
-        versions = [one.policy_version for one in samples.values() if one.policy_version is not None]
+        versions = [sample.policy_version for sample in samples.values() if sample.policy_version is not None]
         return Pair(
             group_id=shaped.group_id,
             terms=self._terms.model_copy(
@@ -108,11 +108,11 @@ def _side(samples: Sequence[Sample], answers: int, reward: float | None) -> Side
         answers=answers,
         reward=reward,
         failed=(answers - len(samples)) / answers if answers else 1.0,
-        refused=mean(lambda one: _refuses(one.answer.message, one.answer.finish_reason)) or 0.0,
-        latency_seconds=mean(lambda one: one.latency),
-        characters=mean(lambda one: _characters(one.answer.message)),
-        tokens=mean(lambda one: int(one.answer.usage.get("completion_tokens") or 0)),
-        finish=sendable(",".join(sorted({one.answer.finish_reason for one in samples})))[:MAX_NAME],
+        refused=mean(lambda sample: _refuses(sample.answer.message, sample.answer.finish_reason)) or 0.0,
+        latency_seconds=mean(lambda sample: sample.latency),
+        characters=mean(lambda sample: _characters(sample.answer.message)),
+        tokens=mean(lambda sample: int(sample.answer.usage.get("completion_tokens") or 0)),
+        finish=sendable(",".join(sorted({sample.answer.finish_reason for sample in samples})))[:MAX_NAME],
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
-from gateway.config.serve import ServeConfig
+from gateway.config.takeover import ServeConfig
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
 from swarm.errors import ConfigError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from adapters.dialects import SampledAnswer
-from gateway.config.serve import ServeConfig
+from gateway.config.takeover import ServeConfig
 from gateway.rollout.answering import PassedThroughError, run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import Policy, passes
@@ -84,6 +84,9 @@ class Shadow:
             policy = Policy.of(settings, incoming.headers)
         except RequestError:
             # the user is answered all the same, and what may have been an opt-out counts as one
+            return LEFT_OUT
+        consent = incoming.consent
+        if not consent.granted or consent.withholds(incoming.call.body):
             return LEFT_OUT
         passed = policy.train is None and passes(settings, incoming)
         if passed or not policy.trains(settings, self._route, incoming.request_id):

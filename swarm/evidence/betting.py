@@ -19,7 +19,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from swarm.intervals import Interval
 
 #: Fractions of the largest safe stake. Small ones find small differences late, large ones find large differences soon.
 BETS = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
@@ -27,14 +28,6 @@ BETS = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 GRID = 200
 #: Steps of the grid are cut in so many before values are rounded to it: an interval then costs the same for any number.
 _FINER = 5
-
-
-class Interval(NamedTuple):
-    """The mean of some values, and a confidence sequence for it at their number."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(slots=True)
@@ -65,14 +58,14 @@ class Wealth:
         if not -1 <= value <= 1:
             raise ValueError(f"a paired difference is in [-1, 1], not {value}")
         gain = (value - self.most) / (1 + self.most)
-        for place, bet in enumerate(BETS):
-            self.logs[place] += times * math.log1p(bet * gain)
+        for index, bet in enumerate(BETS):
+            self.logs[index] += times * math.log1p(bet * gain)
 
     @property
     def log_evidence(self) -> float:
         """Natural logarithm of ``E``, the mean wealth."""
         largest = max(self.logs)
-        return largest + math.log(sum(math.exp(one - largest) for one in self.logs) / len(self.logs))
+        return largest + math.log(sum(math.exp(log - largest) for log in self.logs) / len(self.logs))
 
     def refutes(self, alpha: float) -> bool:
         """Whether ``E`` is at least ``1 / alpha``."""

@@ -1,4 +1,4 @@
-"""``Comparison``: the pairs of equal terms so far; ``Verdict``: what they prove, and one sentence that says it.
+"""``PairedEvidence``: the pairs of equal terms so far; ``Verdict``: what they prove, and one sentence that says it.
 
 Invariant: the verdict is a function of the set of pairs: neither their order nor that of suites matters. What nobody
 judged counts for no side and holds the challenger back; so does everything that is not proven.
@@ -78,7 +78,7 @@ class _Reward:
         return "not_worse" if self._not_worse.refutes(alpha) else "undecided"
 
 
-class Comparison:
+class PairedEvidence:
     """The pairs of equal ``terms`` so far.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from swarm.evidence.pairs import Pair, Terms
-from swarm.evidence.verdict import Comparison, Verdict
+from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.server.journal.rows import PairRow
 from swarm.status import ComparisonStatus
 
@@ -23,7 +23,7 @@ class Followed:
     """One comparison, and its verdict until another pair comes."""
 
     def __init__(self, terms: Terms) -> None:
-        self.comparison = Comparison(terms)
+        self.comparison = PairedEvidence(terms)
         self._verdict: Verdict | None = None
 
     def add(self, pair: Pair) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
-from swarm.evidence.verdict import Comparison, Verdict
+from swarm.evidence.verdict import PairedEvidence, Verdict
 
 TERMS = Terms(route="chat", incumbent="gpt", challenger=3, hook="hooks", num_repeat=7)
 _numbers = itertools.count()
@@ -32,7 +32,7 @@ def pair(
 
 
 def verdict(pairs: list[Pair], terms: Terms = TERMS) -> Verdict:
-    return Comparison.of(pairs, terms).verdict()
+    return PairedEvidence.of(pairs, terms).verdict()
 
 
 def test_a_better_challenger_is_proven_and_said() -> None:
@@ -177,7 +177,7 @@ def test_neither_the_order_of_pairs_nor_that_of_suites_matters_and_rows_give_the
 ) -> None:
     terms = TERMS.model_copy(update={"suites": ("a", "b")})
     pairs = built(rows, terms)
-    incremental = Comparison(terms)
+    incremental = PairedEvidence(terms)
     alarmed: list[bool] = []
     for one in pairs:
         incremental.add(one)
