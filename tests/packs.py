@@ -22,6 +22,7 @@ PACKAGES = ("swarm", "reward_hooks", "adapters", "gateway")
 WHOLE = (
     "tests/test_docs.py",
     "tests/test_docs_and_code.py",
+    "tests/test_names.py",
     "tests/test_package.py",
     "tests/tutorial",
     "tests/benchmarks",
