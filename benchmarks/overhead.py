@@ -48,7 +48,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from adapters.dialects import Answer
+from adapters.dialects import SampledAnswer
 from benchmarks import peers
 from benchmarks.processes import Running, running, start_engine, swarm_server
 from benchmarks.vllm import MODEL, TOKENS, ChatServer, completion
@@ -178,7 +178,7 @@ def write_hook(folder: Path) -> Path:
 def time_hook(folder: Path, times: int = 1000) -> float:
     """Milliseconds that the hook's function takes with a group of eight: the median, called alone."""
     hook = load_hooks(write_hook(folder)).reward
-    answer = Answer.from_completion(json.loads(completion(1, False).partition(b"\r\n\r\n")[2]))
+    answer = SampledAnswer.from_completion(json.loads(completion(1, False).partition(b"\r\n\r\n")[2]))
     group = [Candidate(index=place, message=answer.message, text=answer.text) for place in range(GROUP)]
     task, context = Task(task_id="hello"), HookContext(num_repeat=GROUP)
     seconds: list[float] = []

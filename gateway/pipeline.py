@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gateway.config.route import RouteSettings
-from gateway.data.consent import consents, said
+from gateway.data.consent import consents, header_consent
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
@@ -59,7 +59,7 @@ class Pipeline:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
             held.enter_context(_counted(route.stats))
-            incoming.consent.given = _consents(route, incoming)
+            incoming.consent.granted = _consents(route, incoming)
             incoming.consent.redacts = route.settings.data.redact == "group"
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
             return _holding(outcome, held)
@@ -108,11 +108,11 @@ class Pipeline:
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
-        silent = not incoming.consent.given and policy.train is not False
-        if withheld := incoming.consent.given and incoming.consent.withholds(incoming.call.body):
-            incoming.consent.given = False
+        silent = not incoming.consent.granted and policy.train is not False
+        if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):
+            incoming.consent.granted = False
             route.stats.withheld["prompt"] += 1
-        consent = incoming.consent.given
+        consent = incoming.consent.granted
         trains = passed is None and consent and policy.trains(settings, route.name, incoming.request_id)
         if (
             upstream is not None
@@ -215,10 +215,10 @@ class Pipeline:
 def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
     """Whether the request's texts may be kept, which is noted for whoever would write them."""
     data = route.settings.data
-    given = consents(data.consent, request.caller.train, said(request.headers))
+    granted = consents(data.consent, request.caller.train, header_consent(request.headers))
     # a streamed answer is written in parts, each of which may look harmless
-    may_keep(given and data.redact == "none")
-    return given
+    may_keep(granted and data.redact == "none")
+    return granted
 
 
 def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:

@@ -69,7 +69,7 @@ def hook_failed(error: HookError, codes: Counter[str], sentences: Counter[str]) 
     and then each power of ten."""
     code = error.code or error.type
     codes[code] += 1
-    text = error.told or code
+    text = error.public_message or code
     count = sentences.add(text) if isinstance(sentences, Sentences) else 1
     if count == 10 ** (len(str(count)) - 1):
         times = f" ({count} times)" if count > 1 else ""

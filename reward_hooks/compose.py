@@ -130,29 +130,29 @@ class Blend:
 
         async def ask(part: Part, runner: HookRunner, places: list[int]) -> list[float]:
             left = context.model_copy(update={"deadline_seconds": max(1e-3, ends - loop.time())})
-            score = await runner.score(task, [candidates[place] for place in places], left)
-            for place, reward in zip(places, score.rewards, strict=True):
-                components[place][part.name] = reward.value
-                components[place] |= {f"{part.name}.{key}": value for key, value in reward.components.items()}
+            score = await runner.score(task, [candidates[index] for index in places], left)
+            for index, reward in zip(places, score.rewards, strict=True):
+                components[index][part.name] = reward.value
+                components[index] |= {f"{part.name}.{key}": value for key, value in reward.components.items()}
                 if reward.reason:
-                    reasons[place].append(f"{part.name}: {reward.reason}")
+                    reasons[index].append(f"{part.name}: {reward.reason}")
             return score.values
 
         passing = list(range(len(candidates)))
         for part, runner in self._gates:
             values = await ask(part, runner, passing) if passing else []
-            stopped = {place for place, value in zip(passing, values, strict=True) if value < (part.gate or 0.0)}
-            for place in stopped:
-                reasons[place].insert(0, f"stopped by the gate {part.name}")
-            passing = [place for place in passing if place not in stopped]
+            stopped = {index for index, value in zip(passing, values, strict=True) if value < (part.gate or 0.0)}
+            for index in stopped:
+                reasons[index].insert(0, f"stopped by the gate {part.name}")
+            passing = [index for index in passing if index not in stopped]
         blended: dict[int, float] = {}
         if passing:
             scored = await all_of([ask(part, runner, passing) for part, runner in self._weighted])
             blended = self._mean(passing, scored)
         failed = min([self._otherwise, *blended.values()])
         return [
-            Reward(value=blended.get(place, failed), components=components[place], reason="; ".join(reasons[place]))
-            for place in range(len(candidates))
+            Reward(value=blended.get(index, failed), components=components[index], reason="; ".join(reasons[index]))
+            for index in range(len(candidates))
         ]
 
     def _mean(self, places: list[int], scored: list[list[float]]) -> dict[int, float]:
@@ -161,7 +161,7 @@ class Blend:
             for index, value in enumerate(ranks(values) if part.scale == "rank" else values):
                 sums[index] += part.weight * value
         whole = sum(part.weight for part, _ in self._weighted)
-        return {place: total / whole for place, total in zip(places, sums, strict=True)}
+        return {index: total / whole for index, total in zip(places, sums, strict=True)}
 
 
 def ranks(values: list[float]) -> list[float]:
@@ -194,9 +194,10 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc.message}") from exc
 
-    loaded = [load(one.hook, one.options) for one in config.parts]
+    loaded = [load(part.hook, part.options) for part in config.parts]
     parts = [
-        Part(one.label, hooks, one.gate, one.weight, one.scale) for one, hooks in zip(config.parts, loaded, strict=True)
+        Part(part.label, hooks, part.gate, part.weight, part.scale)
+        for part, hooks in zip(config.parts, loaded, strict=True)
     ]
     submit = load(config.submit) if config.submit else None
     session_end = load(config.session_end) if config.session_end else None

@@ -59,11 +59,11 @@ def load_hooks(
     if "/" in text or path.suffix in YAML_SUFFIXES:
         raise ConfigError(
             f"there is no hook folder {text}; name a folder that holds {REWARD}.py, a YAML file, or module:attribute "
-            "like reward_hooks.rules.concise:hooks"
+            "like reward_hooks.builtin.rules.concise:hooks"
         )
-    place = text if ":" in text else find_hook(text)
-    hooks = _from_object(_made(load_attribute(place, beside), place, options), text)
-    return replace(hooks, code=hooks.code or _code(place.partition(":")[0], beside))
+    target = text if ":" in text else find_hook(text)
+    hooks = _from_object(_made(load_attribute(target, beside), target, options), text)
+    return replace(hooks, code=hooks.code or _code(target.partition(":")[0], beside))
 
 
 def _from_file(path: Path) -> Hooks:
@@ -78,21 +78,21 @@ def _code(name: str, beside: SourceFolder | None) -> str:
     return code_of([beside.module(name) if beside and ours else sys.modules[name]])
 
 
-def _made(target: Any, place: str, options: Mapping[str, Any] | None) -> Any:
+def _made(target: Any, location: str, options: Mapping[str, Any] | None) -> Any:
     """``target``, or its result if it is a class or a function."""
     if options is None and not inspect.isclass(target) and not inspect.isfunction(target):
         return target
     if not callable(target) or isinstance(target, Hooks) or (hasattr(target, REWARD) and not inspect.isclass(target)):
-        raise ConfigError(f"{place} takes no options: only a class or function that makes hooks does")
+        raise ConfigError(f"{location} takes no options: only a class or function that makes hooks does")
     try:
         return target(**(options or {}))
     except ConfigError:
         raise
     except TypeError as exc:
         hint = "" if options else "; options are given in a YAML file of parts, see reward_hooks.compose"
-        raise ConfigError(f"{place} cannot be made with the options {dict(options or {})}: {exc}{hint}") from exc
+        raise ConfigError(f"{location} cannot be made with the options {dict(options or {})}: {exc}{hint}") from exc
     except Exception as exc:
-        raise ConfigError(f"{place} failed to be made: {type(exc).__name__}: {exc}") from exc
+        raise ConfigError(f"{location} failed to be made: {type(exc).__name__}: {exc}") from exc
 
 
 def _from_folder(path: Path) -> Hooks:
@@ -103,8 +103,8 @@ def _from_folder(path: Path) -> Hooks:
 
     def load(folder: SourceFolder) -> Hooks:
         names = [name for name in PARAMETERS if folder.holds(name)]
-        found = {name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}
-        return _hooks(found, path, folder.code)
+        functions = {name: _function(folder.module(name), name, str(path / f"{name}.py")) for name in names}
+        return _hooks(functions, path, folder.code)
 
     return _from_files(path, load)
 
@@ -128,8 +128,10 @@ def _from_object(target: object, spec: str) -> Hooks:
     return _hooks({name: _function(target, name, spec) for name in names}, spec)
 
 
-def _hooks(found: Mapping[str, Any], source: str | Path, code: str = "") -> Hooks:
-    return Hooks(found[REWARD], found.get(SUBMIT), source=str(source), session_end=found.get(SESSION_END), code=code)
+def _hooks(functions: Mapping[str, Any], source: str | Path, code: str = "") -> Hooks:
+    return Hooks(
+        functions[REWARD], functions.get(SUBMIT), source=str(source), session_end=functions.get(SESSION_END), code=code
+    )
 
 
 def _function(holder: object, name: str, where: str) -> Any:
@@ -146,8 +148,8 @@ def _function(holder: object, name: str, where: str) -> Any:
         signature.bind(*PARAMETERS[name])
     except TypeError:
         line = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", None)
-        place = f"{where}, line {line}" if line else where
-        raise ConfigError(f"{place}: {name}{signature} has the wrong parameters; define {_usage(name)}") from None
+        location = f"{where}, line {line}" if line else where
+        raise ConfigError(f"{location}: {name}{signature} has the wrong parameters; define {_usage(name)}") from None
     return function
 
 
@@ -160,24 +162,24 @@ ENTRY_POINT_GROUP = "swarm_gateway.reward_hooks"
 
 #: Built-in hooks: classes or functions, called with the options given.
 BUILT_IN: dict[str, str] = {
-    "concise": "reward_hooks.rules.concise:Concise",
-    "length": "reward_hooks.rules.text:Length",
-    "json": "reward_hooks.rules.format:Json",
-    "matches": "reward_hooks.rules.format:Matches",
-    "json_schema": "reward_hooks.rules.format:JsonSchema",
-    "language": "reward_hooks.rules.language:Language",
-    "words": "reward_hooks.rules.text:Words",
-    "repetition": "reward_hooks.rules.text:Repetition",
-    "tool_calls": "reward_hooks.rules.tools:ToolCalls",
-    "math": "reward_hooks.verifiable.math_answers:Math",
-    "exact": "reward_hooks.verifiable.match:Exact",
-    "fuzzy": "reward_hooks.verifiable.match:Fuzzy",
-    "code": "reward_hooks.verifiable.code:Code",
-    "consensus": "reward_hooks.consensus:Consensus",
-    "feedback": "reward_hooks.feedback:UserFeedback",
-    "implicit_feedback": "reward_hooks.feedback:ImplicitFeedback",
-    "diversity": "reward_hooks.novelty:Diversity",
-    "novelty": "reward_hooks.novelty:Novelty",
+    "concise": "reward_hooks.builtin.rules.concise:Concise",
+    "length": "reward_hooks.builtin.rules.text:Length",
+    "json": "reward_hooks.builtin.rules.format:Json",
+    "matches": "reward_hooks.builtin.rules.format:Matches",
+    "json_schema": "reward_hooks.builtin.rules.format:JsonSchema",
+    "language": "reward_hooks.builtin.rules.language:Language",
+    "words": "reward_hooks.builtin.rules.text:Words",
+    "repetition": "reward_hooks.builtin.rules.text:Repetition",
+    "tool_calls": "reward_hooks.builtin.rules.tools:ToolCalls",
+    "math": "reward_hooks.builtin.verifiable.math_answers:Math",
+    "exact": "reward_hooks.builtin.verifiable.match:Exact",
+    "fuzzy": "reward_hooks.builtin.verifiable.match:Fuzzy",
+    "code": "reward_hooks.builtin.verifiable.code:Code",
+    "consensus": "reward_hooks.builtin.consensus:Consensus",
+    "feedback": "reward_hooks.builtin.feedback:UserFeedback",
+    "implicit_feedback": "reward_hooks.builtin.feedback:ImplicitFeedback",
+    "diversity": "reward_hooks.builtin.novelty:Diversity",
+    "novelty": "reward_hooks.builtin.novelty:Novelty",
     "listwise": "reward_hooks.judges:make_listwise",
     "pairwise": "reward_hooks.judges:make_pairwise",
     "pointwise": "reward_hooks.judges:make_pointwise",
@@ -192,12 +194,12 @@ def find_hook(name: str) -> str:
         ConfigError: the name is unknown or ambiguous.
     """
     installed = {(entry.name, entry.value) for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    found = sorted(value for named, value in installed if named == name)
+    targets = sorted(value for named, value in installed if named == name)
     if name in BUILT_IN:
-        found.insert(0, BUILT_IN[name])
-    if not found:
-        known = ", ".join(sorted({*BUILT_IN, *(named for named, _ in installed)}))
-        raise ConfigError(f"there is no hook folder or hook named {name!r}; the names are: {known}")
-    if len(found) > 1:
-        raise ConfigError(f"the hook name {name!r} stands for {' and '.join(found)}; use module:attribute")
-    return found[0]
+        targets.insert(0, BUILT_IN[name])
+    if not targets:
+        names = ", ".join(sorted({*BUILT_IN, *(named for named, _ in installed)}))
+        raise ConfigError(f"there is no hook folder or hook named {name!r}; the names are: {names}")
+    if len(targets) > 1:
+        raise ConfigError(f"the hook name {name!r} stands for {' and '.join(targets)}; use module:attribute")
+    return targets[0]

@@ -18,9 +18,9 @@ from itertools import combinations
 from math import sqrt
 
 from reward_hooks.contract import EQUAL_WITHIN, GroupScore, HookContext, Hooks, Reward
-from reward_hooks.judges.endpoint import Spending, metered
 from reward_hooks.recorded import RecordedGroup
 from reward_hooks.runner import HookRunner
+from reward_hooks.spending import Spending, metered
 from swarm.errors import HookError
 from swarm.types import Model
 
@@ -28,7 +28,7 @@ from swarm.types import Model
 OnDone = Callable[[int, int], None]
 
 
-class GroupReport(Model):
+class GroupResult(Model):
     """The result of one group; ``answers`` has the texts of the candidates, of one without text its tool calls, and
     ``order`` their indices, best first.
 
@@ -59,7 +59,7 @@ class HookReport(Model):
 
     hooks: str
     against: str | None
-    groups: list[GroupReport]
+    groups: list[GroupResult]
     scored: int
     failed: dict[str, int]
     failed_against: dict[str, int]
@@ -101,15 +101,15 @@ async def run_offline(
         on_done: called after each group.
     """
     began = time.monotonic()
-    one = _Side(hooks, config)
+    side = _Side(hooks, config)
     other = None if against is None else _Side(against, config)
     places = asyncio.Semaphore(config.concurrency)
     done = 0
 
-    async def work(number: int, group: RecordedGroup) -> GroupReport:
+    async def work(number: int, group: RecordedGroup) -> GroupResult:
         nonlocal done
         async with places:
-            report = await _report(one, other, number, group)
+            report = await _report(side, other, number, group)
         done += 1
         if on_done is not None:
             on_done(done, len(groups))
@@ -119,13 +119,13 @@ async def run_offline(
         running = [tasks.create_task(work(number, group)) for number, group in enumerate(groups)]
     reports = [task.result() for task in running]
     scored = [report for report in reports if not report.error]
-    times = sorted(one.seconds)
+    times = sorted(side.seconds)
     return HookReport(
         hooks=hooks.source,
         against=None if against is None else against.source,
         groups=reports,
         scored=len(scored),
-        failed=dict(one.failed),
+        failed=dict(side.failed),
         failed_against={} if other is None else dict(other.failed),
         uninformative=sum(1 for report in scored if not report.informative),
         ranked=sum(1 for report in scored if report.tau_rank is not None),
@@ -136,7 +136,7 @@ async def run_offline(
         seconds=time.monotonic() - began,
         seconds_median=times[len(times) // 2] if times else None,
         seconds_most=times[-1] if times else None,
-        spent=dict(one.spent),
+        spent=dict(side.spent),
     )
 
 
@@ -155,7 +155,9 @@ class _Side:
         context = HookContext(
             num_repeat=len(group.candidates), group_id=group_id, deadline_seconds=self._config.timeout
         )
-        shown = [group.candidates[index].model_copy(update={"index": place}) for place, index in enumerate(order)]
+        shown = [
+            group.candidates[index].model_copy(update={"index": shown_index}) for shown_index, index in enumerate(order)
+        ]
         began = time.monotonic()
         with metered() as spent:
             try:
@@ -184,24 +186,24 @@ class _Side:
         return _mean(rates)
 
 
-async def _report(one: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupReport:
+async def _report(side: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupResult:
     # two lines may have one task_id, and each is a group of its own
     group_id = f"{number}/{group.task.task_id}"
     recorded = range(len(group.candidates))
     answers = [each.text or (json.dumps(each.tool_calls) if each.tool_calls else "") for each in group.candidates]
-    told = partial(GroupReport, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
+    report_of_group = partial(GroupResult, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
     began = time.monotonic()
     try:
-        score = await one.score(group, group_id, recorded)
+        score = await side.score(group, group_id, recorded)
         seconds = time.monotonic() - began
-        flips = await one.flips(group, group_id, score.values)
+        flips = await side.flips(group, group_id, score.values)
     except HookError as exc:
-        return told(error=exc.message)
+        return report_of_group(error=exc.message)
     tau_against: float | None = None
     if other is not None:
         with contextlib.suppress(HookError):  # it is counted
             tau_against = kendall_tau(score.values, (await other.score(group, group_id, recorded)).values)
-    return told(
+    return report_of_group(
         order=sorted(recorded, key=lambda index: -score.values[index]),
         rewards=score.rewards,
         informative=score.informative,
@@ -213,8 +215,8 @@ async def _report(one: _Side, other: _Side | None, number: int, group: RecordedG
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def kendall_tau(scores: Sequence[float], reference: Sequence[float]) -> float | None:
@@ -240,9 +242,9 @@ def flip_rate(scores: Sequence[float], again: Sequence[float]) -> float | None:
     return sum(changes) / len(changes) if changes else None
 
 
-def _signs(one: Sequence[float], other: Sequence[float]) -> Iterator[tuple[int, int]]:
+def _signs(left: Sequence[float], other: Sequence[float]) -> Iterator[tuple[int, int]]:
     """How each list orders each pair: 1, 0 or -1."""
-    for (a, x), (b, y) in combinations(zip(one, other, strict=True), 2):
+    for (a, x), (b, y) in combinations(zip(left, other, strict=True), 2):
         yield _sign(a - b), _sign(x - y)
 
 

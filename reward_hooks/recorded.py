@@ -47,7 +47,7 @@ class RecordedGroup(Model):
     @property
     def reference(self) -> list[float] | None:
         """The known order as scores, higher is better."""
-        return None if self.rank is None else [-place for place in self.rank]
+        return None if self.rank is None else [-rank for rank in self.rank]
 
 
 def read_groups(path: Path) -> Iterator[RecordedGroup]:
@@ -84,7 +84,9 @@ def _group(line: str, where: str) -> RecordedGroup:
         fields["task"] = {"task_id": digest, "main_query": prompt, "init_messages": messages}
     listed: Any = fields.get("candidates")
     if isinstance(listed, list):
-        fields["candidates"] = [_candidate(one, index) for index, one in enumerate(cast("list[Any]", listed))]
+        fields["candidates"] = [
+            _candidate(candidate, index) for index, candidate in enumerate(cast("list[Any]", listed))
+        ]
     return validated(RecordedGroup, fields, where)
 
 

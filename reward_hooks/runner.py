@@ -208,14 +208,14 @@ class HookRunner:
             copies = _copied(list(args), {})
         except Exception as exc:
             reason = f"cannot be given a copy of its arguments: {type(exc).__name__}: {exc}"
-            told = f"cannot be given a copy of its arguments: {type(exc).__name__}"
-            raise self._error(name, reason, "hook_arguments", told) from exc
+            public = f"cannot be given a copy of its arguments: {type(exc).__name__}"
+            raise self._error(name, reason, "hook_arguments", public) from exc
         result = await self._call(name, hook, context, *copies)
         try:
             return check(result)
         except Exception as exc:  # objects of user code may raise whenever they are touched
-            told = str(exc) if isinstance(exc, _ResultError) else f"returned what is no result: {type(exc).__name__}"
-            raise self._error(name, str(exc), "hook_result", told) from exc
+            public = str(exc) if isinstance(exc, _ResultError) else f"returned what is no result: {type(exc).__name__}"
+            raise self._error(name, str(exc), "hook_result", public) from exc
 
     async def _call(self, name: str, hook: Callable[..., Any], context: HookContext, *args: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -239,13 +239,15 @@ class HookRunner:
             return done.value
         if isinstance(done.error, HookError):
             code = done.error.code if done.error.code != HookError.default_code else "hook_refused"
-            told = "gives no result" + (f": {done.error.told}" if done.error.told else _place(done.error, hook))
-            said = f"gives no result: {done.error.message}"
-            raise self._error(name, said, code or "hook_refused", told) from done.error
+            public = "gives no result" + (
+                f": {done.error.public_message}" if done.error.public_message else _location(done.error, hook)
+            )
+            message = f"gives no result: {done.error.message}"
+            raise self._error(name, message, code or "hook_refused", public) from done.error
         # SystemExit and KeyboardInterrupt must not travel on, not even as a cause
         cause = done.error if isinstance(done.error, Exception) else None
-        told = f"raised {type(done.error).__name__}{_place(done.error, hook)}"
-        raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised", told) from cause
+        public = f"raised {type(done.error).__name__}{_location(done.error, hook)}"
+        raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised", public) from cause
 
     async def _settle(self, awaitable: Awaitable[Any], seconds: float) -> Done:
         """Await user code in its own task, so that code which swallows its cancellation can be left behind."""
@@ -271,10 +273,10 @@ class HookRunner:
                 task.add_done_callback(self._stray.discard)
         raise TimeoutError
 
-    def _error(self, name: str, reason: str, code: str, told: str) -> HookError:
+    def _error(self, name: str, reason: str, code: str, public: str) -> HookError:
         # the text of an exception may hold a lone surrogate
         error = HookError(f"{self._hooks.source}: {name} {sendable(reason)}", code=code)
-        error.told = f"{name} {sendable(told)}"
+        error.public_message = f"{name} {sendable(public)}"
         return error
 
 
@@ -293,22 +295,22 @@ def default_task(request: UserRequest) -> Task:
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-def _copied(value: Any, known: dict[int, Any]) -> Any:
-    """A deep copy, several times as fast as :mod:`copy` for JSON and for our models; ``known`` maps ids to copies."""
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    """A deep copy, several times as fast as :mod:`copy` for JSON and for our models; ``copies`` maps ids to copies."""
     kind = type(value)
-    if (found := known.get(id(value))) is not None:
-        return found
+    if (copied := copies.get(id(value))) is not None:
+        return copied
     if kind is dict:
-        made: Any = {key: inner if type(inner) in _PLAIN else _copied(inner, known) for key, inner in value.items()}
+        made: Any = {key: inner if type(inner) in _PLAIN else _copied(inner, copies) for key, inner in value.items()}
     elif kind is list:
-        made = [inner if type(inner) in _PLAIN else _copied(inner, known) for inner in value]
+        made = [inner if type(inner) in _PLAIN else _copied(inner, copies) for inner in value]
     elif isinstance(value, Model):
         made = copy.copy(value)
         changing = [(name, inner) for name, inner in value.__dict__.items() if type(inner) not in _PLAIN]
-        made.__dict__.update({name: _copied(inner, known) for name, inner in changing})
+        made.__dict__.update({name: _copied(inner, copies) for name, inner in changing})
     else:
         made = copy.deepcopy(value)
-    known[id(value)] = made
+    copies[id(value)] = made
     return made
 
 
@@ -370,10 +372,10 @@ def _checked_reward(value: object, index: int) -> Reward:
 
 def _describe(error: BaseException, hook: Callable[..., Any]) -> str:
     """Type, message and the line of user code that raised."""
-    return traceback.format_exception_only(error)[-1].strip() + _place(error, hook)
+    return traceback.format_exception_only(error)[-1].strip() + _location(error, hook)
 
 
-def _place(error: BaseException, hook: Callable[..., Any]) -> str:
+def _location(error: BaseException, hook: Callable[..., Any]) -> str:
     """The line of user code that raised, in brackets."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(inspect.unwrap(hook), "__code__", None)

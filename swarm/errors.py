@@ -241,12 +241,12 @@ class HookError(SwarmGatewayError):
     """A reward hook failed to load, raised, timed out or returned something that is no reward.
 
     Attributes:
-        told: the same as ``message`` without a word of users, models or user code, for logs and terminals; empty where
+        public_message: ``message`` without a word of users, models or user code, for logs and terminals; empty where
             there is no such sentence.
     """
 
     default_code = "hook_error"
-    told = ""
+    public_message = ""
 
 
 class LinkError(SwarmGatewayError):

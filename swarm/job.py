@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, cast
 
@@ -17,6 +18,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
+from swarm.packs import added
 from swarm.types import Model
 
 if TYPE_CHECKING:
@@ -312,6 +314,24 @@ def in_plain_words(error: ErrorDetails) -> str:
     value = repr(error["input"])
     tells = kind.startswith(_TELLS_INPUT) and len(value) <= _LONGEST_INPUT
     return f"must {wanted}" + (f", not {value}" if tells else "")
+
+
+@dataclass(frozen=True)
+class JobFields:
+    """The fields of a :class:`TrainJob` that a text sets, and its keys that have no effect here, with why."""
+
+    fields: dict[str, Any]
+    ignored: dict[str, str]
+
+
+def read_fields(text: str) -> JobFields:
+    """The job in YAML text, in our form or in one that a pack reads.
+
+    Raises:
+        ConfigError: the text is no mapping, or the pack refuses a value; names each.
+    """
+    read: Callable[[str], JobFields] | None = added("job")
+    return JobFields(parse_mapping(text, "job"), {}) if read is None else read(text)
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Invariant: a value that nobody measured is left out, never shown as zero.
 
 from __future__ import annotations
 
-from swarm.metrics import CALLS, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import CALLS, RESPONSE_TOKENS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
 from swarm.states import EngineState
 from swarm.status import PoolInformation
 from swarm.types import StepResult

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
 
-from swarm.metrics import TRAIN, MetricSums
+from swarm.measures import TRAIN, MetricSums
 
 TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
@@ -227,7 +227,7 @@ class TrainBatch(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
 
 
 def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
-    """Our metrics of the batch of ``step``, over all its episodes (see :mod:`swarm.metrics`; the deviation is the
+    """Our metrics of the batch of ``step``, over all its episodes (see :mod:`swarm.measures`; the deviation is the
     population's); what merging made of its calls, and by how many weight syncs the sampled tokens are older than the
     weights that ``step`` began with.
 

@@ -69,7 +69,7 @@ class StepResult(Model):
 
 
 class EvalResult(Model):
-    """What eval episodes measured of the weights of one policy version, ``step``; names as in :mod:`swarm.metrics`."""
+    """What eval episodes measured of the weights of one policy version, ``step``; names as in :mod:`swarm.measures`."""
 
     step: int
     episodes: int

@@ -119,7 +119,7 @@ def test_a_command_that_would_be_refused_is_found() -> None:
 def check_configuration(data: dict[str, Any]) -> None:
     """Raise unless ``data`` is what one of the product's files may hold."""
     keys = data.keys()
-    if "apiVersion" in keys or "tests" in keys:
+    if {"apiVersion", "tests", "scrape_configs"} & keys:
         return
     if "groups" in keys:
         assert all({"alert", "expr"} <= rule.keys() for group in data["groups"] for rule in group["rules"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+
+from tests.packs import PACKS, pack_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("swarm", "reward_hooks", "adapters", "gateway")
@@ -33,10 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.sync": set(),
     "swarm.client": {"swarm.sync", "swarm.http"},
     "swarm.data": set(),
-    # the pack for AgentJet's users; its reader of job files is the server's
+    # the pack for AgentJet's users; its reader of job files needs less
     "swarm.agentjet": {"swarm.agentjet.yaml_job", "swarm.client", "swarm.data"},
     "swarm.agentjet.yaml_job": set(),
-    "swarm.research": {"swarm.agentjet", "swarm.client", "swarm.sync", "swarm.data"},
+    "swarm.research": {"swarm.client", "swarm.sync", "swarm.data"},
     "swarm.server": {
         "swarm.tokens",
         "swarm.link",
@@ -44,7 +47,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "swarm.http",
         "swarm.credentials",
         "swarm.sync",
-        "swarm.agentjet.yaml_job",
         "adapters.dialects",
     },
     "reward_hooks": {"swarm.http"},
@@ -56,20 +58,31 @@ MAY_IMPORT: dict[str, set[str]] = {
         "swarm.client",
         "swarm.sync",
         "swarm.data",
-        "swarm.research",
         "swarm.http",
         "swarm.credentials",
         "reward_hooks",
         "adapters.dialects",
     },
 }
-# roots, which build across layers: these may use packs, and nothing else in gateway/ uses them
-MAY_IMPORT["gateway.launch"] = {*MAY_IMPORT["gateway"], "gateway", "swarm.agentjet"}
-MAY_IMPORT["gateway.cli"] = {*MAY_IMPORT["gateway.launch"], "gateway.launch", "swarm.agentjet.yaml_job"}
+# roots, which build across layers: nothing else in gateway/ uses them
+MAY_IMPORT["gateway.launch"] = {*MAY_IMPORT["gateway"], "gateway"}
+MAY_IMPORT["gateway.cli"] = {
+    *MAY_IMPORT["gateway.launch"],
+    "gateway.launch",
+    "swarm.research",
+    "swarm.agentjet.yaml_job",
+}
 MAY_IMPORT_HEAVY = {"adapters.verl", "adapters.models"}
 THIRD_PARTY_OF_BASE = {"pydantic", "pydantic_core", "yaml"}
 #: Packages whose own modules are layers of their own: a circle may not pass through them one by one.
 LOOSE = {"swarm", "swarm.server", "gateway", "reward_hooks", "adapters"}
+#: The composition roots: core modules that may name a pack, each with its reason.
+PACK_ROOTS = {
+    "swarm.packs": "the table of what packs add to the core",
+    "gateway.cli.root": "the table of commands, which a pack may have one of",
+    "reward_hooks.loader": "the table of built-in hooks, by the names that users write",
+}
+_PACK_NAME = re.compile("|".join(rf"\b{re.escape(name)}\b" for pack in PACKS.values() for name in pack.modules))
 #: Names with an underscore that their owners document as public.
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
 
@@ -84,12 +97,19 @@ class Module:
     defines: set[str] = field(default_factory=set[str])
     #: attributes with a leading underscore that it reads or calls, each with its line
     private: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    #: its strings, other than docstrings
+    strings: set[str] = field(default_factory=set[str])
 
     @classmethod
     def of(cls, source: str) -> Self:
         found = cls()
+        docstrings: set[ast.AST] = set()
         for node in ast.walk(ast.parse(source)):
             match node:
+                case ast.Expr(value=ast.Constant() as text):
+                    docstrings.add(text)
+                case ast.Constant(value=str(text)) if node not in docstrings:
+                    found.strings.add(text)
                 case ast.Import():
                     found.imports.update(alias.name for alias in node.names)
                 case ast.ImportFrom():
@@ -165,6 +185,29 @@ def test_a_forbidden_import_is_reported(module: str, imported: str) -> None:
     assert violations(module, {imported})
 
 
+def pack_edges(module: str, source: Module) -> list[str]:
+    """Where ``module`` names a pack that it must not: a core module any, a pack one that it does not need."""
+    own = pack_of(module)
+    may = {"", own, *(PACKS[own].needs if own else ())}
+    named = {*source.imports, *(name for text in source.strings for name in _PACK_NAME.findall(text))}
+    packs = {pack for name in named if (pack := pack_of(name)) not in may}
+    return [] if module in PACK_ROOTS else [f"{module} -> {pack}" for pack in sorted(packs)]
+
+
+def test_an_edge_to_a_pack_is_reported() -> None:
+    def edges(source: str, module: str = "gateway.app") -> list[str]:
+        return pack_edges(module, Module.of(source))
+
+    assert edges("def late():\n    from gateway.tui.app import MonitorApp") != []
+    assert edges("COMMAND = ['-m', 'swarm.research.episode_process']") != []
+    assert edges('load_attribute("reward_hooks.judges:make_judge")') != []
+    assert edges("import gateway.tui", "gateway.replay.run") != [], "packs do not know each other"
+    assert edges('"""See :mod:`gateway.tui`."""\nimport gateway.tuition\nNAME = "gateway.tuition"') == []
+    assert (
+        edges("import gateway.tui.targets", "gateway.tui.app") == edges("import gateway.tui", "gateway.cli.root") == []
+    )
+
+
 def file_graph(modules: dict[str, Module]) -> dict[str, set[str]]:
     """module -> our modules that it imports."""
     graph: dict[str, set[str]] = {}
@@ -222,6 +265,7 @@ def test_a_private_name_is_reported() -> None:
 def test_the_sources_follow_the_table_have_no_circles_and_use_no_private_name_of_a_dependency() -> None:
     sources = modules()
     assert [line for name, module in sources.items() for line in violations(name, module.imports)] == []
+    assert {edge for name, module in sources.items() for edge in pack_edges(name, module)} == set()
     files = file_graph(sources)
     assert circle(files) == []
     assert circle(package_graph(files)) == []

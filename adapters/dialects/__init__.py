@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
-from adapters.dialects.dialect import Answer, Dialect, EventStream, LLMRequest, left_out_header
+from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, SampledAnswer, left_out_header
 from adapters.dialects.jsons import to_json
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
@@ -21,7 +21,6 @@ def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]]) -> Dialect:
 
 __all__ = [
     "DIALECTS",
-    "Answer",
     "ChatDialect",
     "CompletionsDialect",
     "Dialect",
@@ -29,6 +28,7 @@ __all__ = [
     "LLMRequest",
     "MessagesDialect",
     "ResponsesDialect",
+    "SampledAnswer",
     "dialect_of",
     "left_out_header",
     "to_json",

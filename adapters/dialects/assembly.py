@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from adapters.dialects.dialect import Answer
+from adapters.dialects.dialect import SampledAnswer
 from swarm.errors import UpstreamError
 
 #: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
@@ -57,7 +57,7 @@ class Assembly:
         for choice in cast("list[Chunk]", chunk.get("choices") or []):
             self._take(choice)
 
-    def answer(self) -> Answer:
+    def answer(self) -> SampledAnswer:
         """The whole answer.
 
         Raises:
@@ -65,7 +65,7 @@ class Assembly:
         """
         if self.finish_reason is None:
             raise UpstreamError("the engine's stream ended before its answer did", code="malformed_answer")
-        return Answer(
+        return SampledAnswer(
             model=self._model,
             message=self._message.message(),
             finish_reason=self.finish_reason,

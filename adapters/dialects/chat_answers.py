@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from adapters.dialects.dialect import Answer
+from adapters.dialects.dialect import SampledAnswer
 from swarm.errors import UpstreamError
 
 Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass
-class Part:
+class AnswerPart:
     """One part of an answer that may still grow.
 
     Attributes:
@@ -45,11 +45,11 @@ class Step:
     """An event of a part: it opens, continues with ``text``, or is complete."""
 
     what: Literal["open", "more", "close"]
-    part: Part
+    part: AnswerPart
     text: str = ""
 
 
-def parts_of(message: Mapping[str, Any]) -> list[Part]:
+def parts_of(message: Mapping[str, Any]) -> list[AnswerPart]:
     """The parts of a whole assistant message."""
     unfolding = Unfolding()
     unfolding.take_delta(
@@ -69,12 +69,12 @@ class Unfolding:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[AnswerPart] = []
         self.head: dict[str, Any] = {}
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.usage: dict[str, Any] = {}
-        self._open: Part | None = None
+        self._open: AnswerPart | None = None
         self._call: int | None = None
 
     def take(self, chunk: Mapping[str, Any]) -> list[Step]:
@@ -126,7 +126,7 @@ class Unfolding:
             return
         part = self._open
         if part is None or part.kind != kind:
-            part = self._begin(steps, Part(len(self.parts), kind))
+            part = self._begin(steps, AnswerPart(len(self.parts), kind))
         self._more(steps, part, text)
 
     def _add_call(self, steps: list[Step], call: Mapping[str, Any]) -> None:
@@ -137,12 +137,12 @@ class Unfolding:
             call_id, name = call.get("id"), function.get("name")
             if not call_id or not name:
                 raise UpstreamError("the engine streams a tool call without an id or a name", code="malformed_answer")
-            part = self._begin(steps, Part(len(self.parts), "call", call_id, name))
+            part = self._begin(steps, AnswerPart(len(self.parts), "call", call_id, name))
             self._call = index
         if arguments := function.get("arguments"):
             self._more(steps, part, arguments)
 
-    def _begin(self, steps: list[Step], part: Part) -> Part:
+    def _begin(self, steps: list[Step], part: AnswerPart) -> AnswerPart:
         steps += self.close()
         self._open = part
         self.parts.append(part)
@@ -150,7 +150,7 @@ class Unfolding:
         return part
 
     @staticmethod
-    def _more(steps: list[Step], part: Part, text: str) -> None:
+    def _more(steps: list[Step], part: AnswerPart, text: str) -> None:
         part.pieces.append(text)
         steps.append(Step("more", part, text))
 
@@ -161,7 +161,7 @@ _PIECE = re.compile(r"\s*\S{1,24}|\s+")
 _TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
 
 
-def completion_of(answers: Sequence[Answer], answer_id: str) -> dict[str, Any]:
+def completion_of(answers: Sequence[SampledAnswer], answer_id: str) -> dict[str, Any]:
     """The ``chat.completion`` body with one choice per answer, in the given order."""
     return {
         "id": answer_id,
@@ -184,7 +184,7 @@ def completion_of(answers: Sequence[Answer], answer_id: str) -> dict[str, Any]:
 
 
 def chunks_of(
-    answers: Sequence[Answer],
+    answers: Sequence[SampledAnswer],
     answer_id: str,
     *,
     include_usage: bool,
@@ -224,7 +224,7 @@ def chunks_of(
         yield {**head, "choices": [], "usage": total_usage(answers)}
 
 
-def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:
+def total_usage(answers: Sequence[SampledAnswer]) -> dict[str, Any]:
     """Usage of the delivered answers: the prompt counts once, completion tokens add up (OpenAI's rule for ``n``)."""
     usage = dict(answers[0].usage)
     if len(answers) > 1:
@@ -234,7 +234,7 @@ def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:
     return usage
 
 
-def _deltas(answer: Answer) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+def _deltas(answer: SampledAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """``(delta, logprobs)`` of one answer in order: role, reasoning, content, other fields, tool calls."""
     message = answer.message
     yield {"role": message.get("role", "assistant"), "content": ""}, None

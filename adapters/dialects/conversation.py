@@ -17,7 +17,7 @@ Content = str | list[Part]
 _NO_JSON = "INVALID_JSON"
 
 
-class Turn:
+class AssistantTurn:
     """An assistant message in pieces."""
 
     def __init__(self) -> None:
@@ -50,17 +50,17 @@ class Turn:
         return message
 
 
-class Conversation:
+class ConversationBuilder:
     """Takes turns in order, oldest first; content is a text or parts of the chat form."""
 
     def __init__(self) -> None:
-        self._entries: list[Message | Turn] = []
+        self._entries: list[Message | AssistantTurn] = []
         self._reminded = False
 
     @property
     def messages(self) -> list[Message]:
         """The conversation so far."""
-        return [entry.message() if isinstance(entry, Turn) else entry for entry in self._entries]
+        return [entry.message() if isinstance(entry, AssistantTurn) else entry for entry in self._entries]
 
     def system(self, content: Content) -> None:
         """Add instructions. After the first turn they become a part of a user message: many templates refuse or drop a
@@ -98,11 +98,11 @@ class Conversation:
         """Add the result of a call."""
         self._entries.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
-    def assistant(self, *, goes_on: bool = False) -> Turn:
+    def assistant(self, *, goes_on: bool = False) -> AssistantTurn:
         """Begin an assistant message, unless it ``goes_on`` and the last message is the assistant's."""
         last = self._entries[-1] if self._entries else None
-        if not goes_on or not isinstance(last, Turn):
-            last = Turn()
+        if not goes_on or not isinstance(last, AssistantTurn):
+            last = AssistantTurn()
             self._entries.append(last)
         return last
 

@@ -67,7 +67,7 @@ def left_out_header(lines: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampledAnswer:
     """One sampled answer from vLLM's Chat Completions route.
 
     Attributes:
@@ -89,7 +89,7 @@ class Answer:
     body_extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
-    def from_completion(cls, body: object) -> Answer:
+    def from_completion(cls, body: object) -> SampledAnswer:
         """The first choice of a ``chat.completion`` body.
 
         Raises:
@@ -99,7 +99,7 @@ class Answer:
         return cls._of(choices[0], str(whole.get("model", "")), whole.get("usage") or {}, _beside(whole))
 
     @classmethod
-    def from_choices(cls, body: object, tokens: Sequence[int]) -> list[Answer]:
+    def from_choices(cls, body: object, tokens: Sequence[int]) -> list[SampledAnswer]:
         """All choices of a ``chat.completion`` body, in order of their index.
 
         Args:
@@ -127,7 +127,9 @@ class Answer:
         ]
 
     @classmethod
-    def _of(cls, choice: dict[str, Any] | None, model: str, usage: dict[str, Any], beside: dict[str, Any]) -> Answer:
+    def _of(
+        cls, choice: dict[str, Any] | None, model: str, usage: dict[str, Any], beside: dict[str, Any]
+    ) -> SampledAnswer:
         reason = None if choice is None else choice.get("finish_reason")
         if choice is None or not isinstance(reason, str):
             raise _no_completion()

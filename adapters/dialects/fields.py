@@ -18,7 +18,7 @@ _UNPRINTABLE = re.compile(r"[^ -~]|;")
 _NOTE_LENGTH, _MOST_NOTES = 120, 20
 
 
-class Notes:
+class LeftOutNotes:
     """What is left out of one request."""
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Fields:
         RequestError: ``data`` is no object. All methods raise it for a field of the wrong type; ``param`` is its path.
     """
 
-    def __init__(self, data: object, path: str = "", notes: Notes | None = None) -> None:
+    def __init__(self, data: object, path: str = "", notes: LeftOutNotes | None = None) -> None:
         if not isinstance(data, dict):
             refuse(path, "must be an object")
         #: the object as it came
         self.data = cast("dict[str, Any]", data)
         self._left = {key: value for key, value in self.data.items() if value is not None}
         self.path = path
-        self.notes = notes or Notes()
+        self.notes = notes or LeftOutNotes()
 
     def at(self, name: str) -> str:
         """The path of field ``name``."""

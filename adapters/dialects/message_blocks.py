@@ -7,10 +7,10 @@ text if the user or a tool said it, left out if the model did, and noted either 
 from __future__ import annotations
 
 from adapters.dialects.conversation import (
+    AssistantTurn,
     Content,
-    Conversation,
+    ConversationBuilder,
     Part,
-    Turn,
     carried,
     content_of,
     text_part,
@@ -23,13 +23,13 @@ from adapters.dialects.fields import Fields, refuse
 _FAILED = "Error: "
 
 
-def conversation_of(top: Fields) -> Conversation:
+def conversation_of(top: Fields) -> ConversationBuilder:
     """The conversation of a request, its ``system`` first.
 
     Raises:
         RequestError: see :meth:`adapters.dialects.Dialect.parse`.
     """
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     system = top.take("system")
     if isinstance(system, str) and system:
         conversation.system(system)
@@ -43,7 +43,7 @@ def conversation_of(top: Fields) -> Conversation:
     return conversation
 
 
-def _add(conversation: Conversation, turn: Fields) -> None:
+def _add(conversation: ConversationBuilder, turn: Fields) -> None:
     role, content = turn.required("role"), turn.take("content")
     turn.done()
     blocks = [] if isinstance(content, str) else turn.listed(content, "content")
@@ -63,7 +63,7 @@ def _add(conversation: Conversation, turn: Fields) -> None:
         refuse(turn.at("role"), "must be 'user', 'assistant' or 'system'")
 
 
-def _user(conversation: Conversation, blocks: list[Fields]) -> list[Part]:
+def _user(conversation: ConversationBuilder, blocks: list[Fields]) -> list[Part]:
     """Add the results of tools, which come first in chat form, and return the parts of the user's message."""
     parts: list[Part] = []
     for block in blocks:
@@ -85,7 +85,7 @@ def _tool_result(block: Fields) -> tuple[str, Content]:
     return call_id, content_of([text_part(_FAILED), *parts] if failed else parts)
 
 
-def _assistant(answer: Turn, block: Fields) -> None:
+def _assistant(answer: AssistantTurn, block: Fields) -> None:
     kind = block.required("type")
     block.drop("cache_control")
     if kind == "thinking":

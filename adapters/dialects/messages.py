@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect
-from adapters.dialects.chat_answers import Part, Step, Unfolding, parts_of
+from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.conversation import as_object
 from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
 from adapters.dialects.fields import Fields, check_depth, present, refuse
@@ -271,7 +271,7 @@ def _events(step: Step) -> list[Event]:
     return [{"type": "content_block_delta", "index": part.index, "delta": delta}]
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: AnswerPart) -> dict[str, Any]:
     match part.kind:
         case "reasoning":
             return {"type": "thinking", "thinking": part.text, "signature": _SIGNATURE}
@@ -281,7 +281,7 @@ def _block(part: Part) -> dict[str, Any]:
             return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": as_object(part.text)}
 
 
-def _stop(finish: object, stop: object, parts: list[Part]) -> dict[str, Any]:
+def _stop(finish: object, stop: object, parts: list[AnswerPart]) -> dict[str, Any]:
     """``stop_reason`` and ``stop_sequence``; vLLM's ``stop_reason`` is the string at which it stopped."""
     sequence = stop if isinstance(stop, str) and finish == "stop" else None
     if sequence is not None:

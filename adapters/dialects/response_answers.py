@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapters.dialects.chat import ChatDialect
-from adapters.dialects.chat_answers import Part, Step, Unfolding
+from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding
 from adapters.dialects.dialect import EventStream
 from adapters.dialects.response_items import input_of, sealed, tools_by_function
 from adapters.dialects.sse import encode_named
@@ -150,7 +150,7 @@ class ResponseItems:
         self._tools = tools_by_function(data)
         self._sealed = SEALED in (data.get("include") or ())
 
-    def ended(self, parts: Sequence[Part], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
+    def ended(self, parts: Sequence[AnswerPart], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The whole response."""
         cut = _CUT.get(str(finish))
         last = len(parts) - 1
@@ -162,16 +162,16 @@ class ResponseItems:
             "usage": _usage(usage),
         }
 
-    def is_custom(self, part: Part) -> bool:
+    def is_custom(self, part: AnswerPart) -> bool:
         """Whether it calls a custom tool."""
         return part.kind == "call" and part.name in self._tools and self._tools[part.name].custom
 
-    def id_of(self, part: Part) -> str:
+    def id_of(self, part: AnswerPart) -> str:
         """See :func:`response_id`."""
         prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
         return f"{prefix}_{self.envelope['id'].removeprefix(ID_PREFIX)}_{part.index}"
 
-    def item(self, part: Part, status: str | None) -> dict[str, Any]:
+    def item(self, part: AnswerPart, status: str | None) -> dict[str, Any]:
         """``status``: ``None`` if the part is complete."""
         item = {"id": self.id_of(part), "status": status or "completed"}
         match part.kind:
@@ -183,7 +183,7 @@ class ResponseItems:
             case "call":
                 return {**item, **self._call(part)}
 
-    def _call(self, part: Part) -> dict[str, Any]:
+    def _call(self, part: AnswerPart) -> dict[str, Any]:
         call: dict[str, Any] = {"call_id": part.call_id, "name": part.name}
         if (tool := self._tools.get(part.name)) is not None:
             call["name"] = tool.name
@@ -220,7 +220,7 @@ def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _content(part: Part) -> dict[str, Any]:
+def _content(part: AnswerPart) -> dict[str, Any]:
     if part.kind == "reasoning":
         return {"type": "reasoning_text", "text": part.text}
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 
 from adapters.dialects.conversation import (
     Content,
-    Conversation,
+    ConversationBuilder,
     Part,
     as_object,
     carried,
@@ -171,7 +171,7 @@ def sealed(thought: str) -> str:
     return _OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
 
 
-def conversation_of(top: Fields) -> Conversation:
+def conversation_of(top: Fields) -> ConversationBuilder:
     """The conversation of a request, its ``instructions`` first.
 
     Raises:
@@ -179,7 +179,7 @@ def conversation_of(top: Fields) -> Conversation:
         NotFoundError: it contains an ``item_reference``.
     """
     instructions, items = top.text("instructions"), top.take("input")
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     if instructions:
         conversation.system(instructions)
     if isinstance(items, str):
@@ -196,7 +196,7 @@ def conversation_of(top: Fields) -> Conversation:
     return conversation
 
 
-def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> None:
+def _add(conversation: ConversationBuilder, item: Fields, kind: str, before: str) -> None:
     """Add an item; consecutive items of the assistant are one message. ``before``: the kind of the previous item."""
     match kind:
         case "message":
@@ -229,7 +229,7 @@ def _add(conversation: Conversation, item: Fields, kind: str, before: str) -> No
     item.done()
 
 
-def _add_message(conversation: Conversation, item: Fields, before: str) -> None:
+def _add_message(conversation: ConversationBuilder, item: Fields, before: str) -> None:
     item.drop("phase")
     role = item.required("role")
     if role == "assistant":

@@ -13,7 +13,7 @@ import yaml
 
 from adapters.models.cache import models_home
 from adapters.models.pull import CATALOG
-from swarm.metrics import EVAL, TRAIN
+from swarm.measures import EVAL, TRAIN
 from swarm.status import Lineage
 from swarm.types import StepResult
 

@@ -22,7 +22,7 @@ from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.machine import cluster_address
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.job import TrainJob
-from swarm.link.code import ImportedCode, imported, top_level
+from swarm.link.imported import ImportedCode, imported, top_level
 from swarm.link.segments import remove_segments
 
 #: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters

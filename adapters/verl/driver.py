@@ -33,9 +33,9 @@ from adapters.verl.output import spare_output
 from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
-from swarm.link.code import CODE_VARIABLE
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
-from swarm.link.messages import BootProgress, Finished, ResolvedConfig, StartTrainer, Stop, TrainerDied
+from swarm.link.imported import CODE_VARIABLE
+from swarm.link.messages import BootProgress, Goodbye, ResolvedConfig, StartTrainer, Stop, TrainerDied
 from swarm.memory import CURE, oom_kills, why_killed
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
@@ -76,7 +76,7 @@ def main() -> None:
                 error = f"vLLM died: {cause}"
         if error:
             _complain(error, code)
-        link.send(Finished(error=error, wrong_config=code == 2, cause=cause))
+        link.send(Goodbye(error=error, wrong_config=code == 2, cause=cause))
         run.clean_up()
     sys.exit(code)
 

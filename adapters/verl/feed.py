@@ -18,12 +18,12 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from adapters.verl.fields import batch_rows
 from adapters.verl.health import HealthWatch, sample_token
-from adapters.verl.replicas import Replicas, VllmDiedError
+from adapters.verl.replicas import VllmDiedError, VllmServers
 from swarm.errors import EngineError
 from swarm.job import ServingMode
 from swarm.link.engine import BatchRequests, EngineEnd
 from swarm.link.messages import BatchReady, Resume, Stop, WeightsSynced
-from swarm.metrics import EVAL
+from swarm.measures import EVAL
 from swarm.tokens import TrainBatch, batch_metrics
 from swarm.types import EvalResult
 
@@ -53,7 +53,7 @@ class BatchFeed:
         self.stays_awake = not rollout.free_cache_engine
         self._requests = BatchRequests(link, stays_awake=self.stays_awake, serving=serving)
         self._model = model
-        self._replicas: Replicas | None = None
+        self._replicas: VllmServers | None = None
         self._uids: list[str] = []
         self._stopped = False
         self._step = 0
@@ -63,7 +63,7 @@ class BatchFeed:
         #: of the batch at hand: what the advantage of a row is beside that of its reward in the group, by verl's key
         self.credits: dict[str, float] = {}
 
-    def attach(self, replicas: Replicas, log: Callable[[Mapping[str, float], int], None]) -> None:
+    def attach(self, replicas: VllmServers, log: Callable[[Mapping[str, float], int], None]) -> None:
         """Tell the feed where vLLM serves, once it does, and where the metrics of a step's weights are logged."""
         self._replicas = replicas
         self._log = log

@@ -120,7 +120,7 @@ def _on_loop(server: Any, work: Coroutine[Any, Any, Any], timeout: float) -> Any
     return asyncio.run_coroutine_threadsafe(work, server._server_task.get_loop()).result(timeout)
 
 
-class Replicas:
+class VllmServers:
     """The vLLM servers of one run.
 
     Args:

@@ -14,8 +14,8 @@ from adapters.verl import deadline
 from adapters.verl.output import spare_output
 from adapters.verl.replicas import has_server
 from swarm.job import ServingMode
-from swarm.link.code import ImportedCode, imported
 from swarm.link.engine import EngineEnd
+from swarm.link.imported import ImportedCode, imported
 from swarm.link.messages import BootProgress, CodeImported
 
 

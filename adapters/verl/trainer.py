@@ -23,11 +23,11 @@ from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
-from adapters.verl.replicas import Replicas, outlives_trainer
+from adapters.verl.replicas import VllmServers, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, Warned, WeightSync
-from swarm.metrics import TRAIN
+from swarm.measures import TRAIN
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
@@ -94,7 +94,7 @@ class SwarmTrainer(PPOTrainerSync):
         threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
 
     def on_init_end(self) -> None:
-        self._replicas = Replicas(self.llm_server_manager)
+        self._replicas = VllmServers(self.llm_server_manager)
         self._feed.attach(self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step))
         self.stage("first weight sync", "trainer to vLLM")
         taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())

@@ -7,6 +7,7 @@ rows is trained, and padding rows change no gradient.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -16,23 +17,27 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from adapters.verl.steps import micro_batch_rows
-from adapters.verl.tree.engine import SharedPrefixEngine
 from adapters.verl.weights_socket import private_handle
+from swarm.packs import added
 
 #: by how much the trainer lowers its priority on a CPU. At 5, a token takes vLLM as long beside the trainer as without
 #: it (180-200 ms of SmolLM2-135M on two cores), and the trainer takes the cores whenever vLLM leaves one.
 NICENESS = 5
 
 
-# beside verl's own, which is of no vendor
-EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cuda", vendor="nvidia")(SharedPrefixEngine)
+#: None where the pack is not installed: verl's own engine then computes each row
+SharedPrefixEngine: Any = added("engine")
+if SharedPrefixEngine is not None:
+    # beside verl's own, which is of no vendor
+    EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cuda", vendor="nvidia")(SharedPrefixEngine)
 
 
 @EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")
-class CpuEngine(SharedPrefixEngine):
+class CpuEngine(SharedPrefixEngine or FSDPEngineWithLMHead):
     """verl's FSDP engine on the CPU."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
@@ -44,6 +49,10 @@ class CpuEngine(SharedPrefixEngine):
             return super()._build_fsdp_module(module)
         finally:
             self.engine_config = config
+
+
+def _shares_prefixes(engine: Any) -> bool:
+    return SharedPrefixEngine is not None and isinstance(engine, SharedPrefixEngine)
 
 
 class SwarmTrainingWorker(TrainingWorker):
@@ -65,7 +74,7 @@ class SwarmTrainingWorker(TrainingWorker):
     def train_mini_batch(self, data: Any) -> Any:
         """All optimizer steps of a batch; the metrics also say what shared prefixes saved since the last batch."""
         output = super().train_mini_batch(data)
-        if isinstance(self.engine, SharedPrefixEngine):
+        if _shares_prefixes(self.engine):
             saved = self.engine.take_savings()
             if output is not None:
                 tu.assign_non_tensor(output, metrics=tu.get(output, "metrics") | saved)
@@ -81,9 +90,9 @@ class SwarmTrainingWorker(TrainingWorker):
 
     def _reduced(self, value: int, how: Any) -> int:
         """``value`` of all data-parallel ranks together."""
-        found = torch.tensor(value, device=get_device_id())
-        torch.distributed.all_reduce(found, op=how, group=self.engine.get_data_parallel_group())
-        return int(found)
+        total = torch.tensor(value, device=get_device_id())
+        torch.distributed.all_reduce(total, op=how, group=self.engine.get_data_parallel_group())
+        return int(total)
 
 
 class SwarmWorker(ActorRolloutRefWorker):
@@ -98,9 +107,11 @@ class SwarmWorker(ActorRolloutRefWorker):
         super().init_model()
         if self.rollout is not None:
             self.rollout.zmq_handle = private_handle(self.rollout.zmq_handle)
+        if self.config.shared_prefixes and SharedPrefixEngine is None:
+            logging.getLogger(__name__).warning("the pack of shared prefixes is not installed: each row is computed")
         engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
         for engine in engines:
-            if isinstance(engine, SharedPrefixEngine):
+            if _shares_prefixes(engine):
                 engine.shared_prefixes = self.config.shared_prefixes
                 engine.savings = engines[0].savings
 

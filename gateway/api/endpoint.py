@@ -69,7 +69,7 @@ def plain_headers(headers: RawHeaders) -> dict[str, str]:
     return texts
 
 
-class Endpoint(ABC):
+class ApiEndpoint(ABC):
     """Answers one request in ``dialect`` with what it reads in its body; errors go out in the same dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -110,7 +110,7 @@ class Endpoint(ABC):
         """
 
 
-class DialectEndpoint(Endpoint):
+class DialectEndpoint(ApiEndpoint):
     """``POST`` of one dialect."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:

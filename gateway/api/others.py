@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import DIALECTS, ChatDialect, Dialect, MessagesDialect, dialect_of
 from adapters.dialects.jsons import decode, encode, error_in, object_in
-from gateway.api.endpoint import Answering, Endpoint, caller_of, model_of, plain_headers, public_headers
+from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
 from gateway.pipeline import without_lines
 from gateway.rollout.unrecorded import passed
@@ -31,7 +31,7 @@ _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 _TWICE = "/v1/v1/"
 
 
-class Passthrough(Endpoint):
+class Passthrough(ApiEndpoint):
     """Any method: embeddings, audio, and whatever else an upstream has.
 
     Args:
@@ -100,7 +100,7 @@ def _model(headers: Mapping[str, str], body: bytes) -> str | None:
     return model_of(object_in(body) or {})
 
 
-class CountTokens(Endpoint):
+class CountTokens(ApiEndpoint):
     """``POST /v1/messages/count_tokens``: how many tokens a request of Anthropic's would be."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class CountTokens(Endpoint):
         return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
 
 
-class EngineCall(Endpoint):
+class EngineCall(ApiEndpoint):
     """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer.
 
     Args:

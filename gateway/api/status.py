@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.api.endpoint import caller_of
-from gateway.rollout.server import Serving
+from gateway.rollout.server import ServerReport
 from gateway.routing.table import Route, RouteTable
 from gateway.runtime import Gateway
 from gateway.stats import GatewayStatus, RouteLoad, RouteStatus, Stats
@@ -123,7 +123,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
 async def _engine(table: RouteTable) -> dict[str, Any]:
     """The engine of the first route that has a swarm; all swarms are asked, so that their state is fresh."""
     swarms = dict.fromkeys(route.swarm for route in table.routes if route.swarm is not None)
-    reports: list[Serving] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
+    reports: list[ServerReport] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
     if not reports:
         return {}
     serving = reports[0]

@@ -96,8 +96,7 @@ def overwatch(
     token: Annotated[str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="its token, if it has one")] = None,
 ) -> None:
     """Watch a swarm server in the terminal: `swarm-gateway monitor`."""
-    from gateway.cli.monitor import monitor
-
+    monitor = load_attribute("gateway.cli.monitor:monitor")
     monitor(swarm_url=[swarm_url], token=[token] if token else None, interval=refresh_interval)
 
 

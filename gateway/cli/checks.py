@@ -71,8 +71,8 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
         done = max(done, steps)
     if done:
         defaults = server.swarm_section.get("job_defaults")
-        given = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
-        check_earlier(server, ran, given, done, saved, changes_allowed=plan.earlier_run == "resume")
+        defaults_of_server = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
+        check_earlier(server, ran, defaults_of_server, done, saved, changes_allowed=plan.earlier_run == "resume")
 
 
 def _lacks_space(server: ServerPlan) -> str:

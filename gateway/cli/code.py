@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.output import print_json, tell
-from gateway.cli.target import AsJson, ForceRestart, Target, Wait, targeted, wait_for_engine
+from gateway.cli.target import AsJson, ForceRestart, ServerTarget, Wait, targeted, wait_for_engine
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Packages = Annotated[str | None, typer.Option(help="packages and modules at its 
 @app.command()
 @targeted
 def sync(
-    target: Target,
+    target: ServerTarget,
     folder: Folder = Path(),
     packages: Packages = None,
     force_restart: ForceRestart = False,
@@ -56,9 +56,9 @@ def sync(
         tell(as_json, {"dry_run": True, **_contents(code)}, *(f"  {name}" for name in sorted(code.manifest)))
         return
     with target.connect() as client:
-        known = client.code()
-        selected = _selected(known)
-        if selected is not None and selected.digest == code.digest and known.enabled and not force_restart:
+        server_code = client.code()
+        selected = _selected(server_code)
+        if selected is not None and selected.digest == code.digest and server_code.enabled and not force_restart:
             # the server would say the same, for the price of the upload
             same = {**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")}
             tell(as_json, same, f"{selected.id} is this code already: nothing was changed")
@@ -72,26 +72,30 @@ def sync(
 
 @app.command("list")
 @targeted
-def list_code(target: Target, as_json: AsJson = False) -> None:
+def list_code(target: ServerTarget, as_json: AsJson = False) -> None:
     """The snapshots that the server has, oldest first."""
     with target.connect() as client:
-        known = client.code()
-    lines = [_line(one, known) for one in known.snapshots]
-    tell(as_json, known.model_dump(mode="json"), *(lines or ["no code was synced to this server: engines run its own"]))
+        server_code = client.code()
+    lines = [_line(snapshot, server_code) for snapshot in server_code.snapshots]
+    tell(
+        as_json,
+        server_code.model_dump(mode="json"),
+        *(lines or ["no code was synced to this server: engines run its own"]),
+    )
 
 
 @app.command()
 @targeted
 def status(
-    target: Target,
+    target: ServerTarget,
     folder: Folder = Path(),
     packages: Packages = None,
     as_json: AsJson = False,
 ) -> None:
     """What the engine runs, what the next one will, and whether this checkout is that."""
     with target.connect() as client:
-        known = client.code()
-    selected = _selected(known)
+        server_code = client.code()
+    selected = _selected(server_code)
     try:
         code = _packed(folder, packages)
         same = selected is not None and selected.digest == code.digest
@@ -100,10 +104,10 @@ def status(
         same, here = None, exc.message
     tell(
         as_json,
-        {**known.model_dump(mode="json", exclude={"snapshots"}), "same_as_folder": same},
-        f"code sync  {'on' if known.enabled else 'off: the server takes no code (allow_code_sync)'}",
-        f"selected   {_line(selected, known) if selected else OWN}",
-        f"running    {known.running or 'no synced code'}",
+        {**server_code.model_dump(mode="json", exclude={"snapshots"}), "same_as_folder": same},
+        f"code sync  {'on' if server_code.enabled else 'off: the server takes no code (allow_code_sync)'}",
+        f"selected   {_line(selected, server_code) if selected else OWN}",
+        f"running    {server_code.running or 'no synced code'}",
         f"here       {here}",
     )
 
@@ -111,7 +115,7 @@ def status(
 @app.command()
 @targeted
 def diff(
-    target: Target,
+    target: ServerTarget,
     old: Annotated[str | None, typer.Argument(help="a snapshot; default: the selected one")] = None,
     new: Annotated[str | None, typer.Argument(help="another one; default: the folder")] = None,
     folder: FolderOption = Path(),
@@ -120,12 +124,12 @@ def diff(
 ) -> None:
     """What changed from a snapshot to this folder, or to another snapshot; exit code 1 if anything did."""
     with target.connect() as client:
-        known = client.code()
-        first = old or known.selected
+        server_code = client.code()
+        first = old or server_code.selected
         if first is None:
             raise ConfigError("no synced code is selected: engines run the server's own")
-        before = _files(client.code_archive(_named(known, first)))
-        after = _files(client.code_archive(_named(known, new)) if new else _packed(folder, packages).content)
+        before = _files(client.code_archive(_named(server_code, first)))
+        after = _files(client.code_archive(_named(server_code, new)) if new else _packed(folder, packages).content)
     changes = {name: _change(before, after, name) for name in sorted({*before, *after})}
     changes = {name: how for name, how in changes.items() if how}
     lines = [line for name in changes for line in _lines(before, after, name)]
@@ -136,7 +140,7 @@ def diff(
 @app.command()
 @targeted
 def rollback(
-    target: Target,
+    target: ServerTarget,
     snapshot: Annotated[
         str | None, typer.Argument(metavar="[ID]", help=f"{NONE}: the server's own code; default: the one before")
     ] = None,
@@ -183,16 +187,16 @@ def _say_what(code: CodeArchive) -> None:
         typer.echo(f"left out, because {reason}: {names}", err=True)
 
 
-def _selected(known: CodeStatus) -> CodeSnapshot | None:
-    return next((one for one in known.snapshots if one.id == known.selected), None)
+def _selected(server_code: CodeStatus) -> CodeSnapshot | None:
+    return next((snapshot for snapshot in server_code.snapshots if snapshot.id == server_code.selected), None)
 
 
-def _named(known: CodeStatus, name: str) -> str:
+def _named(server_code: CodeStatus, name: str) -> str:
     """The snapshot whose id, or the beginning of whose digest, is ``name``."""
-    found = [one.id for one in known.snapshots if name == one.id or one.digest.startswith(name)]
-    if not found:
+    ids = [snapshot.id for snapshot in server_code.snapshots if name == snapshot.id or snapshot.digest.startswith(name)]
+    if not ids:
         raise ConfigError(f"the server has no snapshot {name!r}; `swarm-gateway code list` shows those that it has")
-    return found[-1]
+    return ids[-1]
 
 
 def _after(client: SwarmClient, done: SyncTrainCodeResponse, wait: float) -> str | None:
@@ -213,16 +217,18 @@ def _tell(as_json: bool, done: SyncTrainCodeResponse, engine: str | None, conten
         typer.echo(engine)
 
 
-def _line(one: CodeSnapshot, known: CodeStatus) -> str:
-    marks = [mark for mark, id in (("selected", known.selected), ("running", known.running)) if id == one.id]
-    changes = "+changes" if one.revision.endswith("+changes") else ""
+def _line(snapshot: CodeSnapshot, server_code: CodeStatus) -> str:
+    marks = [
+        mark for mark, id in (("selected", server_code.selected), ("running", server_code.running)) if id == snapshot.id
+    ]
+    changes = "+changes" if snapshot.revision.endswith("+changes") else ""
     parts = [
-        one.id,
-        f"{datetime.fromtimestamp(one.created, UTC):%Y-%m-%d %H:%M} UTC",
-        f"{one.files} files",
-        f"{one.revision[:12]}{changes}" if one.revision else "no revision",
-        one.sender,
-        one.message,
+        snapshot.id,
+        f"{datetime.fromtimestamp(snapshot.created, UTC):%Y-%m-%d %H:%M} UTC",
+        f"{snapshot.files} files",
+        f"{snapshot.revision[:12]}{changes}" if snapshot.revision else "no revision",
+        snapshot.sender,
+        snapshot.message,
         ", ".join(marks),
     ]
     return "  ".join(part for part in parts if part)

@@ -82,12 +82,12 @@ def create_key(
 def list_keys(file: File = None, config: Config = None, as_json: AsJson = False) -> None:
     """The keys' ids, labels, states, routes, limits and last uses; the keys themselves are not kept."""
     opened, _ = _open(file, config)
-    known, used = opened.read(), opened.last_used()
+    keys, used = opened.read(), opened.last_used()
     if as_json:
         last = {name: moment.isoformat() for name, moment in used.items()}
-        print_json([_row(key) | {"last_used": last.get(key.id)} for key in known])
+        print_json([_row(key) | {"last_used": last.get(key.id)} for key in keys])
         return
-    for key in known:
+    for key in keys:
         parts = [f"{key.id}  {key.label:<24} {key.state(datetime.now(UTC)):<8}", ",".join(key.routes or ["all routes"])]
         parts += ["admin"] if key.admin else []
         parts += [f"{key.requests_per_minute}/min"] if key.requests_per_minute else []
@@ -128,7 +128,7 @@ def create_token(
     from swarm.credentials import TokenFile
 
     file = TokenFile(run_folder(run_dir))
-    scopes = sorted({one.name.lower() for one in scope})
+    scopes = sorted({member.name.lower() for member in scope})
     first = not file.read()
     token = file.create(name, scopes, parse_lifetime(expires))
     if as_json:
@@ -149,10 +149,10 @@ def list_tokens(run_dir: RunDir = None, as_json: AsJson = False) -> None:
     """The tokens' names, scopes and states; the tokens themselves are not kept."""
     from swarm.credentials import TokenFile
 
-    known = TokenFile(run_folder(run_dir)).read()
-    rows = [f"{one.name:<24} {','.join(one.scopes):<16} {one.state(datetime.now(UTC))}" for one in known]
-    lines = ["  ".join([row, *_until(token)]) for row, token in zip(rows, known, strict=True)]
-    tell(as_json, [_row(token) for token in known], *lines)
+    tokens = TokenFile(run_folder(run_dir)).read()
+    rows = [f"{token.name:<24} {','.join(token.scopes):<16} {token.state(datetime.now(UTC))}" for token in tokens]
+    lines = ["  ".join([row, *_until(token)]) for row, token in zip(rows, tokens, strict=True)]
+    tell(as_json, [_row(token) for token in tokens], *lines)
 
 
 @tokens.command("revoke")
@@ -217,7 +217,7 @@ def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfi
 
 
 def _check_routes(settings: GatewayConfig, routes: list[str]) -> None:
-    known = settings.route_names
-    unknown = [name for name in routes if name not in known]
+    existing = settings.route_names
+    unknown = [name for name in routes if name not in existing]
     if unknown:
-        raise ConfigError(f"there is no route {unknown[0]!r}; there are: {', '.join(known)}")
+        raise ConfigError(f"there is no route {unknown[0]!r}; there are: {', '.join(existing)}")

@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.groups import Group, GroupAnswer, JudgedGroups, Wanted
+    from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
@@ -51,19 +51,19 @@ def list_groups(
     as_json: AsJson = False,
 ) -> None:
     """The latest groups, newest first, and a histogram of the rewards of each of the latest steps."""
-    from gateway.tui.format import text_lines
-    from gateway.tui.groups_view import groups_table, rewards_table
-    from swarm.groups import Wanted
-    from swarm.groups import as_json as plain
+    from gateway.views.format import text_lines
+    from gateway.views.groups_view import groups_table, rewards_table
+    from swarm.judged_groups import Wanted
+    from swarm.judged_groups import as_json as plain
 
     wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
-    groups = _found(wanted, limit, swarm_url, token, run_dir, tokenizer)
+    groups = _fitting(wanted, limit, swarm_url, token, run_dir, tokenizer)
     table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
     lines = text_lines(table, limit) if table.rows else [table.note]
     if histogram.rows:
         lines += ["", *text_lines(histogram, len(histogram.rows))]
-    found = {"groups": plain(groups.groups), "rewards": [one.model_dump() for one in groups.rewards]}
-    tell(as_json, found, *lines)
+    answer = {"groups": plain(groups.groups), "rewards": [band.model_dump() for band in groups.rewards]}
+    tell(as_json, answer, *lines)
 
 
 @app.command("show")
@@ -77,26 +77,26 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
-    from gateway.tui.format import printable, short, text_lines
-    from gateway.tui.groups_view import answers_table, facts
-    from swarm.groups import as_json as plain
+    from gateway.views.format import printable, short, text_lines
+    from gateway.views.groups_view import answers_table, facts
+    from swarm.judged_groups import as_json as plain
 
-    found = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
-    if len(found.groups) != 1:
-        many = "several groups begin" if found.groups else "none of the latest groups begins"
+    judged = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
+    if len(judged.groups) != 1:
+        many = "several groups begin" if judged.groups else "none of the latest groups begins"
         raise ConfigError(f"{many} with {group!r}; `swarm-gateway groups list` names them")
-    [one] = found.groups
-    decode = _decoder(tokenizer, found.model)
-    texts = texts_of(one, decode) if decode is not None else logged_texts(one, request_log)
+    [chosen] = judged.groups
+    decode = _decoder(tokenizer, judged.model)
+    texts = texts_of(chosen, decode) if decode is not None else logged_texts(chosen, request_log)
     if as_json:
-        [fields] = plain([one])
+        [fields] = plain([chosen])
         for answer, text in zip(fields["answers"], texts.answers, strict=True):
             del answer["timelines"]
             answer["text"] = text
         print_json(fields | {"prompt": texts.prompt})
         return
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns)
-    for line in [*facts(one), "", *text_lines(answers_table(one), len(one.answers)), ""]:
+    for line in [*facts(chosen), "", *text_lines(answers_table(chosen), len(chosen.answers)), ""]:
         typer.echo(short(line, width))
     for name, text in [("asked", texts.prompt), *((f"answer {n}", text) for n, text in enumerate(texts.answers, 1))]:
         if text:
@@ -113,20 +113,20 @@ class Texts(NamedTuple):
     note: str = ""
 
 
-def texts_of(group: Group, decode: Decode) -> Texts:
+def texts_of(group: JudgedGroup, decode: Decode) -> Texts:
     """By the model's tokenizer, from the tokens that were sampled."""
 
-    def said(answer: GroupAnswer) -> str:
-        from swarm.groups import sampled
+    def text_of_answer(answer: GroupAnswer) -> str:
+        from swarm.judged_groups import sampled
 
         return " … ".join(decode(sampled(line), special=False) for line in answer.timelines)
 
     first = next((line for answer in group.answers for line in answer.timelines), None)
     prompt = decode(first.prompt_ids, special=True) if first is not None else ""
-    return Texts(prompt, [said(one) for one in group.answers], "its tokens are gone")
+    return Texts(prompt, [text_of_answer(answer) for answer in group.answers], "its tokens are gone")
 
 
-def logged_texts(group: Group, log: Path | None) -> Texts:
+def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     """Of the request and of the answer that was delivered, as a gateway's request log has them.
 
     Raises:
@@ -140,12 +140,12 @@ def logged_texts(group: Group, log: Path | None) -> Texts:
             continue
         entry: dict[str, Any] = json.loads(line)
         if entry.get("request_id") == group.request_id:
-            told = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
-            return Texts(told[0], [told[1] if one.delivered else "" for one in group.answers])
+            texts = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
+            return Texts(texts[0], [texts[1] if answer.delivered else "" for answer in group.answers])
     return nothing
 
 
-def _found(
+def _fitting(
     wanted: Wanted, limit: int, swarm_url: str | None, token: str | None, run_dir: Path | None, tokenizer: str | None
 ) -> JudgedGroups:
     query: dict[str, Any] = wanted.model_dump(exclude_none=True) | {"limit": limit}
@@ -154,14 +154,14 @@ def _found(
     # words may be in the texts, which only a tokenizer can read
     everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
     decode = _decoder(tokenizer, everything.model)
-    fitting: list[Group] = []
+    fitting: list[JudgedGroup] = []
     for group in everything.groups:
         texts = texts_of(group, decode) if decode is not None else None
         if wanted.fits(group, [texts.prompt, *texts.answers] if texts is not None else ()):
             fitting.append(group)
     without = [
-        one.model_copy(update={"answers": [a.model_copy(update={"timelines": []}) for a in one.answers]})
-        for one in fitting[:limit]
+        judged.model_copy(update={"answers": [a.model_copy(update={"timelines": []}) for a in judged.answers]})
+        for judged in fitting[:limit]
     ]
     return everything.model_copy(update={"groups": without})
 
@@ -170,18 +170,18 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query:
     if run_dir is None:
         with connect(swarm_url, token) as client:
             return client.judged_groups(**query)
-    from swarm.groups import Wanted
+    from swarm.judged_groups import Wanted
 
     journal = run_dir / "journal.db"
     names = Wanted.model_fields
     wanted = Wanted(**{name: value for name, value in query.items() if name in names})
     rest = {"group_id": query.get("group", ""), "limit": query["limit"], "tokens": query.get("tokens", False)}
-    found: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
+    judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
     try:
-        model: str = load_attribute("swarm.server.journal.groups:model_of")(journal)
+        model: str = load_attribute("swarm.server.journal.group_lines:model_of")(journal)
     except ConfigError:  # of several runs
         model = ""
-    return found.model_copy(update={"model": model})
+    return judged.model_copy(update={"model": model})
 
 
 def _decoder(tokenizer: str | None, model: str) -> Decode | None:

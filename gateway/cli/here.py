@@ -30,11 +30,11 @@ def runs_of(file: Path | None = None) -> list[RunFile]:
     """
     from gateway.launch.run_file import living
 
-    found: dict[int, RunFile] = {}
+    runs: dict[int, RunFile] = {}
     for folder in _folders(file):
         if (run := living(folder)) is not None:
-            found[run.pid] = run
-    return list(found.values())
+            runs[run.pid] = run
+    return list(runs.values())
 
 
 def _folders(file: Path | None) -> Iterator[Path]:
@@ -57,12 +57,12 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     if depth == 0:
         return
     try:
-        inside = [one for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
+        inside = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return
-    for one in inside:
-        if not one.name.startswith(".") and one.name not in _NOT_RUNS:
-            yield from _below(Path(one.path), depth - 1)
+    for entry in inside:
+        if not entry.name.startswith(".") and entry.name not in _NOT_RUNS:
+            yield from _below(Path(entry.path), depth - 1)
 
 
 def only_server() -> tuple[RunFile, RunServer] | None:
@@ -73,8 +73,8 @@ def only_server() -> tuple[RunFile, RunServer] | None:
     """
     servers = [(run, server) for run in runs_of() for server in run.servers]
     if len(servers) > 1:
-        known = ", ".join(f"{server.url} ({server.job or server.run_dir})" for _, server in servers)
-        raise ConfigError(f"several swarm servers run in this folder; say by --swarm-url which one is meant: {known}")
+        urls = ", ".join(f"{server.url} ({server.job or server.run_dir})" for _, server in servers)
+        raise ConfigError(f"several swarm servers run in this folder; say by --swarm-url which one is meant: {urls}")
     return servers[0] if servers else None
 
 
@@ -88,21 +88,21 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     wanted = base_url and base_url.rstrip("/")
     runs = [run for run in runs_of() if run.gateway and wanted in (None, f"{run.gateway}/v1")]
     if len(runs) > 1:
-        known = ", ".join(f"{run.gateway}/v1" for run in runs)
-        raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {known}")
+        urls = ", ".join(f"{run.gateway}/v1" for run in runs)
+        raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {urls}")
     return runs[0] if runs else None
 
 
-def run_folder(given: Path | None) -> Path:
-    """The ``given`` run folder, else that of the server that runs here, else the one of a server without a file.
+def run_folder(folder: Path | None) -> Path:
+    """The ``folder`` run folder, else that of the server that runs here, else the one of a server without a file.
 
     Raises:
         ConfigError: several servers run here.
     """
-    if given is not None:
-        return given
-    found = only_server()
-    return found[1].run_dir if found else Path("runs/default")
+    if folder is not None:
+        return folder
+    run_and_server = only_server()
+    return run_and_server[1].run_dir if run_and_server else Path("runs/default")
 
 
 def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:
@@ -117,8 +117,8 @@ def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) ->
     if swarm_url is not None:
         mine = [run.token for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
         return SwarmClient(swarm_url, token=token or (mine[0] if mine else None), policy=policy)
-    if (found := only_server()) is not None:
-        run, server = found
+    if (run_and_server := only_server()) is not None:
+        run, server = run_and_server
         return SwarmClient(server.url, token=token or run.token, policy=policy)
     client = SwarmClient(DEFAULT_URL, token=token, policy=policy)
     try:

@@ -12,7 +12,7 @@ from gateway.cli.output import print_json, stage_bars
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from reward_hooks.offline import GroupReport, HookReport, OfflineConfig
+    from reward_hooks.offline import GroupResult, HookReport, OfflineConfig
     from swarm.types import OnProgress
 
 #: Cells of a text that stands in one line.
@@ -74,7 +74,7 @@ def _hooks_of(spec: str) -> str:
     if path.suffix not in (".yaml", ".yml") or not path.is_file() or not is_sectioned(read_mapping(path, "config")):
         return spec
     config = read_gateway(path)
-    named = dict.fromkeys(one.hooks for one in (config.routes or [config]) if one.hooks)
+    named = dict.fromkeys(section.hooks for section in (config.routes or [config]) if section.hooks)
     if len(named) != 1:
         raise ConfigError(f"{path} names {len(named)} hooks; give one of them: {', '.join(named)}")
     return next(iter(named))
@@ -129,8 +129,8 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
     if report.uninformative:
         equal = Counter(group.rewards[0].value for group in report.groups if group.rewards and not group.informative)
         which = ", ".join(f"{count} x {value:.3f}" for value, count in equal.most_common(_KINDS))
-        told = f"{report.uninformative} with equal rewards ({which}): they teach nothing"
-        rows.append(("  uninformative", told))
+        alike = f"{report.uninformative} with equal rewards ({which}): they teach nothing"
+        rows.append(("  uninformative", alike))
     if report.tau_rank is not None:
         rows.append(("tau with the rank", f"{report.tau_rank:+.3f} over {report.ranked} groups"))
     if report.against is not None:
@@ -150,18 +150,18 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _ranking(group: GroupReport, full: bool) -> list[str]:
+def _ranking(group: GroupResult, full: bool) -> list[str]:
     """A group as lines: of each answer its reward and why, and its text below."""
-    from gateway.tui.format import printable, short
+    from gateway.views.format import printable, short
 
     lines = [short(group.prompt, _WIDTH) or group.task_id]
     if group.error:
         return [*lines, f"  no reward: {group.error}"]
-    for place, index in enumerate(group.order, 1):
+    for rank, index in enumerate(group.order, 1):
         reward = group.rewards[index]
         parts = ", ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
         why = [short(reward.reason, _WIDTH), f"({parts})" if parts else ""]
-        lines.append("  ".join([f"  {place}. answer {index}", f"reward {reward.value:.3f}", *filter(None, why)]))
+        lines.append("  ".join([f"  {rank}. answer {index}", f"reward {reward.value:.3f}", *filter(None, why)]))
         text = group.answers[index]
         lines += [f"     {line}" for line in (map(printable, text.splitlines()) if full else [short(text, _WIDTH)])]
     return lines

@@ -78,9 +78,9 @@ def export(
     journal = run_dir / "journal.db"
     job, done = load_attribute("swarm.server.journal.lineage:latest_job")(journal)
     folder = checkpoint_folder(job, run_dir)
-    found = _chosen(folder, job, done, step, best=best)
-    checkpoint: Path = load_attribute("adapters.verl.checkpoints:checkpoint")(folder, found)
-    lineage = load_attribute("swarm.server.journal.lineage:lineage_of")(journal, found)
+    step_of_export = _chosen(folder, job, done, step, best=best)
+    checkpoint: Path = load_attribute("adapters.verl.checkpoints:checkpoint")(folder, step_of_export)
+    lineage = load_attribute("swarm.server.journal.lineage:lineage_of")(journal, step_of_export)
     versions = load_attribute("adapters.verl.checkpoints:score_of")(checkpoint).get("versions", {})
     try:
         exported = load_attribute("adapters.verl.export:exported")
@@ -96,8 +96,8 @@ def export(
         ) from exc
     size = sum(path.stat().st_size for path in out.iterdir())
     kind = "LoRA adapter" if written.adapter else "model"
-    report = {"path": str(out), "step": found, "kind": kind, "dtype": written.dtype, "bytes": size}
-    tell(as_json, report, f"{out}: the {kind} of step {found} in {written.dtype}, {size / 1e6:.0f} MB")
+    report = {"path": str(out), "step": step_of_export, "kind": kind, "dtype": written.dtype, "bytes": size}
+    tell(as_json, report, f"{out}: the {kind} of step {step_of_export} in {written.dtype}, {size / 1e6:.0f} MB")
 
 
 def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: bool) -> int:

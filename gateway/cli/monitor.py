@@ -11,7 +11,7 @@ from gateway.cli.output import print_json
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.tui.client import Target
+    from gateway.tui.targets import Target
 
 
 def monitor(
@@ -42,7 +42,7 @@ def monitor(
     import asyncio
     import sys
 
-    from gateway.tui.client import make_targets, snapshot
+    from gateway.tui.targets import make_targets, snapshot
 
     if not as_json and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
@@ -51,10 +51,10 @@ def monitor(
             raise ConfigError("give a file or addresses, not both")
         targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
     else:
-        targets = _found(config, token or [], api_key or [])
+        targets = _targets(config, token or [], api_key or [])
     if as_json:
-        found, errors = asyncio.run(snapshot(targets))
-        print_json(found)
+        state, errors = asyncio.run(snapshot(targets))
+        print_json(state)
         for error in errors:
             typer.echo(f"swarm-gateway: {error}", err=True)
         raise typer.Exit(2 if errors else 0)
@@ -66,7 +66,7 @@ def monitor(
     raise typer.Exit(app.return_code or 0)
 
 
-def _found(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
+def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
     """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its.
 
     Raises:
@@ -75,7 +75,7 @@ def _found(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[
     import asyncio
 
     from gateway.cli.here import DEFAULT_URL, client_for, runs_of
-    from gateway.tui.client import Kind, make_targets, snapshot
+    from gateway.tui.targets import Kind, make_targets, snapshot
     from swarm.client import RetryPolicy
 
     targets: list[Target] = []

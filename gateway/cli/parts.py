@@ -25,7 +25,7 @@ _SECTIONS = ("job", "jobs", "swarm", "gateway")
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """What a command reads of a file.
 
     Attributes:
@@ -47,7 +47,7 @@ def is_sectioned(data: dict[str, Any]) -> bool:
     return any(isinstance(data.get(name), dict) for name in _SECTIONS)
 
 
-def part_of(path: Path, section: Section) -> Part:
+def part_of(path: Path, section: Section) -> FilePart:
     """The ``section`` of a file for ``up`` or ``train``, or all of another file.
 
     Raises:
@@ -56,7 +56,7 @@ def part_of(path: Path, section: Section) -> Part:
     """
     data = read_mapping(path, {"job": "job", "swarm": "swarm config", "gateway": "gateway config"}[section])
     if not is_sectioned(data):
-        return Part(path, data, str(path), "", data)
+        return FilePart(path, data, str(path), "", data)
     if section != "gateway" and "jobs" in data:
         names = ", ".join(mapping_in(path, data, "jobs"))
         raise ConfigError(
@@ -65,7 +65,7 @@ def part_of(path: Path, section: Section) -> Part:
     command = "train" if "workflow" in data else "up"
     if section not in data and section != "swarm":
         raise ConfigError(f"{path} is a file for `{command}` and has no section {section}, which is wanted here")
-    return Part(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
+    return FilePart(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
 
 
 def mapping_in(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def jobs_in(path: Path, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if "jobs" not in data:
         return {"": {name: mapping_in(path, data, name) for name in ("job", "swarm")}}
     first: int = load_attribute("swarm.server.config:DEFAULT_PORT")
-    found: dict[str, dict[str, Any]] = {}
-    for place, (name, part) in enumerate(mapping_in(path, data, "jobs").items()):
+    jobs: dict[str, dict[str, Any]] = {}
+    for index, (name, part) in enumerate(mapping_in(path, data, "jobs").items()):
         if not isinstance(part, dict):
             raise ConfigError(f"{path}: jobs has names, each with job and swarm: {name!r}")
         sections = cast("dict[str, Any]", part)
-        swarm = {"port": first + place, "run_dir": f"runs/{name}"} | mapping_in(path, sections, "swarm")
-        found[str(name)] = {**sections, "job": mapping_in(path, sections, "job"), "swarm": swarm}
-    return found
+        swarm = {"port": first + index, "run_dir": f"runs/{name}"} | mapping_in(path, sections, "swarm")
+        jobs[str(name)] = {**sections, "job": mapping_in(path, sections, "job"), "swarm": swarm}
+    return jobs
 
 
 def run_dirs(path: Path) -> list[Path]:
@@ -114,8 +114,8 @@ def run_dirs(path: Path) -> list[Path]:
 
 
 @contextmanager
-def with_lines(path: Path, *place: str) -> Generator[None]:
-    """Errors about values, which name ``path``, also name the lines; ``place`` are the keys of what is validated."""
+def with_lines(path: Path, *outer: str) -> Generator[None]:
+    """Errors about values, which name ``path``, also name the lines; ``outer`` are the keys of what is validated."""
     try:
         yield
     except ConfigError as exc:
@@ -124,7 +124,7 @@ def with_lines(path: Path, *place: str) -> Generator[None]:
         cause = exc.__cause__
         if not isinstance(cause, ValidationError) or not exc.message.startswith(str(path)):
             raise
-        lines = sorted({_line(path, [*filter(None, place), *key_path(error)]) for error in cause.errors()})
+        lines = sorted({_line(path, [*filter(None, outer), *key_path(error)]) for error in cause.errors()})
         at = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
         raise ConfigError(exc.message.replace(str(path), f"{path}, {at}", 1)) from cause
 
@@ -136,10 +136,10 @@ def _line(path: Path, keys: Sequence[int | str]) -> int:
     node: yaml.Node | None = yaml.compose(read_text(path, "config"), Loader=yaml.SafeLoader)
     line = 0
     for key in keys:
-        found = _child(node, key)
-        if found is None:
+        child = _child(node, key)
+        if child is None:
             break
-        line, node = found
+        line, node = child
     return line + 1
 
 
@@ -148,10 +148,10 @@ def _child(node: yaml.Node | None, key: int | str) -> tuple[int, yaml.Node] | No
     children: Any = getattr(node, "value", None)
     if not isinstance(children, list):
         return None
-    for place, one in enumerate(cast("list[Any]", children)):
-        if isinstance(one, tuple):
-            if one[0].value == str(key):
-                return one[0].start_mark.line, one[1]
-        elif place == key:
-            return one.start_mark.line, one
+    for index, item in enumerate(cast("list[Any]", children)):
+        if isinstance(item, tuple):
+            if item[0].value == str(key):
+                return item[0].start_mark.line, item[1]
+        elif index == key:
+            return item.start_mark.line, item
     return None

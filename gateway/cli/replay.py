@@ -84,13 +84,14 @@ def replay(
     from contextlib import nullcontext
     from urllib.parse import urlsplit
 
+    from gateway.replay.bar import replay_bar
     from gateway.replay.compare import ENGINE_HEADERS, GATEWAY_HEADERS, scored
-    from gateway.replay.output import print_report, replay_bar, write_report
-    from gateway.replay.plot import check_plots
-    from gateway.replay.report import Report, read_report
-    from gateway.replay.run import Progress, make_config
+    from gateway.replay.run import ReplayProgress, make_config
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
+    from gateway.reports.plot import check_plots
+    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.report import Report, read_report
     from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
 
@@ -132,7 +133,7 @@ def replay(
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"--base-url {base_url!r} must look like http://127.0.0.1:8000/v1")
 
-    async def send_all(on_progress: Callable[[Progress], None]) -> Report:
+    async def send_all(on_progress: Callable[[ReplayProgress], None]) -> Report:
         # the next poll is the retry
         client = AsyncSwarmClient(swarm_url, token=token, policy=RetryPolicy(attempts=1)) if swarm_url else None
         async with client or nullcontext():

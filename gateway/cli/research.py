@@ -48,20 +48,20 @@ def status(study: Folder, as_json: AsJson = False) -> None:
     """Say where a study is: its budget, what runs, and each experiment's verdict."""
     from swarm.research.report import summary
 
-    told = summary(*_read(study))
+    report = summary(*_read(study))
     if as_json:
-        print_json(told)
+        print_json(report)
         return
-    typer.echo(f"{told['question']}\n{told['study'] or study}: {told['phase']}; {told['why']}".rstrip("; "))
+    typer.echo(f"{report['question']}\n{report['study'] or study}: {report['phase']}; {report['why']}".rstrip("; "))
     for name in ("runs", "steps", "hours"):
-        of = "" if told[name]["of"] is None else f" of {told[name]['of']}"
-        typer.echo(f"  {name:<6} {told[name]['used']}{of}")
-    for name, one in told["running"].items():
-        typer.echo(f"  {name} runs at {one['server']}, measured at step {one['step']}")
-    for name, one in told["experiments"].items():
-        words = one["verdict"] or one["outcome"] or ("refused" if one["refused"] else "waits")
-        why = one["why"] or one["refused"]
-        typer.echo(f"  {name}: {words}: {one['hypothesis']}" + (f" ({why})" if why else ""))
+        of = "" if report[name]["of"] is None else f" of {report[name]['of']}"
+        typer.echo(f"  {name:<6} {report[name]['used']}{of}")
+    for name, entry in report["running"].items():
+        typer.echo(f"  {name} runs at {entry['server']}, measured at step {entry['step']}")
+    for name, entry in report["experiments"].items():
+        words = entry["verdict"] or entry["outcome"] or ("refused" if entry["refused"] else "waits")
+        why = entry["why"] or entry["refused"]
+        typer.echo(f"  {name}: {words}: {entry['hypothesis']}" + (f" ({why})" if why else ""))
 
 
 @app.command()
@@ -98,13 +98,13 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     import time
 
     from swarm.concurrency import on_signals
-    from swarm.research.code import RUNS
     from swarm.research.lab import Lab
     from swarm.research.ledger import Ledger
     from swarm.research.proposing import ProposerError
     from swarm.research.report import phase
     from swarm.research.running import Runner, StudyStoppedError, begin
     from swarm.research.study import read_study, rehearsal
+    from swarm.research.trees import RUNS
 
     began = time.monotonic()
     stopping = threading.Event()
@@ -124,10 +124,10 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
         held = stack.enter_context(Ledger(folder))
         if quick:
             # beside the study itself, whose copies of the code it uses: none may run meanwhile
-            declared, place = rehearsal(declared), folder / RUNS / "quick"
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-            held = stack.enter_context(Ledger(place))
+            declared, rehearsed = rehearsal(declared), folder / RUNS / "quick"
+            shutil.rmtree(rehearsed, ignore_errors=True)
+            rehearsed.mkdir(parents=True)
+            held = stack.enter_context(Ledger(rehearsed))
         if begins:
             begin(declared, folder, held)
         lab = Lab(declared, folder, held.state, token, on_event)
@@ -145,7 +145,7 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
         if quick and phase(held.state) == "finished":
             failed = [f"{name}: {run.why}" for name, run in held.state.runs.items() if run.outcome == "failed"]
             if not failed and len(held.state.runs) < 2:
-                refused = [one.refused for one in held.state.experiments.values() if one.refused]
+                refused = [experiment.refused for experiment in held.state.experiments.values() if experiment.refused]
                 failed = [f"no experiment was run: {refused[0] if refused else held.state.finished}"]
             typer.echo(
                 "the rehearsal failed: " + "; ".join(failed) if failed else "the rehearsal worked; it judges nothing"
@@ -181,7 +181,7 @@ def _words(kind: str, values: Any) -> str:
 
 def _draw(study: Study, state: State, path: Path) -> str:
     """The plot's name; empty if there is nothing to draw, or matplotlib is not installed."""
-    from gateway.replay.plot import COLOURS, INK, check_plots, evaluated, picture
+    from gateway.reports.plot import COLOURS, INK, check_plots, evaluated, picture
     from swarm.intervals import mean_interval
     from swarm.research.decisions import arm_scores
     from swarm.research.ledger import BASE
@@ -201,10 +201,10 @@ def _draw(study: Study, state: State, path: Path) -> str:
         for name in sorted(first, key=lambda name: name in marked):
             run = first[name]
             points = [(step, run.score(step)) for step in sorted(run.scores)]
-            known = [(step, score) for step, score in points if score is not None]
-            place = marked.index(name) if name in marked else None
-            colour = "#dddddd" if place is None else INK if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
-            evaluated(left, name if place is not None else "_", known, colour)
+            measured = [(step, score) for step, score in points if score is not None]
+            rank = marked.index(name) if name in marked else None
+            colour = "#dddddd" if rank is None else INK if rank == 0 else COLOURS[(rank - 1) % len(COLOURS)]
+            evaluated(left, name if rank is not None else "_", measured, colour)
         left.set_title(f"{study.evaluator.metric}, first runs")
         left.set_xlabel("training step")
         left.xaxis.get_major_locator().set_params(integer=True)
@@ -214,14 +214,14 @@ def _draw(study: Study, state: State, path: Path) -> str:
             (f"{name}\nshuffled" if arm == "control" else name, arm_scores(study, state, name, arm))
             for name, arm in arms
         ]
-        for place, (_, scores) in enumerate(shown):
-            right.plot([place] * len(scores), scores, "o", color=INK, alpha=0.5)
+        for rank, (_, scores) in enumerate(shown):
+            right.plot([rank] * len(scores), scores, "o", color=INK, alpha=0.5)
             if len(scores) > 1:
-                told = mean_interval(scores, study.decision.confidence)
+                interval = mean_interval(scores, study.decision.confidence)
                 right.errorbar(
-                    [place + 0.15],
-                    [told.mean],
-                    yerr=[[told.mean - told.low], [told.high - told.mean]],
+                    [rank + 0.15],
+                    [interval.mean],
+                    yerr=[[interval.mean - interval.low], [interval.high - interval.mean]],
                     fmt="s",
                     color=INK,
                     capsize=4,

@@ -8,17 +8,15 @@ from typing import Annotated
 import typer
 
 from gateway.cli.code import app as code_app
-from gateway.cli.config import app as config_app
 from gateway.cli.credentials import keys
 from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
+from gateway.cli.job_config import app as config_app
 from gateway.cli.models import app as models_app
-from gateway.cli.monitor import monitor
-from gateway.cli.replay import replay
-from gateway.cli.research import app as research_app
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
 from gateway.cli.up import train, up
+from swarm.packs import load_optional
 
 # rich is slow to import, so help is plain text; a traceback is for defects only and stays Python's own
 app = typer.Typer(
@@ -32,8 +30,9 @@ app = typer.Typer(
 app.command()(up)
 app.command()(train)
 app.command()(serve)
-app.command()(replay)
-app.command()(monitor)
+for _spec in ("gateway.cli.replay:replay", "gateway.cli.monitor:monitor"):
+    if (_command := load_optional(_spec)) is not None:
+        app.command()(_command)
 app.add_typer(code_app, name="code")
 app.add_typer(config_app, name="config")
 app.add_typer(keys, name="keys")
@@ -41,7 +40,8 @@ app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
 app.add_typer(groups_app, name="groups")
-app.add_typer(research_app, name="research")
+if (_research := load_optional("gateway.cli.research:app")) is not None:
+    app.add_typer(_research, name="research")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.cli.output import import_from
-from gateway.cli.parts import Part, is_sectioned, jobs_in, mapping_in, part_of, with_lines
+from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
@@ -49,8 +49,8 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     if folder is not None:
         files = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
         settings = settings | {name: str((folder / str(path)).resolve()) for name, path in files.items()}
-    given = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
-    return validated(config_class, {**given, **settings}, where)
+    variables = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
+    return validated(config_class, {**variables, **settings}, where)
 
 
 def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
@@ -96,16 +96,16 @@ def read_plan(path: Path) -> UpPlan:
 
 
 def _check_sections(path: Path, data: dict[str, Any]) -> None:
-    known = ("jobs",) if "jobs" in data else ("job", "swarm")
-    unknown = [name for name in data if name not in (*known, "gateway")]
-    if not unknown and known[0] in data and "gateway" in data:
+    expected = ("jobs",) if "jobs" in data else ("job", "swarm")
+    unknown = [name for name in data if name not in (*expected, "gateway")]
+    if not unknown and expected[0] in data and "gateway" in data:
         return
     if "workflow" in data:
         raise ConfigError(f"{path} is a file for `train`: swarm-gateway train {path}")
     if data and not is_sectioned(data):
         wrong = "none of its keys is a section"
     elif unknown:
-        meant = get_close_matches(str(unknown[0]), (*known, "gateway"), n=1)
+        meant = get_close_matches(str(unknown[0]), (*expected, "gateway"), n=1)
         wrong = f"unknown section {unknown[0]!r}" + (f" (did you mean {meant[0]!r}?)" if meant else "")
     else:
         wrong = "a section is missing"
@@ -141,8 +141,8 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         config = load_attribute("swarm.server.config:ServerConfig").model_fields
         servers = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
         urls = {
-            name: f"http://{one.get('host', config['host'].default)}:{one.get('port', config['port'].default)}"
-            for name, one in servers.items()
+            name: f"http://{server.get('host', config['host'].default)}:{server.get('port', config['port'].default)}"
+            for name, server in servers.items()
         }
         own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
         settings = with_servers(_routed(part), urls, own)
@@ -150,18 +150,18 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         return read_config({**settings, **flags}, where=part.where, folder=path.parent)
 
 
-def _gateway(part: Part) -> tuple[dict[str, Any], GatewayConfig]:
+def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:
     """The section ``gateway``, readable from any folder, and what it means."""
     folder, section = part.path.parent.resolve(), _routed(part)
     with with_lines(part.path, "gateway"):
         parsed = read_config(section, where=part.where, folder=folder)
-    for one, settings in ((section, parsed), *zip(section.get("routes") or [], parsed.routes, strict=True)):
-        one["hooks"] = settings.hooks
+    for target, settings in ((section, parsed), *zip(section.get("routes") or [], parsed.routes, strict=True)):
+        target["hooks"] = settings.hooks
     resolve_files(section, folder)
     return section, parsed
 
 
-def _routed(part: Part) -> dict[str, Any]:
+def _routed(part: FilePart) -> dict[str, Any]:
     """The gateway's settings, of several jobs with a route for each."""
     settings = part.settings
     if "jobs" in part.file:
@@ -180,7 +180,7 @@ def _several(path: Path, data: dict[str, Any]) -> UpPlan:
     for name, sections in jobs_in(path, data).items():
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: jobs has names (letters, digits, - and _), each with job and swarm: {name!r}")
-        if unknown := [one for one in sections if one not in ("job", "swarm")]:
+        if unknown := [section for section in sections if section not in ("job", "swarm")]:
             raise ConfigError(f"{path}, jobs.{name}: unknown section {unknown[0]!r}; it has job and, if needed, swarm")
         plans.append(_server_plan(path, sections, name))
     if not plans:
@@ -188,16 +188,16 @@ def _several(path: Path, data: dict[str, Any]) -> UpPlan:
     servers = tuple(plan.servers[0] for plan in plans)
     if len({server.run_dir for server in servers}) < len(servers):
         raise ConfigError(f"{path}: two jobs have one run folder; set run_dir in their swarm sections")
-    return replace(plans[0], servers=servers, addresses=tuple(one for plan in plans for one in plan.addresses))
+    return replace(plans[0], servers=servers, addresses=tuple(address for plan in plans for address in plan.addresses))
 
 
-def _with_all_routes(given: Any, jobs: list[str]) -> Any:
-    """The ``given`` routes of a gateway, and one for each of the ``jobs`` that has none."""
+def _with_all_routes(routes: Any, jobs: list[str]) -> Any:
+    """The ``routes`` routes of a gateway, and one for each of the ``jobs`` that has none."""
     try:
-        named = {route["name"] for route in given}
+        named = {route["name"] for route in routes}
     except (TypeError, KeyError):
-        return given  # the gateway's own check says what is wrong
-    return [*given, *({"name": name} for name in jobs if name not in named)]
+        return routes  # the gateway's own check says what is wrong
+    return [*routes, *({"name": name} for name in jobs if name not in named)]
 
 
 def read_train(path: Path) -> TrainPlan:

@@ -58,19 +58,19 @@ def serve(
         "num_repeat": num_repeat,
         "control": control,
     }
-    given = {name: value for name, value in flags.items() if value is not None}
+    overrides = {name: value for name, value in flags.items() if value is not None}
     if config:
         import_from(config.parent)
     if check:
-        _check(config, given, as_json)
+        _check(config, overrides, as_json)
         return
-    parsed = _read(config, given)
+    parsed = _read(config, overrides)
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr(log_format, texts=log_texts)
-    source = (lambda: _read(config, given)) if config else None
+    source = (lambda: _read(config, overrides)) if config else None
     if reload_from is not None:
-        servers = dict(one.split("=", 1) for one in server or [])
+        servers = dict(pair.split("=", 1) for pair in server or [])
         source = lambda: _read_of_up(reload_from, servers)  # noqa: E731
         try:
             # one that is started again has the address that it had

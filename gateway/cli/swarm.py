@@ -79,13 +79,13 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
 
     Parts without content are left out.
     """
-    from gateway.tui.format import printable, text_lines
-    from gateway.tui.swarm_view import Order, episodes, view
+    from gateway.views.format import printable, text_lines
+    from gateway.views.swarm_view import SortOrder, episodes, view
     from swarm.progress import step_line
 
     shown = view(status, ())
     lines = [f"{line.label:<6} {line.text}" for line in shown.head]
-    for table in (shown.tables["c"], episodes(status, Order.IDLE, ""), shown.tables["d"]):
+    for table in (shown.tables["c"], episodes(status, SortOrder.IDLE, ""), shown.tables["d"]):
         if table.rows:
             lines += ["", *text_lines(table, _ROWS)]
     if status.log or status.steps:
@@ -154,7 +154,7 @@ def export(
     journal = run_folder(run_dir) / "journal.db"
     decode = None
     if groups:
-        model = tokenizer or load_attribute("swarm.server.journal.groups:model_of")(journal, run)
+        model = tokenizer or load_attribute("swarm.server.journal.group_lines:model_of")(journal, run)
         decode = load_attribute("adapters.models:decoder")(model)
     with stage_bars(visible=not as_json) as on_progress:
         report = load_attribute("swarm.server.journal.export:export")(

@@ -20,7 +20,7 @@ from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.cli.parts import Part
+    from gateway.cli.parts import FilePart
     from swarm.client import SwarmClient
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """The swarm server that a command is for, by its options."""
 
     swarm_url: SwarmUrl
@@ -95,28 +95,28 @@ class Target:
         return SwarmClient(f"{base}/admin{query}", token=self.api_key or self.token or "", policy=policy)
 
 
-def targeted(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
-    """``command`` as typer takes it: its first parameter becomes the options of :class:`Target`."""
-    options = get_type_hints(Target, include_extras=True)
+def targeted(command: Callable[Concatenate[ServerTarget, P], None]) -> Callable[..., None]:
+    """``command`` as typer takes it: its first parameter becomes the options of :class:`ServerTarget`."""
+    options = get_type_hints(ServerTarget, include_extras=True)
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         call: Any = command
-        call(Target(**{name: given.pop(name) for name in options}), **given)
+        call(ServerTarget(**{name: arguments.pop(name) for name in options}), **arguments)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(
         [
-            *(one.replace(kind=kind) for one in own),
+            *(parameter.replace(kind=kind) for parameter in own),
             *(inspect.Parameter(name, kind, default=None, annotation=option) for name, option in options.items()),
         ]
     )
     return run
 
 
-def parse_set(given: list[str] | None) -> dict[str, Any]:
+def parse_set(settings: list[str] | None) -> dict[str, Any]:
     """The values of ``--set``, read as YAML.
 
     Raises:
@@ -125,18 +125,18 @@ def parse_set(given: list[str] | None) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {}
-    for one in given or []:
-        key, found, text = one.partition("=")
-        if not found or not key.strip():
-            raise ConfigError(f"--set {one!r}: write it as key=value")
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r}: write it as key=value")
         try:
             values[key.strip()] = yaml.safe_load(text)
         except yaml.YAMLError as exc:
-            raise ConfigError(f"--set {one!r}: {' '.join(str(exc).split())}") from exc
+            raise ConfigError(f"--set {setting!r}: {' '.join(str(exc).split())}") from exc
     return values
 
 
-def job_text(part: Part, url: str) -> str:
+def job_text(part: FilePart, url: str) -> str:
     """The YAML of the job in ``part`` of a file, for the server at ``url``.
 
     Raises:

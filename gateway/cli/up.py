@@ -103,8 +103,8 @@ def up(
     warnings = check_plan(plan, only=check)
     if check:
         models = [server.job.model for server in plan.servers]
-        told = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
-        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *told)
+        lines = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
+        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *lines)
         return
     with event_printer(as_json) as on_event:
         for warning in warnings:
@@ -145,11 +145,11 @@ def train(
     """Train a workflow on tasks: start server and engine, run, evaluate, report; one Ctrl-C stops everything."""
     from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_train
-    from gateway.launch.train import Trainer, rehearsal
+    from gateway.launch.train import TrainCommand, rehearsal
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
-    from gateway.replay.output import print_report, write_report
-    from gateway.replay.report import read_report
+    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.report import read_report
 
     if quick and (resume or fresh):
         raise ConfigError("--quick is a run of its own, which begins anew each time")
@@ -163,7 +163,7 @@ def train(
     with event_printer(as_json) as on_event:
         for warning in warnings:
             on_event("warning", {"message": warning})
-        work = Trainer(plan, on_event, label)
+        work = TrainCommand(plan, on_event, label)
         try:
             run_up(plan.up, on_event, work)
         except UpFailedError as exc:
@@ -191,7 +191,9 @@ def train(
 
 def _leave(code: int) -> NoReturn:
     """End the process with ``code``, even while a workflow that was given up runs on: nothing ends a thread."""
-    others = [one for one in threading.enumerate() if not one.daemon and one is not threading.current_thread()]
+    others = [
+        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.current_thread()
+    ]
     if others:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -225,9 +227,9 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
             return
         if kind == "listening" and values["name"] == "gateway":
             gateway = values["url"]
-        known = values | _words(kind, values)
-        known["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
-        line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(known)
+        fields = values | _words(kind, values)
+        fields["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
+        line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(fields)
         if line:
             line = f"{values['job']}: {line}" if "job" in values else line
             # markup off: a log line with [brackets] is text
@@ -235,7 +237,7 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
         if kind in _DOING:
             # a new state counts its own time; the stages of a boot share one count
             update = spinner.reset if kind == "state" else spinner.update
-            update(task, description=_DOING[kind].format_map(known))
+            update(task, description=_DOING[kind].format_map(fields))
 
     with spinner if console.is_terminal and not as_json else nullcontext():
         yield on_event

@@ -26,23 +26,23 @@ class Consent:
     """Of one request.
 
     Attributes:
-        given: whether its texts may be kept; no, until its route is known.
+        granted: whether its texts may be kept; no, until its route is known.
         redacts: whether texts with private parts may not be kept all the same.
     """
 
-    given: bool = False
+    granted: bool = False
     redacts: bool = False
 
     def keeps(self, texts: Any) -> bool:
         """Whether ``texts`` (JSON) may be kept."""
-        return self.given and not self.withholds(texts)
+        return self.granted and not self.withholds(texts)
 
     def withholds(self, texts: Any) -> bool:
         """Whether what ``texts`` (JSON) hold forbids to keep them."""
         return self.redacts and private(texts)
 
 
-def said(headers: Mapping[str, str]) -> bool | None:
+def header_consent(headers: Mapping[str, str]) -> bool | None:
     """What ``x-swarm-train`` of ``headers`` (lower-case names) says; ``None``: nothing.
 
     Raises:
@@ -61,7 +61,7 @@ def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:
 
     Args:
         rule: the route's.
-        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`said`.
+        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`header_consent`.
     """
     if key is False or header is False:
         return False

@@ -24,15 +24,15 @@ _MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
 def spans(text: str) -> list[Span]:
     """The private parts of ``text``, in their order."""
-    found = list(_found(text))
-    return found if len(found) < 2 else list(_apart(found))
+    candidates = list(_candidates(text))
+    return candidates if len(candidates) < 2 else list(_apart(candidates))
 
 
 def private(value: Any) -> bool:
     """Whether a text anywhere in ``value`` (JSON) has a private part; pictures and sounds are not read."""
     match value:
         case str():
-            return next(_found(value), None) is not None
+            return next(_candidates(value), None) is not None
         case dict():
             fields = cast("dict[str, Any]", value)
             return any(name not in _MEDIA and (private(name) or private(field)) for name, field in fields.items())
@@ -61,9 +61,9 @@ def mask(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
     def masked(text: str) -> str:
         # where a part is gone, its neighbour may stand free and become one
-        while found := spans(text):
+        while private_spans := spans(text):
             parts, end = [], 0
-            for span in found:
+            for span in private_spans:
                 parts += [text[end : span.start], placeholder(span.kind, text[span.start : span.end])]
                 end = span.end
             text = "".join([*parts, text[end:]])
@@ -81,17 +81,17 @@ def unmask(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _found(text: str) -> Iterator[Span]:
+def _candidates(text: str) -> Iterator[Span]:
     yield from secrets(text)
     yield from emails(text)
     yield from ip_addresses(text)
     yield from numbers(text)
 
 
-def _apart(found: Iterable[Span]) -> Iterator[Span]:
+def _apart(candidates: Iterable[Span]) -> Iterator[Span]:
     """Of spans that overlap the first one, and of those the longest."""
     end = 0
-    for span in sorted(found, key=lambda span: (span.start, -span.end)):
+    for span in sorted(candidates, key=lambda span: (span.start, -span.end)):
         if span.start >= end:
             yield span
             end = span.end

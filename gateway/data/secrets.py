@@ -82,9 +82,9 @@ def _issued(text: str, prefix: str) -> Iterator[Span]:
     """Keys of the issuer with that prefix."""
     form, at = _FORMS[prefix], text.find(prefix)
     while at >= 0:
-        found = None if _in_a_word(text, at) else form.match(text, at + len(prefix))
-        end = at + len(prefix) if found is None else found.end()
-        if found is not None and not _goes_on(text, end) and (prefix != "sk-" or _is_random(found[0])):
+        match = None if _in_a_word(text, at) else form.match(text, at + len(prefix))
+        end = at + len(prefix) if match is None else match.end()
+        if match is not None and not _goes_on(text, end) and (prefix != "sk-" or _is_random(match[0])):
             yield Span("secret", at, end)
         at = text.find(prefix, end)
 

@@ -194,7 +194,7 @@ def check_earlier(
         )
 
 
-class Gateway:
+class GatewayProcess:
     """The gateway, started again where it dies, as a dead engine is; at the same address.
 
     Attributes:

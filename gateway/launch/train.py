@@ -20,12 +20,11 @@ from pydantic import Field
 
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.watch import OnEvent, UpFailedError
-from gateway.replay.report import TrainingReport, points_of_evaluations, points_of_steps
-from swarm.agentjet.workflow import load_workflow
+from gateway.reports.report import TrainingReport, points_of_evaluations, points_of_steps
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_run import Evaluation, EvaluationReport, Progress, TrainOptions
-from swarm.client.workflow import Execute
+from swarm.client.workflow import Execute, find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.status import ServerStatus
@@ -95,7 +94,7 @@ def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
             raise ConfigError(f"{source} holds no task")
     # the engine serves on after its last step, to be evaluated
     up = _with_job(up, serve_after_training=file.eval is not None)
-    return TrainPlan(file, up, load_workflow(file.workflow), train, validation)
+    return TrainPlan(file, up, find_workflow(file.workflow), train, validation)
 
 
 def rehearsal(plan: TrainPlan) -> TrainPlan:
@@ -116,7 +115,7 @@ def _with_job(up: UpPlan, **changes: Any) -> UpPlan:
     return replace(up, servers=(replace(server, job=server.job.model_copy(update=changes)),))
 
 
-class Trainer:
+class TrainCommand:
     """The work of ``train`` beside the servers, see :func:`gateway.launch.up.run_up`.
 
     Args:

@@ -24,7 +24,15 @@ from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, lef
 from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import UpPlan
 from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
-from gateway.launch.servers import LISTENING, START_DEADLINE, TOKEN_VARIABLE, Gateway, Server, ended, with_servers
+from gateway.launch.servers import (
+    LISTENING,
+    START_DEADLINE,
+    TOKEN_VARIABLE,
+    GatewayProcess,
+    Server,
+    ended,
+    with_servers,
+)
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
 from swarm.concurrency import on_signals
@@ -170,7 +178,7 @@ class _Up:
         self._work = work
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
-        self._gateway: Gateway | None = None
+        self._gateway: GatewayProcess | None = None
         self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
@@ -209,7 +217,7 @@ class _Up:
                     server.give_back()
                 return self._spawn("gateway", ["serve", *reads], section, log, env)
 
-            self._gateway = Gateway(start, self._on_event, plan.restart_pause)
+            self._gateway = GatewayProcess(start, self._on_event, plan.restart_pause)
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then

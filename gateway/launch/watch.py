@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from gateway.launch.run_folder import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.metrics import TASKS_WITH_SIGNAL
+from swarm.measures import TASKS_WITH_SIGNAL
 from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus

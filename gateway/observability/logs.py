@@ -110,8 +110,8 @@ def log_access(record: RequestRecord) -> None:
 
 def _described(exc: BaseException) -> str:
     """The message of ``exc`` if it cannot quote a user, else its type and those of its causes."""
-    if isinstance(exc, HookError) and exc.told:
-        return exc.told[:_LONGEST]
+    if isinstance(exc, HookError) and exc.public_message:
+        return exc.public_message[:_LONGEST]
     return str(exc)[:_LONGEST] if _quotes_nobody(exc) else " from ".join(map(_kind, _chain(exc)))
 
 

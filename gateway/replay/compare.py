@@ -14,14 +14,12 @@ Invariant: a prompt that lacks a reward of either version enters no mean, and is
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from gateway.replay.report import Comparison, Report, Score
-from gateway.replay.senders import SavedAnswer
+from gateway.reports.report import CONFIDENCE, Comparison, Report, SavedAnswer, Score, by_prompt, mean_of
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
 from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from reward_hooks.offline import OfflineConfig, run_offline
@@ -32,7 +30,6 @@ from swarm.intervals import mean_interval, values_to_tell
 #: Ask a gateway for the best of a group that is judged and not trained, or for what the model says by itself.
 GATEWAY_HEADERS = {"x-swarm-train": "false", "x-swarm-policy": "best", "x-swarm-when-batch-waits": "best"}
 ENGINE_HEADERS = {"x-swarm-train": "false"}
-CONFIDENCE = 0.95
 #: Fewer prompts than this support no verdict: their spread is not known well enough.
 LEAST_PROMPTS = 8
 #: Seconds that a call of a hook may take.
@@ -52,7 +49,7 @@ async def scored(report: Report, earlier: Report | None, hooks: Hooks | None) ->
     Raises:
         ConfigError: there is no reward, or the two cannot be compared.
     """
-    if hooks is None and not any(one.reward is not None for one in report.scores):
+    if hooks is None and not any(score.reward is not None for score in report.scores):
         raise ConfigError(
             f"{report.target} answers without rewards: its hook failed on every prompt, or it is no gateway with a "
             "hook; --hooks judges the answers here"
@@ -79,7 +76,7 @@ def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, f
             f"{earlier.label} and {later.label} have no prompt in common: compare replays --no-train of the same --data"
         )
     if rewards is None:
-        means = [{key: mean_of(scores) for key, scores in one.items()} for one in (before, after)]
+        means = [{key: mean_of(scores) for key, scores in side.items()} for side in (before, after)]
         rewards = {key: (a, b) for key, a in means[0].items() if a is not None and (b := means[1].get(key)) is not None}
         values = [value for pair in rewards.values() for value in pair]
         if len(rewards) > 1 and max(values) - min(values) <= EQUAL_WITHIN:
@@ -95,15 +92,15 @@ def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, f
         )
     differences = [b - a for a, b in rewards.values()]
     mean, low, high = mean_interval(differences, CONFIDENCE)
-    known = len(differences) > 1
+    has_spread = len(differences) > 1
     return Comparison(
         earlier=earlier.label,
         **counts,
         before=fmean(a for a, _ in rewards.values()),
         after=fmean(b for _, b in rewards.values()),
         difference=mean,
-        low=low if known else None,
-        high=high if known else None,
+        low=low if has_spread else None,
+        high=high if has_spread else None,
         verdict=verdict(differences),
     )
 
@@ -119,37 +116,15 @@ def verdict(differences: Sequence[float]) -> str:
         return f"better by {interval}"
     if high < 0:
         return f"worse by {abs(mean):.3f} [{-high:.3f}, {-low:.3f}] on {count} prompts"
-    told = f"no difference can be told on {count} prompts: {mean:+.3f} [{low:.3f}, {high:.3f}]"
+    words = f"no difference can be told on {count} prompts: {mean:+.3f} [{low:.3f}, {high:.3f}]"
     wanted = values_to_tell(mean, stdev(differences), CONFIDENCE)
     if wanted is None or wanted > _MOST_PROMPTS:
-        return told
-    return f"{told}; about {max(1, wanted - count)} more prompts would tell a difference of this size"
+        return words
+    return f"{words}; about {max(1, wanted - count)} more prompts would tell a difference of this size"
 
 
 def _prompts(count: int) -> str:
     return f"{count} prompt{'s' * (count != 1)}"
-
-
-def versions(report: Report) -> str:
-    """Which weights answered: ``policy version 6``; empty where the address does not say."""
-    known = sorted({one.policy_version for one in report.scores if one.policy_version is not None})
-    if not known:
-        return ""
-    return f"policy version {known[0]}" if len(known) == 1 else f"policy versions {known[0]} to {known[-1]}, mixed"
-
-
-def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    """By the content of the prompt, whatever the order of the data."""
-    found: dict[str, list[Score]] = {}
-    for one in scores:
-        found.setdefault(json.dumps(one.messages, sort_keys=True), []).append(one)
-    return found
-
-
-def mean_of(scores: Sequence[Score]) -> float | None:
-    """Their mean reward; None without one."""
-    rewards = [one.reward for one in scores if one.reward is not None]
-    return fmean(rewards) if rewards else None
 
 
 async def judge_alone(report: Report, hooks: Hooks) -> Report:
@@ -161,11 +136,11 @@ async def judge_alone(report: Report, hooks: Hooks) -> Report:
     """
     listed = by_prompt(report.scores)
     sides = [(key, [_answers(scores)]) for key, scores in listed.items()]
-    found = await _judged(sides, {key: scores[0].messages for key, scores in listed.items()}, hooks)
+    means = await _judged(sides, {key: scores[0].messages for key, scores in listed.items()}, hooks)
     scores = [
-        one.model_copy(update={"reward": found[key][0] if key in found else None})
+        score.model_copy(update={"reward": means[key][0] if key in means else None})
         for key, ones in listed.items()
-        for one in ones
+        for score in ones
     ]
     return report.model_copy(update={"scores": scores})
 
@@ -180,18 +155,18 @@ async def judge_together(earlier: Report, later: Report, hooks: Hooks) -> dict[s
     Raises:
         ConfigError: one of them kept no answers.
     """
-    for one in (earlier, later):
-        if not any(score.answers for score in one.scores):
-            raise ConfigError(f"{one.label} kept no answers for --hooks to judge: do that replay with --hooks too")
+    for report in (earlier, later):
+        if not any(score.answers for score in report.scores):
+            raise ConfigError(f"{report.label} kept no answers for --hooks to judge: do that replay with --hooks too")
     before, after = by_prompt(earlier.scores), by_prompt(later.scores)
     shared = [key for key in before if key in after]
     sides = [(key, [_answers(before[key]), _answers(after[key])]) for key in shared]
-    found = await _judged(sides, {key: before[key][0].messages for key in shared}, hooks)
-    return {key: (means[0], means[1]) for key, means in found.items()}
+    means = await _judged(sides, {key: before[key][0].messages for key in shared}, hooks)
+    return {key: (means[0], means[1]) for key, means in means.items()}
 
 
 def _answers(scores: Sequence[Score]) -> list[SavedAnswer]:
-    return [answer for one in scores for answer in one.answers]
+    return [answer for score in scores for answer in score.answers]
 
 
 async def _judged(
@@ -204,7 +179,7 @@ async def _judged(
     for key, answers in sides:
         if not all(answers):
             continue
-        listed = [(side, answer) for side, one in enumerate(answers) for answer in one]
+        listed = [(side, answer) for side, answers_of_side in enumerate(answers) for answer in answers_of_side]
         # a judge that prefers a place must not prefer a version
         random.Random(key).shuffle(listed)
         body = {"messages": prompts[key]}
@@ -216,25 +191,27 @@ async def _judged(
         except HookError:
             continue
         if isinstance(submission, Submission):
-            candidates = [_candidate(place, answer, body) for place, (_, answer) in enumerate(listed)]
+            candidates = [_candidate(index, answer, body) for index, (_, answer) in enumerate(listed)]
             groups[key] = (
                 RecordedGroup(task=submission.task, candidates=candidates),
                 [side for side, _ in listed],
             )
     config = OfflineConfig(shuffles=0, timeout=HOOK_SECONDS)
-    told = await run_offline(hooks, [group for group, _ in groups.values()], config=config)
-    found: dict[str, list[float]] = {}
-    for (key, (_, order)), report in zip(groups.items(), told.groups, strict=True):
+    judged = await run_offline(hooks, [group for group, _ in groups.values()], config=config)
+    means: dict[str, list[float]] = {}
+    for (key, (_, order)), report in zip(groups.items(), judged.groups, strict=True):
         if not report.error:
             rewards = list(zip(order, report.rewards, strict=True))
-            found[key] = [fmean(reward.value for side, reward in rewards if side == one) for one in sorted(set(order))]
-    return found
+            means[key] = [
+                fmean(reward.value for side, reward in rewards if side == number) for number in sorted(set(order))
+            ]
+    return means
 
 
-def _candidate(place: int, answer: SavedAnswer, body: dict[str, Any]) -> Candidate:
+def _candidate(index: int, answer: SavedAnswer, body: dict[str, Any]) -> Candidate:
     message = answer.message
     return Candidate(
-        index=place,
+        index=index,
         message=message,
         text="\n".join(texts_of(message)),
         tool_calls=message.get("tool_calls") or [],

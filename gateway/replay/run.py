@@ -8,22 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway.replay.report import Report, Score, failures_of, latency_of, points_of_answers, points_of_steps
 from gateway.replay.senders import Outcome, Prompt, Sender
+from gateway.reports.report import Failure, Latency, Report, Score, StepPoint, points_of_steps
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.job import validated
-from swarm.metrics import REWARD
+from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -70,7 +72,7 @@ def make_config(**fields: Any) -> ReplayConfig:
 
 
 @dataclass
-class Progress:
+class ReplayProgress:
     """What a progress bar shows; changed in place. ``step`` is the server's last one, 0 if there is none yet;
     ``batch``: how full its next batch is, or what it does."""
 
@@ -112,7 +114,7 @@ async def replay(
     config: ReplayConfig,
     sender: Sender,
     swarm: AsyncSwarmClient | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[ReplayProgress], None] = lambda progress: None,
 ) -> Report:
     """Send the prompts of ``config.data`` through ``sender`` and report.
 
@@ -131,7 +133,7 @@ async def replay(
     prompts = itertools.islice(read_prompts(config.data, config.seed, config.epochs), config.max_requests)
     # the first one shows whether the data can be read
     first = await asyncio.to_thread(next, prompts, None)
-    progress = Progress(config.max_requests)
+    progress = ReplayProgress(config.max_requests)
     run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
     began = time.monotonic()
     because, interrupted = "all prompts sent", False
@@ -166,7 +168,7 @@ async def replay(
         answered=sum(1 for outcome in outcomes if not outcome.failure),
         cancelled=progress.cancelled,
         failures=failures_of(outcomes),
-        untrained=dict(Counter(one.untrained for one in outcomes if one.untrained).most_common()),
+        untrained=dict(Counter(outcome.untrained for outcome in outcomes if outcome.untrained).most_common()),
         latency=latency_of(outcomes),
         steps=[] if config.no_train else points_of_steps(steps) if swarm else points_of_answers(outcomes),
         scores=progress.scores,
@@ -189,8 +191,8 @@ class _Run:
     config: ReplayConfig
     sender: Sender
     swarm: AsyncSwarmClient | None
-    progress: Progress
-    on_progress: Callable[[Progress], None]
+    progress: ReplayProgress
+    on_progress: Callable[[ReplayProgress], None]
     prompts: Iterator[Prompt]
     unreadable: ConfigError | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -232,7 +234,7 @@ class _Run:
             self.on_progress(progress)
             if outcome.failure:
                 latest = progress.outcomes[-most:]
-                if len(latest) == most and all(one.failure for one in latest):
+                if len(latest) == most and all(outcome.failure for outcome in latest):
                     raise _Ended(f"the last {most} requests all failed, the latest with: {outcome.failure}")
                 # do not hammer a server that is down
                 await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))
@@ -264,3 +266,36 @@ def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> I
         yield Prompt(
             text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}]
         )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the ``ordered`` values lie (nearest rank)."""
+    # the subtraction takes back what binary fractions add: 0.95 * 20 is a little above 19
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
+
+
+def latency_of(outcomes: Iterable[Outcome]) -> Latency | None:
+    """Latency of the answered requests; None if there are none."""
+    seconds = sorted(outcome.seconds for outcome in outcomes if not outcome.failure)
+    if not seconds:
+        return None
+    return Latency(mean=statistics.fmean(seconds), p50=percentile(seconds, 0.5), p95=percentile(seconds, 0.95))
+
+
+def failures_of(outcomes: Iterable[Outcome]) -> dict[str, Failure]:
+    """The failures by kind, the most frequent first."""
+    by_kind: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.failure:
+            by_kind.setdefault(outcome.failure, []).append(outcome.detail)
+    ordered = sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    return {kind: Failure(count=len(details), example=details[0]) for kind, details in ordered}
+
+
+def points_of_answers(outcomes: Iterable[Outcome]) -> list[StepPoint]:
+    """Rewards by the policy version that answered: weights of version v collect the batch of step v + 1."""
+    by_step: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.reward is not None and outcome.policy_version is not None:
+            by_step.setdefault(outcome.policy_version + 1, []).append(outcome.reward)
+    return [StepPoint(step=step, reward_mean=statistics.fmean(values)) for step, values in sorted(by_step.items())]

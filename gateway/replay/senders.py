@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from adapters.dialects.jsons import error_in, object_in
+from gateway.reports.report import SavedAnswer
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import POLICY_VERSION
@@ -36,14 +37,6 @@ class Prompt(Model):
 
     text: str
     messages: list[dict[str, Any]]
-
-
-class SavedAnswer(Model):
-    """One answer as it is kept for a hook: its OpenAI message, how it ended, its completion tokens (0: not known)."""
-
-    message: dict[str, Any]
-    finish_reason: str = "stop"
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import GroupReport, Policy
 from gateway.rollout.sampling import EpisodeLostError, Shaped, Unclaimed
-from gateway.rollout.server import Serving, Training, Waiting
+from gateway.rollout.server import ServerReport, Training, Waiting
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Choice, DropReason, hook_failed
 from gateway.types import Decided, Incoming
@@ -156,7 +156,7 @@ async def run_with_group(
         raise
 
 
-async def shape(training: Training, incoming: Incoming, serving: Serving) -> Shaped:
+async def shape(training: Training, incoming: Incoming, serving: ServerReport) -> Shaped:
     """What to sample for ``incoming``.
 
     Raises:
@@ -217,7 +217,7 @@ def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
     return bodies
 
 
-def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: Serving) -> bool:
+def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: ServerReport) -> bool:
     """Whether the bodies are alike and really sampled; vLLM refuses to give several answers to a greedy call."""
     if len(bodies) < 2 or bodies.count(bodies[0]) < len(bodies):
         return False
@@ -238,7 +238,7 @@ async def best(
     Args:
         training: of the request's route.
         incoming: the request; its model name has been checked.
-        session: its place in a conversation, if it is part of one.
+        session: its position in a conversation, if it is part of one.
         policy: how long to wait for the others, and whether to sample them where none can be trained.
         untrained: claim nothing.
 

@@ -38,13 +38,13 @@ class GroupRun:
 
     Args:
         training: swarm server, hooks and settings of the route.
-        session: the request's place in its conversation.
+        session: the request's position in its conversation.
         shaped: what to sample.
-        episodes: the claimed episodes to sample with, known by their place from here on; or none of them.
+        episodes: the claimed episodes to sample with, known by their index from here on; or none of them.
 
     Attributes:
         trains: whether it was claimed.
-        outcomes: of each sample, by its place; ``None`` while it is under way, or after it was cancelled.
+        outcomes: of each sample, by its index; ``None`` while it is under way, or after it was cancelled.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GroupRun:
         self.episodes = episodes
         self.outcomes: list[Sample | SwarmGatewayError | None] = [None] * len(shaped.bodies)
         self.deadline = asyncio.get_running_loop().time() + training.settings.sample_timeout_seconds
-        #: places of episodes that are neither handed over nor given back
+        #: indices of episodes that are neither handed over nor given back
         self._claimed: Sequence[EpisodeEndpoint] = () if isinstance(episodes, Unclaimed) else episodes
         self._open = set(range(len(self._claimed)))
         self.trains = bool(self._claimed)
@@ -75,7 +75,7 @@ class GroupRun:
 
     @property
     def samples(self) -> dict[int, Sample]:
-        """The answers so far, by their place."""
+        """The answers so far, by their index."""
         return {index: outcome for index, outcome in enumerate(self.outcomes) if isinstance(outcome, Sample)}
 
     @property
@@ -83,8 +83,8 @@ class GroupRun:
         """Whether answers are still being sampled."""
         return bool(self._sampling)
 
-    def sample(self, places: Sequence[int], *, apart: bool = False) -> None:
-        """Begin to sample the answers at ``places``: in one call where that is possible, unless they are to come
+    def sample(self, indices: Sequence[int], *, apart: bool = False) -> None:
+        """Begin to sample the answers with ``indices``: in one call where that is possible, unless they are to come
         ``apart``."""
         sampler, bodies = self.swarm.sampler, self.shaped.bodies
 
@@ -92,18 +92,18 @@ class GroupRun:
             return [await sampler.sample(self.episodes[index], bodies[index], self.deadline)]
 
         async def all_together() -> list[Sample]:
-            return await sampler.sample_group(self.episodes, places, bodies[0], self.deadline)
+            return await sampler.sample_group(self.episodes, indices, bodies[0], self.deadline)
 
-        if len(places) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
-            self.start(places, all_together)
+        if len(indices) > 1 and not apart and self.shaped.shares_call and self.episodes.base_url:
+            self.start(indices, all_together)
         else:
-            for index in places:
+            for index in indices:
                 self.start([index], partial(sample_alone, index))
 
-    def start(self, places: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
-        """Begin to sample the answers at ``places``."""
-        name = f"sample {places[0]}" if len(places) == 1 else f"sample {len(places)} together"
-        task = self.swarm.background.start(self._sample(places, sample, name), name)
+    def start(self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
+        """Begin to sample the answers with ``indices``."""
+        name = f"sample {indices[0]}" if len(indices) == 1 else f"sample {len(indices)} together"
+        task = self.swarm.background.start(self._sample(indices, sample, name), name)
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
@@ -123,12 +123,12 @@ class GroupRun:
     # ------------------------------------------------------------------ judging
 
     async def judge(self, feedback: Mapping[int, Feedback] | None = None) -> GroupScore | None:
-        """The hook's rewards of the answers so far, in order of their places; ``None`` where it gives none.
+        """The hook's rewards of the answers so far, in order of their indices; ``None`` where it gives none.
 
         Groups that will not be trained are judged too: the score chooses the answer.
 
         Args:
-            feedback: of the user, by place.
+            feedback: of the user, by index.
         """
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
@@ -155,9 +155,9 @@ class GroupRun:
         Waits for unfinished samples, has the hook judge again if those or feedback are new to it, and submits.
 
         Args:
-            judged: the places of the answers that the hook has judged; empty: none.
+            judged: the indices of the answers that the hook has judged; empty: none.
             score: the hook's; ``None``: it gave none.
-            delivered: the places of the delivered answers, best first.
+            delivered: the indices of the delivered answers, best first.
         """
         self._delivered = frozenset(delivered)
         self._settling = self.swarm.background.start(
@@ -199,17 +199,17 @@ class GroupRun:
         while self._sampling:
             await asyncio.wait(self._sampling)
         self._count_tokens(delivered)
-        places = tuple(self.samples)
+        indices = tuple(self.samples)
         if not self.trains:
             if score is not None:
                 self.training.stats.recent.add(score)
-            return self._objection(places, score)
-        best = delivered[0] if delivered and delivered[0] in places else None
-        if places and places != judged:
+            return self._objection(indices, score)
+        best = delivered[0] if delivered and delivered[0] in indices else None
+        if indices and indices != judged:
             # the first rewards are void: rewards of two calls cannot be compared
             score = await self.judge()
             if score is not None and best is not None and self._session is not None:
-                self._session.scored(score.values[places.index(best)])
+                self._session.scored(score.values[indices.index(best)])
         credit = 0.0
         if self._session is not None and best is not None:
             closing = await self._session.closing(self.swarm.open_groups)
@@ -219,10 +219,10 @@ class GroupRun:
                 score = await self.judge(by_index)
         if score is not None:
             self.training.stats.recent.add(score)
-        reason = self._objection(places, score)
+        reason = self._objection(indices, score)
         if reason is None and score is not None:
             return await self._submit(
-                places, score, {places.index(best): credit} if best is not None and credit else {}
+                indices, score, {indices.index(best): credit} if best is not None and credit else {}
             )
         return reason
 
@@ -248,33 +248,35 @@ class GroupRun:
             return self._cancelled or DropReason.CANCELLED
         return DropReason.SAMPLE if settling.exception() is not None else settling.result()
 
-    def _objection(self, places: Sequence[int], score: GroupScore | None) -> str | None:
+    def _objection(self, indices: Sequence[int], score: GroupScore | None) -> str | None:
         """Why these answers with these rewards are not to be trained."""
         if self.shaped.drop is not None:
             # of a group without episodes people want to know that the hook did not choose
             failed = not self.trains and score is None and self.shaped.failure is None
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
-        answers = [self.samples[index].answer.message for index in places]
+        answers = [self.samples[index].answer.message for index in indices]
         if self.training.settings.data.redact == "group" and private(answers):
             self.training.stats.withheld["answer"] += 1
             return DropReason.PRIVATE
-        partial = self.shaped.takes_partial and len(places) >= _LEAST_GROUP
-        if len(places) < len(self.outcomes) and not partial:
+        partial = self.shaped.takes_partial and len(indices) >= _LEAST_GROUP
+        if len(indices) < len(self.outcomes) and not partial:
             failed = any(isinstance(outcome, SwarmGatewayError) for outcome in self.outcomes)
             return DropReason.SAMPLE if failed else DropReason.PARTIAL
         return DropReason.REWARD_HOOK if score is None else None
 
-    async def _submit(self, places: Sequence[int], score: GroupScore, credit: Mapping[int, float]) -> DropReason | None:
+    async def _submit(
+        self, indices: Sequence[int], score: GroupScore, credit: Mapping[int, float]
+    ) -> DropReason | None:
         settings, stats = self.training.settings, self.training.stats
         stats.groups.informative += score.informative
         stats.groups.uninformative += not score.informative
         task = self.shaped.submission.task
-        delivered = [index in self._delivered for index in places]
+        delivered = [index in self._delivered for index in indices]
         outputs = workflow_outputs(score, credit, self._notes, task, delivered, shuffled=settings.control == "shuffle")
-        self._give_back(self._open.difference(places), DropReason.SAMPLE)
+        self._give_back(self._open.difference(indices), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True
-        by_episode = {self._claimed[index].episode_uuid: output for index, output in zip(places, outputs, strict=True)}
+        by_episode = {self._claimed[index].episode_uuid: output for index, output in zip(indices, outputs, strict=True)}
         # from here on :meth:`cancel` leaves a judged group alone
         return await submit(
             self.swarm.client, task.task_id, by_episode, settings.submit_timeout_seconds, stats, self._accounted
@@ -298,9 +300,9 @@ class GroupRun:
         if self.trains:
             self.training.stats.groups.dropped[reason] += 1
 
-    def _give_back(self, places: Iterable[int], reason: str) -> None:
-        """Abort those episodes at ``places`` that are open; the server keeps the reason with them."""
-        going = sorted(self._open.intersection(places))
+    def _give_back(self, indices: Iterable[int], reason: str) -> None:
+        """Abort those episodes with ``indices`` that are open; the server keeps the reason with them."""
+        going = sorted(self._open.intersection(indices))
         if not going:
             return
         self._open.difference_update(going)
@@ -322,7 +324,7 @@ class GroupRun:
     # ------------------------------------------------------------------ inside
 
     async def _sample(
-        self, places: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str
+        self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str
     ) -> None:
         outcomes: Sequence[Sample | SwarmGatewayError]
         try:
@@ -330,8 +332,8 @@ class GroupRun:
                 outcomes = await sample()
         except SwarmGatewayError as exc:
             logger.warning("%s failed: %s", name, exc)
-            outcomes = [exc] * len(places)
-        for index, outcome in zip(places, outcomes, strict=True):
+            outcomes = [exc] * len(indices)
+        for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
 
     def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from adapters.dialects import Answer, ChatDialect
+from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import trace_headers
@@ -60,7 +60,7 @@ class EpisodeLostError(UnavailableError):
 class Sample:
     """One answer; latency in seconds."""
 
-    answer: Answer
+    answer: SampledAnswer
     latency: float
     policy_version: int | None
 
@@ -176,37 +176,37 @@ class Sampler:
         """
         headers = {SAMPLES: "1"} if isinstance(episode, Unclaimed) else {}
         answer, latency = await self._timed(episode, body, deadline, headers)
-        return Sample(Answer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
+        return Sample(SampledAnswer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self, group: EpisodeGroup | Unclaimed, places: Sequence[int], body: bytes, deadline: float
+        self, group: EpisodeGroup | Unclaimed, indices: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
-        """Sample an answer for each episode at ``places`` of ``group`` in one call, which computes their prompt once.
+        """Sample an answer for the episodes ``indices`` of ``group`` in one call, which computes their prompt once.
 
         Args:
             group: with an address of its own, or without episodes.
-            places: at least one.
+            indices: at least one.
             body: see :meth:`sample`; without ``n``.
 
         Returns:
-            One sample per place, in their order; the latency of each is that of the call.
+            One sample per index, in their order; the latency of each is that of the call.
 
         Raises:
             As :meth:`sample`; there are either all answers or none.
         """
         headers: dict[str, str] = {}
         if isinstance(group, Unclaimed):
-            headers[SAMPLES] = str(len(places))
-        elif len(places) < len(group):
-            headers[PLACES] = ",".join(map(str, places))
+            headers[SAMPLES] = str(len(indices))
+        elif len(indices) < len(group):
+            headers[PLACES] = ",".join(map(str, indices))
         answer, latency = await self._timed(group, body, deadline, headers)
         counts = [int(count) for count in answer.headers.get(COMPLETION_TOKENS, "").split(",") if count.isdigit()]
-        if len(counts) != len(places):
+        if len(counts) != len(indices):
             raise UpstreamError(f"the group's answer counts {len(counts)} choices", code="malformed_answer")
         version = _version(answer.headers)
         return [
             Sample(answer_of_choice, latency, version)
-            for answer_of_choice in Answer.from_choices(object_in(answer.content), counts)
+            for answer_of_choice in SampledAnswer.from_choices(object_in(answer.content), counts)
         ]
 
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
@@ -214,7 +214,7 @@ class Sampler:
         :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
         answer = await self._post(address, body, deadline)
         data = object_in(answer.content) or {}
-        Answer.from_completion(data)
+        SampledAnswer.from_completion(data)
         return data, _version(answer.headers)
 
     @asynccontextmanager

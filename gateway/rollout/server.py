@@ -42,7 +42,7 @@ _FIRST_PROMPTS = {"Claude Code": 27_000, "opencode": 9_000, "Codex": 7_600}
 _STATUS_AGE = 2.0
 #: Age at which the status is read again in the background.
 _STATUS_STALE = 1.0
-#: Longest single long-poll: a claim whose caller is gone keeps its place in the server's queue for at most this long.
+#: Longest single long-poll: a claim whose caller is gone is in the server's queue for at most this long.
 _POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
 #: Seconds after which the last news of a server that is away is too old to act on.
@@ -66,7 +66,7 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServerReport:
     """What the swarm server serves; ``job``, ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
@@ -165,14 +165,14 @@ class Swarm:
         self.open_groups = OpenGroups(self.client)
         self.sampler = Sampler(self._http)
         self._held = AsyncExitStack()
-        self.report = Serving()
+        self.report = ServerReport()
         self._read_at = self._heard_at = float("-inf")
         #: why the server refuses this gateway; empty: it does not
         self._refusal = ""
         self.down_since: datetime | None = None
         #: since when no engine serves, on the loop's clock
         self._gone_since: float | None = None
-        self._reading: asyncio.Task[Serving] | None = None
+        self._reading: asyncio.Task[ServerReport] | None = None
 
     async def __aenter__(self) -> Self:
         self._held.push_async_callback(self._http.close)
@@ -200,7 +200,7 @@ class Swarm:
             open_groups=len(self.open_groups),
         )
 
-    async def serving(self) -> Serving:
+    async def serving(self) -> ServerReport:
         """The status, at most two seconds old. While the server is silent: the last known model and group size, with
         ``engine`` ``None``."""
         reading = self._refresh()
@@ -208,7 +208,7 @@ class Swarm:
             return self.report
         return await asyncio.shield(reading)
 
-    async def last_known(self) -> Serving:
+    async def last_known(self) -> ServerReport:
         """The status for readers who must not wait: at most a quarter second for a slow server, then the last known
         one; ``engine`` is ``None`` once the server is known to be silent."""
         if (reading := self._refresh()) is not None:
@@ -228,7 +228,7 @@ class Swarm:
             return UnavailableError("the engine has been starting for a while", code="engine_booting")
         return UnavailableError("the engine has been offline for a while", code="engine_offline")
 
-    async def wait_for_job(self, waited: Waiting) -> Serving:
+    async def wait_for_job(self, waited: Waiting) -> ServerReport:
         """The status, once the server has a job.
 
         Raises:
@@ -313,7 +313,7 @@ class Swarm:
         uuids = [episode.episode_uuid for episode in episodes]
         self.background.start(self.client.abort(uuids, reason, notes), "aborting episodes")
 
-    def _refresh(self) -> asyncio.Task[Serving] | None:
+    def _refresh(self) -> asyncio.Task[ServerReport] | None:
         """The reading of the server's status that is under way; ``None`` while the last one is young enough."""
         if asyncio.get_running_loop().time() - self._read_at < _STATUS_STALE:
             return None
@@ -321,7 +321,7 @@ class Swarm:
             self._reading = self.background.start(self._read(), "reading the swarm server's status")
         return self._reading
 
-    async def _read(self) -> Serving:
+    async def _read(self) -> ServerReport:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 status = await self.client.status()
@@ -332,14 +332,16 @@ class Swarm:
                 # once: it is asked again and again
                 logger.warning("the swarm server at %s %s: %s", self.url, does, exc or "timeout")
             last = self.report
-            now = Serving(model=last.model, num_repeat=last.num_repeat, max_model_len=last.max_model_len, job=last.job)
+            now = ServerReport(
+                model=last.model, num_repeat=last.num_repeat, max_model_len=last.max_model_len, job=last.job
+            )
             self.down_since = self.down_since or datetime.now(UTC)
         else:
             if self.down_since is not None:
                 logger.warning("the swarm server at %s answers again", self.url)
             self.down_since = None
             job, engine = status.job, status.engine
-            now = Serving(
+            now = ServerReport(
                 model=status.model or (job.model_name if job is not None else ""),
                 num_repeat=job.num_repeat if job is not None else None,
                 policy_version=engine.global_step,

@@ -115,7 +115,7 @@ def workflow_outputs(
 
     Args:
         score: the hook's.
-        credit: added to the advantage of answers, by their place in ``score``.
+        credit: added to the advantage of answers, by their index in ``score``.
         notes: of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
         delivered: whether the user got it, for each.

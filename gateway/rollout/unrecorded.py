@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from adapters.dialects import Answer as Completion
+from adapters.dialects import SampledAnswer as Completion
 from adapters.dialects import to_json
 from adapters.dialects.chat_answers import chunks_of
 from gateway.rollout.sampling import Chunk, EpisodeLostError

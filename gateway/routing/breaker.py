@@ -34,7 +34,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Call:
+class Passage:
     """One request that was let through; ``failed`` counts against the upstream."""
 
     failed = False
@@ -65,7 +65,7 @@ class Breaker:
         return BreakerState.OPEN if time.monotonic() < self._retry_at else BreakerState.HALF_OPEN
 
     @contextmanager
-    def call(self) -> Generator[Call]:
+    def call(self) -> Generator[Passage]:
         """One request to the upstream; an exception counts as a failure, a cancellation as nothing.
 
         Raises:
@@ -81,7 +81,7 @@ class Breaker:
         if state is BreakerState.HALF_OPEN:
             # at its start: it may take long, and the next one must not wait for it
             self._wait(min(self._pause * 2, _PAUSE_MOST))
-        period, call = self._period, Call()
+        period, call = self._period, Passage()
         try:
             yield call
         except Exception:
@@ -91,7 +91,7 @@ class Breaker:
         else:
             self._ended(period, call)
 
-    def _ended(self, period: int, call: Call) -> None:
+    def _ended(self, period: int, call: Passage) -> None:
         """A request that began in ``period`` has ended."""
         if period != self._period:
             return

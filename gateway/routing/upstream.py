@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from adapters.dialects import DIALECTS, Answer, to_json
+from adapters.dialects import DIALECTS, SampledAnswer, to_json
 from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
@@ -257,7 +257,7 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
     if not isinstance(relayed.body, bytes):
         return Live(_chunks(relayed.body), headers, relayed.close)
     completion = _object(relayed.body)
-    answer = Answer.from_completion(completion)
+    answer = SampledAnswer.from_completion(completion)
     chunks = partial(chunks_of, [answer], str(completion.get("id", "")), include_usage=True)
     return Decided(completion, chunks, headers)
 

@@ -52,7 +52,7 @@ class Fate:
 
 
 @dataclass
-class Ledger:
+class AgentLedger:
     """What became of all that was sampled for one agent of a session.
 
     Attributes:
@@ -91,15 +91,15 @@ class SessionReport:
     """
 
     route: str
-    agents: dict[str, Ledger] = field(default_factory=dict[str, Ledger])
+    agents: dict[str, AgentLedger] = field(default_factory=dict[str, AgentLedger])
     ended: str = ""
     credited: int = 0
     credit_dropped: int = 0
 
-    def ledger(self, agent: str) -> Ledger:
+    def ledger(self, agent: str) -> AgentLedger:
         """Of a sub-agent; clients name these, and what is beyond the first 64 shares one ledger."""
         has_ledger = agent in self.agents or len(self.agents) < _AGENTS
-        return self.agents.setdefault(agent if has_ledger else _OTHERS, Ledger())
+        return self.agents.setdefault(agent if has_ledger else _OTHERS, AgentLedger())
 
 
 class Scope(NamedTuple):

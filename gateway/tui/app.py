@@ -16,11 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
-from gateway.tui.client import Target
-from gateway.tui.format import seconds
 from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answering
 from gateway.tui.poller import SwarmPoller, make_poller
+from gateway.tui.targets import Target
 from gateway.tui.widgets import HelpScreen, names_line
+from gateway.views.format import seconds
 
 #: Seconds between two updates of the times on the screen.
 _TICK = 0.5
@@ -53,10 +53,10 @@ class MonitorApp(App[None]):
         super().__init__()
         self.pollers = [make_poller(target, interval, self._on_change) for target in targets]
         self.pages: list[Page] = [
-            SwarmPage(one) if isinstance(one, SwarmPoller) else GatewayPage(one) for one in self.pollers
+            SwarmPage(poller) if isinstance(poller, SwarmPoller) else GatewayPage(poller) for poller in self.pollers
         ]
         self._overview = OverviewPage(self.pollers)
-        self._place = 0 if len(targets) > 1 else 1
+        self._page = 0 if len(targets) > 1 else 1
         self._paused_at: float | None = None
         self._top = Static(id="top", markup=False)
         self._names = Static(id="names", markup=False)
@@ -66,8 +66,8 @@ class MonitorApp(App[None]):
         yield self._top
         yield self._names
         with self._switcher:
-            for place, page in enumerate([self._overview, *self.pages]):
-                page.id = f"page-{place}"
+            for number, page in enumerate([self._overview, *self.pages]):
+                page.id = f"page-{number}"
                 yield page
         yield Footer()
 
@@ -75,12 +75,12 @@ class MonitorApp(App[None]):
         for poller in self.pollers:
             self.run_worker(poller.run(), name=f"polling {poller.target.name}")
         self.set_interval(_TICK, lambda: self._guarded(self._tick))
-        self._turn_to(self._place)
+        self._turn_to(self._page)
 
     @property
     def page(self) -> Page | None:
         """The page in front; ``None``: the overview."""
-        return self.pages[self._place - 1] if self._place else None
+        return self.pages[self._page - 1] if self._page else None
 
     def show(self) -> None:
         """Show the last known data."""
@@ -110,13 +110,13 @@ class MonitorApp(App[None]):
             paused = f" PAUSED for {seconds(time.monotonic() - self._paused_at)}: p goes on "
         self._top.update(Content.assemble(words, (paused, "bold reverse")))
 
-    def _turn_to(self, place: int) -> None:
-        self._place = place
-        self._switcher.current = f"page-{place}"
+    def _turn_to(self, page: int) -> None:
+        self._page = page
+        self._switcher.current = f"page-{page}"
         names = ["all", *(poller.target.name for poller in self.pollers)]
         self._names.update(
             names_line(
-                (f"{number} {name}", number == place + 1, f"app.number({number})")
+                (f"{number} {name}", number == page + 1, f"app.number({number})")
                 for number, name in enumerate(names, 1)
             )
         )
@@ -143,7 +143,7 @@ class MonitorApp(App[None]):
             poller.hurry()
 
     def action_page(self, by: int) -> None:
-        self._turn_to((self._place + by) % (len(self.pages) + 1))
+        self._turn_to((self._page + by) % (len(self.pages) + 1))
 
     def action_number(self, number: int) -> None:
         if number <= len(self.pages) + 1:

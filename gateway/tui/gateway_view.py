@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gateway.stats import Accounted, GatewayStatus, RouteStatus, Stats, SwarmStatus
-from gateway.tui.format import (
+from gateway.views.format import (
     BAD,
     GOOD,
     UNKNOWN,
@@ -28,19 +28,19 @@ from gateway.tui.format import (
 )
 
 _ROUTES: Columns[tuple[str, RouteStatus]] = {
-    "route": lambda one: one[0],
-    ">in flight": lambda one: str(one[1].load.running),
-    ">queued": lambda one: str(one[1].load.waiting),
-    ">requests": lambda one: number(one[1].requests),
-    ">shed": lambda one: number(one[1].load.refused),
-    ">errors": lambda one: number(sum(one[1].errors.values())),
-    "breaker": lambda one: UNKNOWN if one[1].breaker is None else f"{'! ' if _is_ill(one[1]) else ''}{one[1].breaker}",
-    ">trained": lambda one: number(one[1].groups.trained),
-    ">reward": lambda one: _reward(one[1]),
-    ">groups differ": lambda one: _differ(one[1]),
-    ">not delivered": lambda one: _waste(one[1]),
-    "policy": lambda one: one[1].policy,
-    "models": lambda one: ", ".join(one[1].models),
+    "route": lambda row: row[0],
+    ">in flight": lambda row: str(row[1].load.running),
+    ">queued": lambda row: str(row[1].load.waiting),
+    ">requests": lambda row: number(row[1].requests),
+    ">shed": lambda row: number(row[1].load.refused),
+    ">errors": lambda row: number(sum(row[1].errors.values())),
+    "breaker": lambda row: UNKNOWN if row[1].breaker is None else f"{'! ' if _is_ill(row[1]) else ''}{row[1].breaker}",
+    ">trained": lambda row: number(row[1].groups.trained),
+    ">reward": lambda row: _reward(row[1]),
+    ">groups differ": lambda row: _differ(row[1]),
+    ">not delivered": lambda row: _waste(row[1]),
+    "policy": lambda row: row[1].policy,
+    "models": lambda row: ", ".join(row[1].models),
 }
 _SWARMS: Columns[SwarmStatus] = {
     # an address may name a user and a password
@@ -81,10 +81,13 @@ def view(status: GatewayStatus, per_second: float) -> View:
             "g": table_of(
                 _ROUTES,
                 status.routes.items(),
-                lambda one: BAD if _is_ill(one[1]) else WARNING if one[1].load.waiting else "",
+                lambda row: BAD if _is_ill(row[1]) else WARNING if row[1].load.waiting else "",
             ),
             "w": table_of(
-                _SWARMS, status.swarms, lambda one: BAD if one.down_since else "", empty="no route has a swarm server"
+                _SWARMS,
+                status.swarms,
+                lambda swarm: BAD if swarm.down_since else "",
+                empty="no route has a swarm server",
             ),
             "f": counts_table(("count", "kind"), failures, "nothing has failed"),
         },
@@ -122,9 +125,9 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
         ),
     ]
     if recent := status.recent.groups:
-        told = f"reward {_reward(status)}; {_differ(status)} groups differ, of the latest judged"
+        line = f"reward {_reward(status)}; {_differ(status)} groups differ, of the latest judged"
         nothing = recent >= _ENOUGH and not status.recent.with_signal
-        words = f"! {told}: nothing to learn, make the reward finer or raise job.temperature" if nothing else told
+        words = f"! {line}: nothing to learn, make the reward finer or raise job.temperature" if nothing else line
         lines.append(Line(words, WARNING if nothing else "", "learns"))
     if status.reload_error:
         lines.append(Line(f"! the last reload failed: {printable(status.reload_error)}", WARNING, "config"))
@@ -142,15 +145,15 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
 
 def _accounted(accounted: Accounted) -> Line:
     """What became of the sampled tokens by the swarm server's count, over all timelines."""
-    told, why = accounted.tokens, accounted.why
+    tokens, why = accounted.tokens, accounted.why
     reasons = f" ({', '.join(short(reason, 60) for reason in list(why)[:3])})" if why else ""
-    parts = [f"{number(told['sampled'])} tokens sampled in {number(told['timelines'])} rows"]
-    parts += [f"{number(told['trained'])} trained"]
-    parts += [f"{number(told['repeated'])} trained once although sampled again"] if told["repeated"] else []
-    parts += [f"{number(told['dropped'])} not trained{reasons}"] if told["dropped"] else []
-    parts += [f"{number(told['masked'])} between answers, read but not trained"] if told["masked"] else []
-    calls = f"{number(told['calls'])} calls"
-    torn = [f"{number(told[name])} {words}" for name, words in _TORN.items() if told[name]]
+    parts = [f"{number(tokens['sampled'])} tokens sampled in {number(tokens['timelines'])} rows"]
+    parts += [f"{number(tokens['trained'])} trained"]
+    parts += [f"{number(tokens['repeated'])} trained once although sampled again"] if tokens["repeated"] else []
+    parts += [f"{number(tokens['dropped'])} not trained{reasons}"] if tokens["dropped"] else []
+    parts += [f"{number(tokens['masked'])} between answers, read but not trained"] if tokens["masked"] else []
+    calls = f"{number(tokens['calls'])} calls"
+    torn = [f"{number(tokens[name])} {words}" for name, words in _TORN.items() if tokens[name]]
     return Line(
         ", ".join(parts) + f"; {calls}" + (f", of which {', '.join(torn)}" if torn else ""),
         WARNING if why else "",

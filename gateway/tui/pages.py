@@ -16,12 +16,12 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from gateway.tui.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
-from gateway.tui.groups_view import answers_table, groups_table, rewards_table, wanted_of
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
-from gateway.tui.swarm_view import Order, episodes
-from gateway.tui.widgets import Board, Grid, LogPanel, Panel, TablePanel, content
-from swarm.groups import JudgedGroups, Wanted
+from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
+from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
+from gateway.views.groups_view import answers_table, groups_table, rewards_table, wanted_of
+from gateway.views.swarm_view import SortOrder, episodes
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
@@ -33,14 +33,14 @@ _FIND = "words, route:NAME, reason:PART, >=0.5, <=0.5; Enter finds, Escape shows
 #: Seconds from which on the age of a status is a warning.
 _OLD = 5.0
 _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
-    ">tab": lambda one: str(one[0]),
-    "server": lambda one: one[1].target.name,
-    "state": lambda one: f"! {one[1].trouble.reason}" if one[1].trouble else _cells(one[1])[0],
-    "reward": lambda one: _cells(one[1])[4],
-    "batch": lambda one: _cells(one[1])[1],
-    "now": lambda one: _cells(one[1])[2],
-    ">version": lambda one: _cells(one[1])[3],
-    ">as of": lambda one: UNKNOWN if one[1].age is None else f"{seconds(one[1].age)} ago",
+    ">tab": lambda row: str(row[0]),
+    "server": lambda row: row[1].target.name,
+    "state": lambda row: f"! {row[1].trouble.reason}" if row[1].trouble else _cells(row[1])[0],
+    "reward": lambda row: _cells(row[1])[4],
+    "batch": lambda row: _cells(row[1])[1],
+    "now": lambda row: _cells(row[1])[2],
+    ">version": lambda row: _cells(row[1])[3],
+    ">as of": lambda row: UNKNOWN if row[1].age is None else f"{seconds(row[1].age)} ago",
 }
 
 
@@ -118,7 +118,7 @@ class SwarmPage(Page):
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
         super().__init__(poller, [self._steps, self._episodes, *tables, self._log, self._groups])
         self._swarm = poller
-        self._order = Order.IDLE
+        self._order = SortOrder.IDLE
         self._filter = Input(id="filter")
         self._filter.display = False
         # what is typed finds groups, not episodes
@@ -174,17 +174,17 @@ class SwarmPage(Page):
             self._episodes.show(episodes(status, self._order, "" if self._finding else self._filter.value))
 
     def _show_groups(self) -> None:
-        found = self._swarm.groups
-        if not isinstance(found, JudgedGroups):
-            why = f"! {found.message}" if found is not None else "asking for the groups ..."
+        judged = self._swarm.groups
+        if not isinstance(judged, JudgedGroups):
+            why = f"! {judged.message}" if judged is not None else "asking for the groups ..."
             self._groups.show(Table((), [], why))
             return
-        groups = found.groups
+        groups = judged.groups
         shown = [groups_table(groups, time.time())]
         if groups:
             self._group %= len(groups)
             shown.append(answers_table(groups[self._group]))
-        self._groups.show(*shown, rewards_table(found.rewards), note=shown[-1].note)
+        self._groups.show(*shown, rewards_table(judged.rewards), note=shown[-1].note)
 
 
 class GatewayPage(Page):
@@ -208,7 +208,7 @@ class OverviewPage(VerticalScroll):
     def __init__(self, pollers: Sequence[AnyPoller]) -> None:
         super().__init__()
         self._pollers = pollers
-        self._grid = Grid()
+        self._grid = TableView()
         self._troubles = Static(markup=False)
         self.focused = self
 
@@ -222,7 +222,7 @@ class OverviewPage(VerticalScroll):
             table_of(
                 _OVERVIEW,
                 enumerate(self._pollers, 2),
-                lambda one: BAD if one[1].trouble else "" if one[1].view else DIM,
+                lambda row: BAD if row[1].trouble else "" if row[1].view else DIM,
             )
         )
         lines: list[Line] = []

@@ -17,11 +17,12 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from gateway.stats import GatewayStatus
-from gateway.tui import gateway_view, swarm_view
-from gateway.tui.client import STEPS, Kind, StatusClient, Target, Trouble, nonsense
-from gateway.tui.format import View, seconds
+from gateway.tui import gateway_view
+from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nonsense
+from gateway.views import swarm_view
+from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
-from swarm.groups import JudgedGroups, Wanted
+from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult
@@ -56,10 +57,10 @@ class StepHistory:
 
         If none of them is known, steps were missed or it is another run: the next request is for all.
         """
-        known = {step.batch_id for step in self.steps}
-        new = [step for step in latest if step.batch_id not in known]
+        batches = {step.batch_id for step in self.steps}
+        new = [step for step in latest if step.batch_id not in batches]
         whole = asked >= STEPS
-        joined = not known or len(new) < len(latest)
+        joined = not batches or len(new) < len(latest)
         self.steps = list(latest) if whole or not joined else [*self.steps, *new][-STEPS:]
         self.wanted = FEW_STEPS if whole or (joined and self.wanted == FEW_STEPS) else STEPS
         return new
@@ -223,9 +224,9 @@ class SwarmPoller(Poller[ServerStatus]):
         wanted = self._wanted
         if time.monotonic() - self._groups_at >= _GROUPS_SECONDS:
             query = {"limit": _GROUPS, **wanted.model_dump(exclude_defaults=True)}
-            found = await self._client.get(JudgedGroups, query, path="/judged_groups")
+            judged = await self._client.get(JudgedGroups, query, path="/judged_groups")
             if wanted is self._wanted:
-                self.groups, self._groups_at = found, time.monotonic()
+                self.groups, self._groups_at = judged, time.monotonic()
 
     async def _ask(self) -> ServerStatus | Trouble:
         self._asked_steps = self.history.wanted
@@ -284,8 +285,8 @@ class GatewayPoller(Poller[GatewayStatus]):
         if status.reload_error and status.reload_failures != (before.reload_failures if before else 0):
             self.log.note(f"a reload failed, the configuration before stays: {status.reload_error}")
         for name, route in status.routes.items():
-            known = earlier.routes.get(name)
-            if known is not None and route.breaker is not None and known.breaker != route.breaker:
+            previous = earlier.routes.get(name)
+            if previous is not None and route.breaker is not None and previous.breaker != route.breaker:
                 self.log.note(f"the breaker of route {name}'s upstream is {route.breaker}")
         (first, low), (last, high) = self._requests[0], self._requests[-1]
         return gateway_view.view(status, (high - low) / (last - first) if last > first else 0.0)

@@ -21,8 +21,8 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import DataTable, Static
 
-from gateway.tui.format import BAD, DIM, WARNING, Line, Table, short
-from gateway.tui.swarm_view import STATES
+from gateway.views.format import BAD, DIM, WARNING, Line, Table, short
+from gateway.views.swarm_view import STATES
 
 #: Size of the terminal from which panels stand side by side.
 WIDE, HIGH = 120, 30
@@ -48,7 +48,7 @@ def names_line(names: Iterable[tuple[str, bool, str]]) -> Content:
     )
 
 
-class Grid(DataTable[Text]):
+class TableView(DataTable[Text]):
     """Shows a :class:`Table`; arrows and page keys scroll it."""
 
     DEFAULT_CSS = "Grid { background: transparent; height: 1fr; scrollbar-size: 1 1; }"
@@ -105,14 +105,14 @@ class TablePanel(Panel):
     border."""
 
     def __init__(self, key: str, title: str, count: int = 1, *, long: bool = False) -> None:
-        self._grids = [Grid() for _ in range(count)]
+        self._grids = [TableView() for _ in range(count)]
         super().__init__(key, title, self._grids[0] if count == 1 else VerticalScroll(*self._grids), long=long)
 
     def show(self, *tables: Table, note: str | None = None) -> None:
         """Show ``tables``, at most as many as there is room for."""
         self.border_subtitle = Content(tables[-1].note if note is None else note)
-        for place, grid in enumerate(self._grids):
-            grid.show(tables[place] if place < len(tables) else Table((), []))
+        for index, grid in enumerate(self._grids):
+            grid.show(tables[index] if index < len(tables) else Table((), []))
 
 
 class LogPanel(Panel):

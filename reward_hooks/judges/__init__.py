@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from reward_hooks.judges.client import JudgeClient
-from reward_hooks.judges.endpoint import Endpoint, Spending, metered
+from reward_hooks.judges.endpoint import Endpoint
 from reward_hooks.judges.judge import Judge
 from reward_hooks.judges.listwise import Listwise, ListwiseConfig
 from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
+from reward_hooks.spending import Spending, metered
 from swarm.errors import ConfigError
 from swarm.job import read_mapping, validated
 from swarm.types import Model

@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
-from reward_hooks.judges.endpoint import Budget, Endpoint, Spending
+from reward_hooks.judges.endpoint import Budget, Endpoint
+from reward_hooks.spending import Spending
 from swarm.concurrency import backoff
 from swarm.errors import HookError
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after
@@ -172,16 +173,16 @@ class JudgeClient:
                     raise _Again("stopped in the middle because its weights changed")
                 case _:
                     return answer
-        said = _said(answer, reply.content)
+        message = _message_of(answer, reply.content)
         if reply.status in _NOT_NOW:
-            raise _Again(f"answered {reply.status}: {said}", retry_after(reply.headers))
+            raise _Again(f"answered {reply.status}: {message}", retry_after(reply.headers))
         if reply.status in (400, 422):
-            words = said.lower()
+            words = message.lower()
             refused = {name for word, names in _OPTIONAL.items() if word in words for name in names} & sent.keys()
             if refused:
                 self._refused |= refused
                 return await self._once(url, body, output_tokens)
-        self._fail("judge_refused", f"answered {reply.status}: {said}")
+        self._fail("judge_refused", f"answered {reply.status}: {message}")
 
     async def _client(self) -> HttpClient:
         """The connections of the running loop."""
@@ -226,7 +227,7 @@ def _choice(answer: Any) -> dict[str, Any]:
             raise Unparsable("it is no chat completion")
 
 
-def _said(answer: Any, content: bytes) -> str:
+def _message_of(answer: Any, content: bytes) -> str:
     error: Any = cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None
     if isinstance(error, dict):
         return str(cast("dict[str, Any]", error).get("message") or error)[:300]

@@ -8,14 +8,11 @@ configuration names the environment variable of the key, never the key itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
+from reward_hooks.spending import Spending, meters
 from swarm.errors import ConfigError, HookError
 from swarm.types import Model
 
@@ -68,33 +65,6 @@ class Endpoint(Model):
 _MILLION = 1_000_000
 
 
-@dataclass
-class Spending:
-    """Counts since the start; ``calls`` are HTTP requests, retries included; ``cost`` is in the prices' currency."""
-
-    calls: int = 0
-    retries: int = 0
-    cache_hits: int = 0
-    failures: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-
-
-_METERS: ContextVar[tuple[Spending, ...]] = ContextVar("judge_meters", default=())
-
-
-@contextmanager
-def metered() -> Generator[Spending]:
-    """Count what all judges spend inside the block, in its tasks and hook threads too."""
-    meter = Spending()
-    token = _METERS.set((*_METERS.get(), meter))
-    try:
-        yield meter
-    finally:
-        _METERS.reset(token)
-
-
 class Budget:
     """The caps of one endpoint and what it has spent."""
 
@@ -105,8 +75,8 @@ class Budget:
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to one count, here and in the meters of the caller."""
-        for one in (self.spent, *_METERS.get()):
-            setattr(one, name, getattr(one, name) + amount)
+        for budget in (self.spent, *meters()):
+            setattr(budget, name, getattr(budget, name) + amount)
 
     def reserve(self, body_bytes: int, output_tokens: int) -> float:
         """Reserve the most that one call can cost, and count the call. A token has at least one byte, so the size of

@@ -265,20 +265,20 @@ def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], coun
         of its distribution: one group does not mix plain verdicts and means.
     """
     listed: Any = cast("dict[str, Any]", choice.get("logprobs") or {}).get("content")
-    tokens = [cast("dict[str, Any]", one) for one in listed or () if isinstance(one, dict)]
+    tokens = [cast("dict[str, Any]", entry) for entry in listed or () if isinstance(entry, dict)]
     spelled = [str(token.get("token", "")) for token in tokens]
     ends = list(accumulate(map(len, spelled)))
-    places = [found.start(1) for found in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', "".join(spelled))]
-    found = [_mean(tokens[bisect_right(ends, place)].get("top_logprobs"), values) for place in places]
-    known = [mean for mean in found if mean is not None]
-    return known if len(known) == len(found) == count else None
+    places = [match.start(1) for match in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', "".join(spelled))]
+    token_means = [_mean(tokens[bisect_right(ends, at)].get("top_logprobs"), values) for at in places]
+    numbers = [mean for mean in token_means if mean is not None]
+    return numbers if len(numbers) == len(token_means) == count else None
 
 
 def _mean(alternatives: object, values: Mapping[str, float]) -> float | None:
     weights: dict[str, float] = {}
-    for one in cast("list[dict[str, Any]]", alternatives) if isinstance(alternatives, list) else []:
-        said, logprob = str(one.get("token", "")).strip(' "\n'), one.get("logprob")
-        if said in values and isinstance(logprob, int | float):
-            weights[said] = weights.get(said, 0.0) + exp(min(0.0, logprob))
+    for alternative in cast("list[dict[str, Any]]", alternatives) if isinstance(alternatives, list) else []:
+        token, logprob = str(alternative.get("token", "")).strip(' "\n'), alternative.get("logprob")
+        if token in values and isinstance(logprob, int | float):
+            weights[token] = weights.get(token, 0.0) + exp(min(0.0, logprob))
     total = sum(weights.values())
-    return sum(values[said] * weight for said, weight in weights.items()) / total if total >= _ENOUGH else None
+    return sum(values[token] * weight for token, weight in weights.items()) / total if total >= _ENOUGH else None

@@ -69,13 +69,15 @@ class Listwise(Judge[ListwiseConfig]):
         shuffled = random.Random(f"{self._config.seed}/{context.group_id or task.task_id}")
         orders = orders_of(shuffled.sample(range(len(answers)), len(answers)), self._config.orders)
         asked = await all_of([self._ask(task, answers, order) for order in orders])
-        qualities, effects = freed(orders, [[verdict[1] for verdict in one] for one in asked])
+        qualities, effects = freed(orders, [[verdict[1] for verdict in verdicts] for verdicts in asked])
         swing = (max(effects) - min(effects)) / HIGHEST
-        return [_reward(qualities[index], [one[index] for one in asked], swing) for index in range(len(answers))]
+        return [
+            _reward(qualities[index], [verdicts[index] for verdicts in asked], swing) for index in range(len(answers))
+        ]
 
     async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Verdicts:
         count, (explanation, explained) = len(order), self._config.explanation
-        labelled = [(str(place), shown_answer(answers[index])) for place, index in enumerate(order, 1)]
+        labelled = [(str(number), shown_answer(answers[index])) for number, index in enumerate(order, 1)]
         ask = (
             f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to "
             f"{HIGHEST} (could not be better). Use the scale to tell them apart; equally good answers get equal "
@@ -86,14 +88,14 @@ class Listwise(Judge[ListwiseConfig]):
         verdict = {"answer": number, **explained, "score": SCORE}
         body = question(self._config, task, labelled, ask, {"verdicts": strict_list(count, verdict)})
         by_place = await self.client.chat(body, lambda choice: _read(choice, count), kind="listwise")
-        found = {index: by_place[place] for place, index in enumerate(order)}
-        return [found[index] for index in range(count)]
+        by_answer = {index: by_place[number] for number, index in enumerate(order)}
+        return [by_answer[index] for index in range(count)]
 
 
 def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
     """The verdicts by place."""
     listed: Any = json_of(text_of(choice)).get("verdicts")
-    if not isinstance(listed, list) or [type(one) for one in listed] != [dict] * count:
+    if not isinstance(listed, list) or [type(entry) for entry in listed] != [dict] * count:
         raise Unparsable(f"it has not one verdict for each of the {count} answers")
     verdicts = {
         int(entry.get("answer")): (*scores, str(entry.get("explanation") or ""))
@@ -101,18 +103,18 @@ def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
     }
     if set(verdicts) != set(range(1, count + 1)):
         raise Unparsable(f"its verdicts are on the answers {sorted(verdicts)} of 1 to {count}")
-    return [verdicts[place] for place in range(1, count + 1)]
+    return [verdicts[number] for number in range(1, count + 1)]
 
 
 def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
     """``swing`` is how much the judge prefers its favourite place to the one it likes least."""
-    scores, mean_scores = [one[0] for one in verdicts], [one[1] for one in verdicts]
+    scores, mean_scores = [verdict[0] for verdict in verdicts], [verdict[1] for verdict in verdicts]
     components = {"score": sum(scores) / len(scores) / HIGHEST}
     if len(verdicts) > 1:
         components["spread"] = (max(mean_scores) - min(mean_scores)) / HIGHEST
     if len(verdicts) > 2:
         components["place_swing"] = swing
-    reason = " / ".join(dict.fromkeys(one[2] for one in verdicts if one[2]))
+    reason = " / ".join(dict.fromkeys(verdict[2] for verdict in verdicts if verdict[2]))
     # rounded: numerical noise must not break ties
     return Reward(value=round(quality / HIGHEST, 9), components=components, reason=reason)
 
@@ -147,12 +149,12 @@ def freed(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) ->
     # one row per score, with a 1 for its item and a 1 for its place
     rows = np.zeros((count * size, 2 * size))
     for number, order in enumerate(orders):
-        for place, item in enumerate(order):
-            rows[number * size + item, [item, size + place]] = 1.0
-    found = np.linalg.lstsq(rows, by_item.ravel(), rcond=None)[0]
-    effects = found[size:] - found[size:].mean()
+        for column, item in enumerate(order):
+            rows[number * size + item, [item, size + column]] = 1.0
+    solution = np.linalg.lstsq(rows, by_item.ravel(), rcond=None)[0]
+    effects = solution[size:] - solution[size:].mean()
     # a constant is undetermined
-    quality = found[:size] - found[:size].mean() + mean.mean()
+    quality = solution[:size] - solution[:size].mean() + mean.mean()
     return quality.tolist(), effects.tolist()
 
 

@@ -70,7 +70,7 @@ class Pairwise(Judge[PairwiseConfig]):
             # what an answer gets in the order with i first, and in the other
             met[i].append((first, 1 - second))
             met[j].append((1 - first, second))
-        return [_reward(one) for one in met]
+        return [_reward(results) for results in met]
 
     def _pairs(self, shown: Sequence[str]) -> list[tuple[int, int]]:
         """The pairs to compare: rounds in which everybody plays once (the circle method), cut at ``max_comparisons``.
@@ -107,9 +107,9 @@ class Pairwise(Judge[PairwiseConfig]):
 
 def _reward(met: Sequence[tuple[float, float]]) -> Reward:
     """The reward for the results of one answer's comparisons, each in both orders."""
-    results = [(one + other) / 2 for one, other in met]
+    results = [(first + other) / 2 for first, other in met]
     wins, losses = sum(result > 0.5 for result in results), sum(result < 0.5 for result in results)
-    contradicted = sum((one - 0.5) * (other - 0.5) < 0 for one, other in met)
+    contradicted = sum((first - 0.5) * (other - 0.5) < 0 for first, other in met)
     count = len(met)
     return Reward(
         value=sum(2 * result - 1 for result in results) / count,

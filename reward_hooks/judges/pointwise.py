@@ -71,7 +71,7 @@ class Pointwise(Judge[PointwiseConfig]):
 def _read(choice: Mapping[str, Any], names: Sequence[str]) -> Reward:
     reply = json_of(text_of(choice))
     listed: Any = reply.get("scores")
-    if not isinstance(listed, list) or sorted(str(one.get("criterion")) for one in listed) != sorted(names):
+    if not isinstance(listed, list) or sorted(str(entry.get("criterion")) for entry in listed) != sorted(names):
         raise Unparsable(f"it does not score each of {', '.join(names)} once")
     means = [mean / HIGHEST for _, mean in scores_of(choice, listed)]
     components = {str(entry["criterion"]): mean for entry, mean in zip(listed, means, strict=True)}

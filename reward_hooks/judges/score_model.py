@@ -58,13 +58,13 @@ class JsonPath:
         Raises:
             ValueError: a step leads nowhere, or to something that is no finite number.
         """
-        found: list[Any] = [value]
+        values: list[Any] = [value]
         for number, step in enumerate(self._steps, 1):
-            found = [inner for outer in found for inner in self._step(outer, step, number)]
-        for one in found:
-            if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
-                raise ValueError(f"{self.text} leads to {str(one)[:60]!r}, which is no finite number")
-        return [float(one) for one in found]
+            values = [inner for outer in values for inner in self._step(outer, step, number)]
+        for score in values:
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise ValueError(f"{self.text} leads to {str(score)[:60]!r}, which is no finite number")
+        return [float(score) for score in values]
 
     def _step(self, value: Any, step: _Step, number: int) -> list[Any]:
         if step is None and isinstance(value, list):
@@ -123,7 +123,7 @@ class ScoreModel(Judge[ScoreModelConfig]):
                 values = await self._call(body, lambda answer: _in_order(answer, len(texts)))
             case "pooling":
                 bodies = [{"messages": _messages(task, answer)} for answer in answers]
-                values = [found[0] for found in await all_of([self._call(body, _pooled) for body in bodies])]
+                values = [scores[0] for scores in await all_of([self._call(body, _pooled) for body in bodies])]
             case "json":
                 values = await self._from_json(task, answers, asked, texts)
         return [Reward(value=value) for value in values]
@@ -134,10 +134,10 @@ class ScoreModel(Judge[ScoreModelConfig]):
         path = JsonPath(self._config.path)
 
         def read(answer: Any, count: int) -> list[float]:
-            found = path.numbers(answer)
-            if len(found) != count:
-                raise Unparsable(f"{path.text} finds {len(found)} numbers for {count} answers")
-            return found
+            numbers = path.numbers(answer)
+            if len(numbers) != count:
+                raise Unparsable(f"{path.text} finds {len(numbers)} numbers for {count} answers")
+            return numbers
 
         if path.many:
             body = _filled(self._config.body, {"prompt": asked, "answers": list(texts)})
@@ -146,8 +146,8 @@ class ScoreModel(Judge[ScoreModelConfig]):
             _filled(self._config.body, {"prompt": asked, "answer": text, "messages": _messages(task, answer)})
             for text, answer in zip(texts, answers, strict=True)
         ]
-        found = await all_of([self._call(body, lambda answer: read(answer, 1)) for body in bodies])
-        return [one[0] for one in found]
+        lists = await all_of([self._call(body, lambda answer: read(answer, 1)) for body in bodies])
+        return [scores[0] for scores in lists]
 
     async def _call(self, body: dict[str, Any], read: Callable[[Any], list[float]]) -> list[float]:
         config = self._config
@@ -167,8 +167,8 @@ def _in_order(answer: Any, count: int) -> list[float]:
     listed: Any = answer.get("data")
     if not isinstance(listed, list) or len(cast("list[Any]", listed)) != count:
         raise Unparsable(f"it has not one score for each of the {count} answers")
-    entries = sorted(cast("list[dict[str, Any]]", listed), key=lambda one: one["index"])
-    if [one["index"] for one in entries] != list(range(count)):
+    entries = sorted(cast("list[dict[str, Any]]", listed), key=lambda entry: entry["index"])
+    if [entry["index"] for entry in entries] != list(range(count)):
         raise Unparsable("the indices of its scores are not those of the answers")
     return _SCORES.numbers({"data": entries})
 
@@ -191,7 +191,7 @@ def _has(value: object, placeholder: str) -> bool:
     if isinstance(value, str):
         return placeholder in value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_has(one, placeholder) for one in cast("Sequence[object]", inner))
+    return any(_has(member, placeholder) for member in cast("Sequence[object]", inner))
 
 
 def _filled(value: Any, parts: Mapping[str, Any]) -> Any:

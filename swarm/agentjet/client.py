@@ -194,8 +194,8 @@ class SwarmClient:
                     raise
         status = self._client.wait_for_state(EngineState.ROLLING, EngineState.ROLLING_POST, wait_seconds=_PATIENCE)
         self._job = job
-        given = layered(wanted.model_dump(exclude_unset=True), server=status.job_defaults).job
-        if status.job is not None and (differing := differences(given, status.job)):
+        expected = layered(wanted.model_dump(exclude_unset=True), server=status.job_defaults).job
+        if status.job is not None and (differing := differences(expected, status.job)):
             logger.warning("the engine runs another job, and is used as it is: %s differ", ", ".join(differing))
 
     @staticmethod
@@ -209,8 +209,8 @@ class SwarmClient:
         """
         with ThreadPoolExecutor(max(1, len(client_job_pairs))) as pool:
             works = [
-                pool.submit(one.auto_sync_train_config_and_start_engine, job, force_restart)
-                for one, job in client_job_pairs
+                pool.submit(client.auto_sync_train_config_and_start_engine, job, force_restart)
+                for client, job in client_job_pairs
             ]
         errors = [exc for work in works if isinstance(exc := work.exception(), Exception)]
         if errors:

@@ -148,7 +148,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         drained: list[T] = []
         if len(self._undrained) >= self._workers:
             wait(self._undrained)
-            drained = [one.result() for one in self._undrained if one.exception() is None]
+            drained = [future.result() for future in self._undrained if future.exception() is None]
             self._undrained = []
         future = self.submit(fn, *args, **kwargs)
         self._undrained.append(future)

@@ -293,17 +293,17 @@ class AgentJetJob:
         return vars(self._parent(KEYWORDS[keyword])).get(last)
 
     def _set(self, keywords: Mapping[str, Any]) -> None:
-        given = {name: value for name, value in keywords.items() if value is not None}
-        for name in given:
+        settings = {name: value for name, value in keywords.items() if value is not None}
+        for name in settings:
             if name in _REFUSED:
                 raise ConfigError(f"AgentJetJob cannot have {name}: {_REFUSED[name]}")
             if name not in KEYWORDS:
                 meant = difflib.get_close_matches(name, KEYWORDS, n=1)
                 hint = f"; did you mean {meant[0]!r}?" if meant else "; AgentJet's other keys are set in config.ajet"
                 raise ConfigError(f"AgentJetJob has no keyword {name!r}{hint}")
-        if len({repr(given[name]) for name in ("num_repeat", "grpo_n") if name in given}) > 1:
+        if len({repr(settings[name]) for name in ("num_repeat", "grpo_n") if name in settings}) > 1:
             raise ConfigError("AgentJetJob: grpo_n and num_repeat are the same field: give one of them")
-        for name, value in given.items():
+        for name, value in settings.items():
             setattr(self, name, value)
 
     def _read(self, path: Path) -> None:

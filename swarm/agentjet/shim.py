@@ -128,9 +128,9 @@ def _attribute(module: ModuleType, name: str) -> Any:
     if name not in MODULES[module.__name__]:
         # of an AttributeError `from ... import` would lose the message
         raise ImportError(f"no {name} in {module.__name__}: {reason(fullname)}", name=module.__name__)
-    found = load_attribute(MODULES[module.__name__][name])
-    setattr(module, name, found)
-    return found
+    attribute = load_attribute(MODULES[module.__name__][name])
+    setattr(module, name, attribute)
+    return attribute
 
 
 def reason(fullname: str) -> str:

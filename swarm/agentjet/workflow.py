@@ -94,13 +94,13 @@ def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> plain
 
 
 def _run_class(spec: str, workflow: type, task: types.Task, api: EpisodeEndpoint) -> types.WorkflowOutput:
-    given = WorkflowTask(
+    workflow_task = WorkflowTask(
         env_type=task.env_type, task_id=task.task_id, episode_uuid=api.episode_uuid, task=Task(**task.model_dump())
     )
 
     async def run() -> Any:
         async with plain.async_client(api) as client:
-            return await _awaited(workflow().execute(given, Tuner(api, client)))
+            return await _awaited(workflow().execute(workflow_task, Tuner(api, client)))
 
     return plain.output_of(asyncio.run(run()), spec)
 

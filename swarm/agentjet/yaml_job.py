@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, EvalSampling, TrainJob, in_plain_words, parse_mapping
+from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob, in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -157,15 +157,7 @@ class Conversion:
     ignored: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadJob:
-    """The fields of a :class:`TrainJob` that a text sets, and AgentJet's keys that have no effect here, with why."""
-
-    fields: dict[str, Any]
-    ignored: dict[str, str]
-
-
-def read_job(text: str) -> ReadJob:
+def read_job(text: str) -> JobFields:
     """The job in YAML text, ours or AgentJet's; keys of the latter that have no effect are logged.
 
     Raises:
@@ -173,14 +165,14 @@ def read_job(text: str) -> ReadJob:
     """
     data = parse_mapping(text, "job")
     if "ajet" not in data:
-        return ReadJob(data, {})
+        return JobFields(data, {})
     conversion = convert(data)
     listed = ", ".join(f"{key} ({why})" for key, why in conversion.ignored.items() if why != _UNKNOWN)
     if listed:
         logger.info("the job is AgentJet's; ignored: %s", listed)
     if unknown := [key for key, why in conversion.ignored.items() if why == _UNKNOWN]:
         logger.warning("the job is AgentJet's; without effect, because not known here: %s", ", ".join(unknown))
-    return ReadJob(conversion.job.model_dump(exclude_unset=True), conversion.ignored)
+    return JobFields(conversion.job.model_dump(exclude_unset=True), conversion.ignored)
 
 
 def convert(config: Mapping[str, Any]) -> Conversion:
@@ -192,8 +184,8 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
         raise ConfigError(f"job: ajet must be a mapping, got {type(job).__name__}")
-    given = {key: value for key, value in _leaves(cast("Mapping[str, Any]", job)) if value is not None}
-    reader = _Reader(given)
+    leaves = {key: value for key, value in _leaves(cast("Mapping[str, Any]", job)) if value is not None}
+    reader = _Reader(leaves)
     values = reader.values()
     if reader.refused:
         raise ConfigError("job: " + "; ".join(reader.refused))
@@ -213,18 +205,20 @@ def convert(config: Mapping[str, Any]) -> Conversion:
 class _Reader:
     """Takes the keys of one job, by their dotted names below ``ajet``, and remembers which ones it has taken."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
+    def __init__(self, leaves: Mapping[str, Any]) -> None:
+        self._values = leaves
         self._taken: set[str] = set()
         self.refused: list[str] = []
 
     def values(self) -> dict[str, Any]:
         """Fields of a TrainJob; adds to :attr:`refused`."""
-        values: dict[str, Any] = {ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._given}
+        values: dict[str, Any] = {
+            ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._values
+        }
         if values.get("experiment") == "read_yaml_name":  # AgentJet's place-holder for the name of the YAML file
             del values["experiment"]
         for key, (allowed, why) in _ONLY.items():
-            if key in self._given and (value := self._take(key)) not in allowed:
+            if key in self._values and (value := self._take(key)) not in allowed:
                 self.refused.append(f"ajet.{key} cannot be {value!r}: {why}")
         self._refuse_teacher()
         values |= self._collection() | self._slots(values) | self._kl() | self._tools() | self._loggers()
@@ -234,25 +228,25 @@ class _Reader:
 
     def ignored(self) -> dict[str, str]:
         """Keys that were not taken, or the pattern for several of them, with the reason."""
-        found: dict[str, str] = {}
-        for key in sorted(set(self._given) - self._taken):
+        ignored: dict[str, str] = {}
+        for key in sorted(set(self._values) - self._taken):
             pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
-            found[f"ajet.{pattern}"] = _IGNORED.get(pattern, _UNKNOWN)
-        return found
+            ignored[f"ajet.{pattern}"] = _IGNORED.get(pattern, _UNKNOWN)
+        return ignored
 
     def _take(self, key: str, default: Any = None) -> Any:
         self._taken.add(key)
-        return self._given.get(key, default)
+        return self._values.get(key, default)
 
     def _collection(self) -> dict[str, Any]:
         key = "swarm_mode_sample_collection_method"
-        if key not in self._given:
+        if key not in self._values:
             return {}
         method = str(self._take(key))
         ours = method.removeprefix(_COLLECTION_PREFIX)
-        known = get_args(CollectionMethod)
-        if ours not in known or not method.startswith(_COLLECTION_PREFIX):
-            names = ", ".join(_COLLECTION_PREFIX + name for name in known)
+        methods = get_args(CollectionMethod)
+        if ours not in methods or not method.startswith(_COLLECTION_PREFIX):
+            names = ", ".join(_COLLECTION_PREFIX + name for name in methods)
             self.refused.append(f"ajet.{key} cannot be {method!r}: known are {names}")
         return {"collection": ours}
 
@@ -275,7 +269,7 @@ class _Reader:
 
     def _eval_sampling(self) -> dict[str, Any]:
         keys = {name: f"rollout.val_kwargs.{name}" for name in EvalSampling.model_fields}
-        sampling = {name: self._take(key) for name, key in keys.items() if key in self._given}
+        sampling = {name: self._take(key) for name, key in keys.items() if key in self._values}
         return {"eval_sampling": sampling} if sampling else {}
 
     def _tools(self) -> dict[str, Any]:
@@ -288,9 +282,9 @@ class _Reader:
     def _refuse_teacher(self) -> None:
         """Refuse distillation; if its switch is off, its other keys are only defaults."""
         switch = "teacher_model.teacher_opd_enabled"
-        if self._given.get(switch) is False:
+        if self._values.get(switch) is False:
             return
-        if keys := sorted(f"ajet.{key}" for key in self._given if key.startswith(("teacher_model.", "opd."))):
+        if keys := sorted(f"ajet.{key}" for key in self._values if key.startswith(("teacher_model.", "opd."))):
             # without the values: one of them is a key to somebody's server
             self.refused.append(
                 f"{', '.join(keys)}: nothing is distilled from a teacher here; set ajet.{switch} to false"
@@ -307,7 +301,7 @@ class _Reader:
         carried = dict(_VERL)
         if self._take("lora.lora_rank", 0) != 0:
             carried |= _LORA
-        overrides = {theirs: self._take(ours) for ours, theirs in carried.items() if ours in self._given}
+        overrides = {theirs: self._take(ours) for ours, theirs in carried.items() if ours in self._values}
         total = self._take("rollout.max_model_len")
         lengths = [_positive(values.get(name, TrainJob.model_fields[name].default)) for name in _LENGTHS]
         if total is not None and _positive(total) is None:

@@ -17,8 +17,8 @@ from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
 from swarm.client.claiming import Claim, Claimer, Throttle, UserRun, current_run, note_ended
 from swarm.client.control import EngineSetup, start_engines
-from swarm.client.engine import RemoteEngine
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
+from swarm.client.remote_engine import RemoteEngine
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.http.client import HttpClient
 from swarm.importer import own_code

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 ClaimAnswer = ClaimEpisodeResponse | ClaimGroupResponse
 
-#: Seconds of one long poll; short, because an abandoned claim holds its place until the poll ends.
+#: Seconds of one long poll; short, because an abandoned claim keeps its turn in the queue until the poll ends.
 LONG_POLL = 5.0
 #: A claim gives up early when the engine has been OFFLINE this long: nothing will come by itself.
 OFFLINE_GRACE = 5.0
@@ -279,7 +279,7 @@ class Claimer:
         polling = self._in_background(calls.perform(call, deadline=deadline, on_retry=stop_if_abandoned))
         waiting = asyncio.shield(polling)
         self._waiting.add(waiting)
-        # the server frees the place at once, before claims that somebody waits for
+        # the server forgets the claim at once, so that those behind it in the queue are next
         body = WithdrawClaimRequest(client_uuid=calls.client_uuid, idempotency_key=key)
         withdraw = wire.Call("POST", "/withdraw_claim", SuccessResponse, body)
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.client import wire
 from swarm.client.calls import Calls
-from swarm.client.engine import RemoteEngine
+from swarm.client.remote_engine import RemoteEngine
 from swarm.errors import ConfigError, ConflictError, RequestError
 from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (

@@ -97,7 +97,7 @@ async def each(items: Iterable[ItemT]) -> AsyncGenerator[ItemT]:
 async def sweep(
     items: AsyncGenerator[ItemT], func: Callable[[int, ItemT], Awaitable[ResultT]], max_workers: int
 ) -> list[ResultT | None]:
-    """Call ``func`` with the place of each item and the item, at most ``max_workers`` at once.
+    """Call ``func`` with the index of each item and the item, at most ``max_workers`` at once.
 
     The next item is read when there is room for it: there may be no end of them. If reading fails, what runs may
     finish; cancelled, this cancels what runs.

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Call(Generic[T]):
+class BlockingCall(Generic[T]):
     """An asynchronous call that a thread waits for."""
 
     def __init__(self, here: Connection, work: Coroutine[Any, Any, T]) -> None:
@@ -97,7 +97,7 @@ class Connection:
                 return
             self._closed = True
         try:
-            Call(self, self.client.close()).result()
+            BlockingCall(self, self.client.close()).result()
         finally:
             self._provider.__exit__(None, None, None)
 

@@ -28,7 +28,7 @@ from weakref import WeakSet, finalize
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, run_each
-from swarm.client.portal import Call, Connection, each_in_thread, in_thread
+from swarm.client.portal import BlockingCall, Connection, each_in_thread, in_thread
 from swarm.client.wire import RetryPolicy
 from swarm.errors import StateError
 from swarm.job import TrainJob
@@ -49,7 +49,7 @@ def blocking(
     @wraps(method)
     def blocked(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         here = self.connection
-        return Call(here, method(here.client, *args, **kwargs)).result()
+        return BlockingCall(here, method(here.client, *args, **kwargs)).result()
 
     return blocked
 
@@ -65,11 +65,11 @@ def managed(
     def manager(self: SwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[HandleT]:
         here = self.connection
         block = method(here.client, *args, **kwargs)
-        entered = Call(here, block.__aenter__()).result()
+        entered = BlockingCall(here, block.__aenter__()).result()
         try:
             yield handle(entered, here)
         finally:
-            Call(here, block.__aexit__(None, None, None)).result()
+            BlockingCall(here, block.__aexit__(None, None, None)).result()
 
     return manager
 
@@ -96,7 +96,7 @@ class Episode:
         Raises:
             StateError: it has ended already.
         """
-        return Call(self._here, self._inner.end(task, workflow_output)).result()
+        return BlockingCall(self._here, self._inner.end(task, workflow_output)).result()
 
 
 class Group:
@@ -121,7 +121,7 @@ class Group:
             RequestError: there are more or fewer results than episodes.
             StateError: they have ended already.
         """
-        return Call(self._here, self._inner.end(task, outputs)).result()
+        return BlockingCall(self._here, self._inner.end(task, outputs)).result()
 
 
 class SwarmClient:
@@ -163,7 +163,7 @@ class SwarmClient:
         )
         self._connection = Connection(self._make)
         try:
-            Call(self._connection, self._connection.client.__aenter__()).result()
+            BlockingCall(self._connection, self._connection.client.__aenter__()).result()
         except BaseException:
             self._connection.close()
             raise
@@ -202,7 +202,7 @@ class SwarmClient:
         """See :meth:`AsyncSwarmClient.abort`; does nothing once the client is closed."""
         here = self.connection
         with suppress(StateError):
-            Call(here, here.client.abort(tuple(episode_uuids), reason, notes)).result()
+            BlockingCall(here, here.client.abort(tuple(episode_uuids), reason, notes)).result()
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
@@ -223,7 +223,7 @@ class SwarmClient:
         work = run_each(
             here.client.run_tracked, each_in_thread(tasks), in_thread(func), max_workers, auto_retry, self._policy
         )
-        return Call(here, work).result()
+        return BlockingCall(here, work).result()
 
     # -- engine
 
@@ -261,7 +261,7 @@ class SwarmClient:
         pairs = [(client.connection.client, job) for client, job in client_job_pairs]
         if pairs:
             here = client_job_pairs[0][0].connection
-            Call(here, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
+            BlockingCall(here, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` in a thread, once for each time that the engine begins to sync weights.
@@ -270,7 +270,7 @@ class SwarmClient:
             UnavailableError: no server within the policy's bound.
         """
         here = self.connection
-        Call(here, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
+        BlockingCall(here, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
 
     @contextmanager
     def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus]:

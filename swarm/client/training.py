@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import Throttle
 from swarm.client.episodes import each
-from swarm.client.portal import Call, each_in_thread, in_thread
+from swarm.client.portal import BlockingCall, each_in_thread, in_thread
 from swarm.client.sync import SwarmClient
-from swarm.client.training_run import Execute, Progress, Training, TrainOptions, TrainReport
+from swarm.client.training_run import DatasetTraining, Execute, Progress, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
 from swarm.types import Task, WorkflowOutput
@@ -52,7 +52,7 @@ def auto_train_with_dataset(
     with _shown(progress) as show:
         options = TrainOptions(num_repeat, total_steps, max_parallel, auto_retry, throttle_policy, on_progress=show)
         here, execute = client.connection, in_thread(execute_agent)
-        return Call(here, _trained(dataset, epochs, here.client, execute, options, each_in_thread)).result()
+        return BlockingCall(here, _trained(dataset, epochs, here.client, execute, options, each_in_thread)).result()
 
 
 def begin_training(
@@ -60,11 +60,11 @@ def begin_training(
     client: SwarmClient,
     execute_agent: Callable[[Task, EpisodeEndpoint], WorkflowOutput],
     options: TrainOptions,
-) -> Call[TrainReport]:
+) -> BlockingCall[TrainReport]:
     """The same as a call that another thread may cancel, which abandons workflows that run then. ``tasks`` are read
     once; its ``result`` raises like :func:`auto_train_with_dataset`."""
     here, execute = client.connection, in_thread(execute_agent, abandon=True)
-    return Call(here, _trained(tasks, 1, here.client, execute, options, each_in_thread))
+    return BlockingCall(here, _trained(tasks, 1, here.client, execute, options, each_in_thread))
 
 
 async def _trained(
@@ -75,7 +75,7 @@ async def _trained(
     options: TrainOptions,
     read: Callable[[Iterable[Task]], AsyncGenerator[Task]],
 ) -> TrainReport:
-    return await Training(await client.status(), options).run(client, read(_tasks_of(dataset, epochs)), execute)
+    return await DatasetTraining(await client.status(), options).run(client, read(_tasks_of(dataset, epochs)), execute)
 
 
 def _tasks_of(dataset: Dataset, epochs: int) -> Iterator[Task]:

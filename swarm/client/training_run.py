@@ -1,4 +1,4 @@
-"""``Training``: the episodes of one training, until its steps are done, and its evaluations.
+"""``DatasetTraining``: the episodes of one training, until its steps are done, and its evaluations.
 
 Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
 what runs may finish. While an evaluation is due or runs, no train episode is begun, so that no step comes between.
@@ -111,7 +111,7 @@ class TrainOptions:
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
-class Training:
+class DatasetTraining:
     """The episodes of one training, and their counts; ``num_repeat`` of each task."""
 
     def __init__(self, status: ServerStatus, options: TrainOptions) -> None:

@@ -18,6 +18,7 @@ from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import describe_validation
+from swarm.packs import added
 from swarm.protocol import WireOutput
 from swarm.types import Task, WorkflowOutput
 
@@ -29,6 +30,11 @@ PARAMETERS = ("client", "base_url", "api_key", "api")
 #: The model name of clients that are not told one: an episode's address serves one model, whatever it is called.
 MODEL = "policy"
 _OUTPUT: TypeAdapter[WorkflowOutput] = TypeAdapter(WireOutput)
+
+
+def find_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> Execute:
+    """:func:`load_workflow`, or what a pack loads in its place, which knows further forms."""
+    return (added("workflow") or load_workflow)(spec, settings)
 
 
 def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> Execute:

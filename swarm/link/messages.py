@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import LinkError
 from swarm.job import ServingMode
-from swarm.link.code import ImportedCode
+from swarm.link.imported import ImportedCode
 from swarm.tokens import READERS, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -60,7 +60,7 @@ class ResolvedConfig(_Message, frozen=True, kw_only=True):
 class CodeImported(_Message, frozen=True, kw_only=True):
     """What the engine's processes import of the synced code, before the first ``RolloutReady``.
 
-    ``processes`` has the answer of :func:`swarm.link.code.imported` in each process that was asked, by what it is.
+    ``processes`` has the answer of :func:`swarm.link.imported.imported` in each process that was asked, by what it is.
     """
 
     processes: dict[str, ImportedCode]
@@ -114,7 +114,7 @@ class TrainerDied(_Message, frozen=True, kw_only=True):
     error: str
 
 
-class Finished(_Message, frozen=True, kw_only=True):
+class Goodbye(_Message, frozen=True, kw_only=True):
     """The engine leaves: on purpose (``error`` empty) or because of ``error``; with ``wrong_config`` the job is at
     fault, so another start would fail alike. ``cause`` is the first exception of vLLM's core, in one line, where the
     engine died of that."""
@@ -161,7 +161,7 @@ Message = (
     | WeightsSynced
     | StepDone
     | TrainerDied
-    | Finished
+    | Goodbye
     | BatchReady
     | Resume
     | StartTrainer

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from swarm.concurrency import Signal
 from swarm.errors import LinkError
-from swarm.link.messages import Finished, Heartbeat, Hello, Message, Role, RolloutReady, decode, encode
+from swarm.link.messages import Goodbye, Heartbeat, Hello, Message, Role, RolloutReady, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class EngineLink:
         if isinstance(message, Heartbeat):
             return
         # an engine that said goodbye is expected to go silent
-        self._finished = self._finished or isinstance(message, Finished)
+        self._finished = self._finished or isinstance(message, Goodbye)
         self._ready = self._ready or isinstance(message, RolloutReady)
         self._events.put_nowait((role, message))
 

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from swarm.intervals import Interval, mean_interval, welch_interval
-from swarm.metrics import TRAIN
+from swarm.measures import TRAIN
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult
@@ -30,7 +30,7 @@ from swarm.types import StepResult
 NOT_FINITE = f"{TRAIN}non_finite_metrics"
 
 
-class Ending(NamedTuple):
+class RunEnding(NamedTuple):
     """How a run ends."""
 
     outcome: Outcome
@@ -38,7 +38,7 @@ class Ending(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimRun:
     """Run this one."""
 
     run: Run
@@ -59,7 +59,7 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-Action = Claim | Propose | Record
+Action = ClaimRun | Propose | Record
 
 
 def gain(study: Study, state: State, run: str, step: int, confidence: float) -> Interval | None:
@@ -76,8 +76,8 @@ def last_gain(study: Study, state: State, experiment: str) -> Interval | None:
     """The :func:`gain` of the experiment's first run at its latest step that has one; ``None`` if no step has."""
     run = state.runs.get(experiment)
     steps = sorted(run.scores, reverse=True) if run else []
-    told = (gain(study, state, experiment, step, study.decision.confidence) for step in steps)
-    return next((one for one in told if one is not None), None)
+    gains = (gain(study, state, experiment, step, study.decision.confidence) for step in steps)
+    return next((measured for measured in gains if measured is not None), None)
 
 
 # ---------------------------------------------------------------------- one run
@@ -90,31 +90,31 @@ def is_due(study: Study, run: Run, step: int) -> bool:
     return step % study.evaluator.every_steps == 0 or step == study.steps
 
 
-def most_trained(study: Study, known: RunState) -> int:
+def most_trained(study: Study, run_state: RunState) -> int:
     """The steps that the attempt of a run may have trained at most: it waits for each evaluation that is due."""
     every = study.evaluator.every_steps
-    return min(study.steps, (max(known.scores, default=0) // every + 1) * every)
+    return min(study.steps, (max(run_state.scores, default=0) // every + 1) * every)
 
 
-def ending(study: Study, state: State, run: Run) -> Ending | None:
+def ending(study: Study, state: State, run: Run) -> RunEnding | None:
     """Whether what was measured ends ``run``."""
     scores = state.runs[run.name].scores
     if study.steps in scores:
-        return Ending("done", "")
+        return RunEnding("done", "")
     step = max(scores, default=0)
     if step and _may_stop(run):
-        told = gain(study, state, run.name, step, 1 - 2 * study.early_stop.doubt)
-        if told is not None and told.high < 0:
-            return Ending("stopped", f"beaten: {-told.mean:.4g} worse than the base at step {step}")
+        interval = gain(study, state, run.name, step, 1 - 2 * study.early_stop.doubt)
+        if interval is not None and interval.high < 0:
+            return RunEnding("stopped", f"beaten: {-interval.mean:.4g} worse than the base at step {step}")
     return None
 
 
-def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | None:
+def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> RunEnding | None:
     """What in the training steps of ``run`` ends it."""
     for step in steps:
         # the engine counts what is no number, because JSON has none such
         if step.metrics.get(NOT_FINITE) or not all(map(math.isfinite, step.metrics.values())):
-            return Ending("failed", f"NaN: a metric of step {step.step} is not finite")
+            return RunEnding("failed", f"NaN: a metric of step {step.step} is not finite")
     rewards = [step.metrics[f"{TRAIN}reward_mean"] for step in steps if f"{TRAIN}reward_mean" in step.metrics]
     window = study.early_stop.window
     if _may_stop(run) and len(rewards) >= 2 * window:
@@ -122,7 +122,7 @@ def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> Ending | Non
         fall, share = welch_interval(began, now, study.decision.confidence), study.early_stop.collapse
         if share < 1 and fall.low > 0 and fall.mean > share * abs(fmean(began)):
             words = f"from {fmean(began):.4g} to {fmean(now):.4g}"
-            return Ending("stopped", f"collapsed: the reward in training fell {words}")
+            return RunEnding("stopped", f"collapsed: the reward in training fell {words}")
     return None
 
 
@@ -140,9 +140,9 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
         return None
     for name in state.open_runs():
         if name not in busy:
-            return Claim(Run.named(name))
+            return ClaimRun(Run.named(name))
     if BASE not in state.runs:
-        return Claim(Run(BASE))
+        return ClaimRun(Run(BASE))
     if BASE in busy:
         return None
     base = state.runs[BASE]
@@ -153,7 +153,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
     if not _lacks(study, state, 0):
         for run in confirmation(study, state.chosen):
             if run.name not in state.runs:
-                return Claim(run)
+                return ClaimRun(run)
     if busy:
         return None
     for experiment in state.experiments.values():
@@ -161,15 +161,19 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
             verdict, interval, why = judge(study, state, experiment)
             values = {"experiment": experiment.name, "verdict": verdict, "interval": interval, "why": why}
             return Record("verdict", values)
-    kept = [one.name for one in state.experiments.values() if one.verdict == "kept"]
-    found = f"kept {', '.join(kept)}" if kept else "nothing was found that beats the base"
-    return Record("finished", {"why": f"{found}; {state.exhausted}"})
+    kept = [experiment.name for experiment in state.experiments.values() if experiment.verdict == "kept"]
+    conclusion = f"kept {', '.join(kept)}" if kept else "nothing was found that beats the base"
+    return Record("finished", {"why": f"{conclusion}; {state.exhausted}"})
 
 
 def _explore(study: Study, state: State, busy: bool) -> Action | None:
-    waiting = [one.name for one in state.experiments.values() if not one.refused and one.name not in state.runs]
+    waiting = [
+        experiment.name
+        for experiment in state.experiments.values()
+        if not experiment.refused and experiment.name not in state.runs
+    ]
     if waiting and not _lacks(study, state, study.reserved_runs):
-        return Claim(Run(waiting[0]))
+        return ClaimRun(Run(waiting[0]))
     if state.exhausted is None:
         if why := _explored(study, state):
             return Record("exhausted", {"why": why})
@@ -188,7 +192,7 @@ def _explored(study: Study, state: State) -> str:
     # a proposer that is always refused must end as well
     if len(state.experiments) >= 3 * study.budget.runs:
         return f"{len(state.experiments)} proposals are enough for this budget"
-    tried = [one.name for one in state.experiments.values() if one.name in state.runs]
+    tried = [experiment.name for experiment in state.experiments.values() if experiment.name in state.runs]
     if study.stop.experiments is not None and len(tried) >= study.stop.experiments:
         return f"the stop rule: {len(tried)} experiments"
     if study.stop.patience is not None and _since_the_best(study, state)[0] >= study.stop.patience:
@@ -200,8 +204,8 @@ def _since_the_best(study: Study, state: State) -> tuple[int, int]:
     """How many first runs have ended since the best one that beats the base, and how many go on."""
     tried = [name for name in state.experiments if name in state.runs]
     over = [name for name in tried if state.runs[name].outcome is not None]
-    gains = [told.mean if (told := last_gain(study, state, name)) else -math.inf for name in over]
-    best = max(range(len(gains)), key=gains.__getitem__, default=-1) if any(one > 0 for one in gains) else -1
+    gains = [interval.mean if (interval := last_gain(study, state, name)) else -math.inf for name in over]
+    best = max(range(len(gains)), key=gains.__getitem__, default=-1) if any(gain > 0 for gain in gains) else -1
     return len(over) - 1 - best, len(tried) - len(over)
 
 
@@ -226,11 +230,14 @@ def _lacks(study: Study, state: State, reserved: int) -> str:
 def choose(study: Study, state: State) -> list[str]:
     """The experiments to confirm, the best first: their first run is better than the base's, and not surely by too
     little."""
-    told = {name: last_gain(study, state, name) for name in state.experiments}
+    gains = {name: last_gain(study, state, name) for name in state.experiments}
     good = {
-        name: one.mean
-        for name, one in told.items()
-        if one and one.mean > 0 and one.high > study.decision.min_effect and state.runs[name].outcome == "done"
+        name: interval.mean
+        for name, interval in gains.items()
+        if interval
+        and interval.mean > 0
+        and interval.high > study.decision.min_effect
+        and state.runs[name].outcome == "done"
     }
     return sorted(good, key=good.__getitem__, reverse=True)[: study.decision.winners]
 
@@ -250,8 +257,8 @@ def arm_scores(study: Study, state: State, experiment: str, arm: str) -> list[fl
     runs = [(Run.named(name), run) for name, run in state.runs.items()]
     return [
         score
-        for run, known in sorted(runs, key=lambda one: one[0].seed)
-        if (run.experiment, run.arm) == (experiment, arm) and (score := known.score(study.steps)) is not None
+        for run, run_state in sorted(runs, key=lambda pair: pair[0].seed)
+        if (run.experiment, run.arm) == (experiment, arm) and (score := run_state.score(study.steps)) is not None
     ]
 
 
@@ -263,12 +270,12 @@ def judge(study: Study, state: State, experiment: Experiment) -> tuple[str, tupl
     first = state.runs.get(name)
     if first is None:
         return "inconclusive", None, "it was not run: the budget is used"
-    told = last_gain(study, state, name)
-    interval = (told.low, told.high) if told and math.isfinite(told.low) else None
+    gained = last_gain(study, state, name)
+    interval = (gained.low, gained.high) if gained and math.isfinite(gained.low) else None
     if first.outcome != "done":
         return "dropped", interval, f"{first.outcome}: {first.why}"
     if name not in (state.chosen or ()):
-        if told is not None and told.high <= rule.min_effect:
+        if gained is not None and gained.high <= rule.min_effect:
             return "dropped", interval, "one seed: not better than the base"
         return "inconclusive", interval, "one seed: not among those that were confirmed"
     runs = [run for run in confirmation(study, [name]) if run.name not in state.runs]
@@ -285,7 +292,7 @@ def _confirmed(study: Study, state: State, name: str) -> tuple[str, tuple[float,
     rule = study.decision
     sign = 1 if study.evaluator.goal == "maximize" else -1
     arms = [(name, "seed"), (BASE, "seed"), (name, "control")]
-    ours, base, control = ([sign * one for one in arm_scores(study, state, *arm)] for arm in arms)
+    ours, base, control = ([sign * score for score in arm_scores(study, state, *arm)] for arm in arms)
     confidence = 1 - (1 - rule.confidence) / rule.winners
     over_base, over_control = (welch_interval(ours, other, confidence) for other in (base, control))
     interval = (over_base.low, over_base.high)

@@ -24,10 +24,10 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
-from swarm.metrics import TRAIN
-from swarm.research import code
-from swarm.research.decisions import Ending, is_due, trouble
-from swarm.research.episodes import EvaluateOrder, TrainOrder
+from swarm.measures import TRAIN
+from swarm.research import trees
+from swarm.research.decisions import RunEnding, is_due, trouble
+from swarm.research.episode_process import EvaluateOrder, TrainOrder
 from swarm.research.ledger import Run, State
 from swarm.research.study import Study
 from swarm.states import EngineState
@@ -72,11 +72,11 @@ class Order:
     name: str
     job: TrainJob
     settings: dict[str, Any]
-    tree: code.Tree
+    tree: trees.Tree
     shuffle: bool
     measured: frozenset[int]
     on_step: Callable[[int], None]
-    measure: Callable[[int, list[float], dict[int, float]], Ending | None]
+    measure: Callable[[int, list[float], dict[int, float]], RunEnding | None]
 
 
 def project_of(state: State) -> str:
@@ -96,10 +96,10 @@ class Lab:
         self._study, self._folder, self._digest, self._token = study, folder, state.code, token
         self._project = project_of(state)
         self._on_event = on_event
-        self._logs = folder / code.RUNS / "logs"
+        self._logs = folder / trees.RUNS / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+    def run(self, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
         """Do the run, or go on with it; how it ends, ``None`` if ``stopping`` came first.
 
         Raises:
@@ -185,9 +185,9 @@ class Lab:
                     raise RunFailedError(exc.message) from exc
         return False
 
-    def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> Ending | None:
+    def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> RunEnding | None:
         study = self._study
-        told = TrainOrder(
+        train_order = TrainOrder(
             server=client.server_url,
             token=self._token,
             folder=str(order.tree.folder),
@@ -200,7 +200,7 @@ class Lab:
         )
         measured = set(order.measured)
         step, moved = -1, time.monotonic()
-        with Child("train", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with StudyProcess("train", train_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 line = child.next(_TICK)
                 status = client.status()
@@ -214,9 +214,13 @@ class Lab:
                 if line and "due" in line:
                     if is_due(study, order.run, step) and step not in measured:
                         scores = self._evaluate(client, order, stopping)
-                        if scores is None or isinstance(scores, Ending):
+                        if scores is None or isinstance(scores, RunEnding):
                             return scores
-                        rewards = {one.step: one.metrics[_REWARD] for one in status.steps if _REWARD in one.metrics}
+                        rewards = {
+                            evaluation.step: evaluation.metrics[_REWARD]
+                            for evaluation in status.steps
+                            if _REWARD in evaluation.metrics
+                        }
                         measured.add(step)
                         if end := order.measure(step, scores, rewards):
                             return end
@@ -225,31 +229,33 @@ class Lab:
                 elif line is not None:
                     raise RunFailedError(line.get("failed", "") or f"its episodes ended at step {step} without a score")
                 elif time.monotonic() - moved > study.early_stop.stall_seconds:
-                    return Ending("failed", f"stalled: no step for {study.early_stop.stall_seconds:g} s after {step}")
+                    return RunEnding(
+                        "failed", f"stalled: no step for {study.early_stop.stall_seconds:g} s after {step}"
+                    )
         return None
 
-    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | Ending | None:
+    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | RunEnding | None:
         """The scores; an evaluation that fails is made again, while the weights wait for it."""
         why = ""
         for attempt in range(1, EVALUATIONS + 1):
-            told = self._evaluated(client, order, stopping)
-            if told is None:
+            outcome = self._evaluated(client, order, stopping)
+            if outcome is None:
                 return None
-            if "scores" in told:
-                return told["scores"]
+            if "scores" in outcome:
+                return outcome["scores"]
             # an engine that died is no fault of the evaluator
             _check_alive(client.status())
-            why = f"the evaluation failed {attempt} times: {told.get('failed', 'it ended')}"
+            why = f"the evaluation failed {attempt} times: {outcome.get('failed', 'it ended')}"
             self._tell(order, why)
-        return Ending("failed", why)
+        return RunEnding("failed", why)
 
     def _evaluated(self, client: SwarmClient, order: Order, stopping: threading.Event) -> dict[str, Any] | None:
         """What the process of an evaluation tells; ``None`` if ``stopping`` came first."""
         evaluator = self._study.evaluator
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
-        tree = code.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
+        tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
         self._tell(order, "evaluates")
-        told = EvaluateOrder(
+        evaluate_order = EvaluateOrder(
             server=client.server_url,
             token=self._token,
             folder=str(tree.folder),
@@ -259,7 +265,7 @@ class Lab:
             metric=evaluator.metric,
         )
         deadline = time.monotonic() + evaluator.seconds
-        with Child("evaluate", told.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with StudyProcess("evaluate", evaluate_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 if (line := child.next(_TICK)) is not None:
                     return line
@@ -277,14 +283,14 @@ def _check_alive(status: ServerStatus) -> None:
         raise RunFailedError(f"the engine died: {status.engine.engine_status_detail}")
 
 
-class Child:
-    """A process of :mod:`swarm.research.episodes`; it is gone when the block ends, and ends with this process."""
+class StudyProcess:
+    """A process of :mod:`swarm.research.episode_process`; it ends with the block, and with this process."""
 
     def __init__(self, what: str, order: str, log: Path) -> None:
         self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-B", "-m", "swarm.research.episodes", what],
+                [sys.executable, "-P", "-B", "-m", "swarm.research.episode_process", what],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -324,7 +330,7 @@ class Child:
                 self._lines.put(json.loads(line))
         self._lines.put({})
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> StudyProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -83,8 +83,8 @@ class RunState:
 
     def score(self, step: int) -> float | None:
         """The mean score at ``step``, if it was measured."""
-        found = self.scores.get(step)
-        return fmean(found) if found else None
+        scores = self.scores.get(step)
+        return fmean(scores) if scores else None
 
 
 @dataclass
@@ -141,7 +141,7 @@ class State:
         if name in self.experiments or self.exhausted is not None or self.chosen is not None:
             raise StateError(f"experiment {name} cannot be proposed")
         fields = ("hypothesis", "delta", "patch", "code", "refused")
-        self.experiments[name] = Experiment(name, *(event[one] for one in fields))
+        self.experiments[name] = Experiment(name, *(event[field] for field in fields))
 
     def _exhausted(self, event: Mapping[str, Any]) -> None:
         if self.exhausted is not None:
@@ -150,8 +150,8 @@ class State:
 
     def _claimed(self, event: Mapping[str, Any]) -> None:
         name, run = event["run"], Run.named(event["run"])
-        known = self.runs.get(name)
-        if known is not None and known.outcome is not None:
+        claimed = self.runs.get(name)
+        if claimed is not None and claimed.outcome is not None:
             raise StateError(f"run {name} is over")
         if run.experiment != BASE and (
             run.experiment not in self.experiments or self.experiments[run.experiment].refused
@@ -160,23 +160,23 @@ class State:
         if run.arm != "first" and (self.chosen is None or run.experiment not in (BASE, *self.chosen)):
             raise StateError(f"run {name} confirms what was not chosen")
         at = event["at"]
-        if known is None:
+        if claimed is None:
             self.runs[name] = RunState(event["server"], event["attempt"], at, at)
             return
         # while nobody ran the study, no engine was used; `again`: it failed just now
-        idle = 0.0 if event["again"] else at - known.last
-        if event["attempt"] > known.attempt:
+        idle = 0.0 if event["again"] else at - claimed.last
+        if event["attempt"] > claimed.attempt:
             # the weights of an earlier attempt are lost, and so is what was measured of them
-            steps, seconds = known.lost_steps + event["lost"], known.lost_seconds + at - idle - known.began
+            steps, seconds = claimed.lost_steps + event["lost"], claimed.lost_seconds + at - idle - claimed.began
             self.runs[name] = RunState(event["server"], event["attempt"], at, at, steps, seconds)
         else:
-            known.server, known.began, known.last = event["server"], known.began + idle, at
+            claimed.server, claimed.began, claimed.last = event["server"], claimed.began + idle, at
 
     def _measured(self, event: Mapping[str, Any]) -> None:
         run = self._open(event)
         if event["step"] in run.scores:
             raise StateError(f"step {event['step']} of run {event['run']} is measured already")
-        if not event["scores"] or not all(math.isfinite(one) for one in event["scores"]):
+        if not event["scores"] or not all(math.isfinite(score) for score in event["scores"]):
             raise StateError(f"step {event['step']} of run {event['run']} has no finite score")
         run.scores[event["step"]] = list(event["scores"])
         run.rewards |= {int(step): reward for step, reward in event["rewards"].items()}
@@ -186,7 +186,7 @@ class State:
         run.outcome, run.why, run.trained = event["outcome"], event["why"], event["step"]
 
     def _chosen(self, event: Mapping[str, Any]) -> None:
-        unknown = [one for one in event["experiments"] if one not in self.experiments]
+        unknown = [name for name in event["experiments"] if name not in self.experiments]
         if self.chosen is not None or self.open_runs() or unknown:
             raise StateError("nothing can be chosen now")
         self.chosen = list(event["experiments"])
@@ -199,7 +199,7 @@ class State:
         experiment.interval = event["interval"] and (event["interval"][0], event["interval"][1])
 
     def _finished(self, event: Mapping[str, Any]) -> None:
-        if self.open_runs() or any(not one.verdict for one in self.experiments.values()):
+        if self.open_runs() or any(not experiment.verdict for experiment in self.experiments.values()):
             raise StateError("the study is not over")
         self.finished = event["why"]
 
@@ -283,8 +283,8 @@ class Ledger:
             OSError: the disk is full; nothing was written, and nothing will be: what follows would depend on it.
         """
         with self.lock:
-            told = {"event": event, "at": round(time.time(), 3), **values}
-            line = json.dumps(told, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            fields = {"event": event, "at": round(time.time(), 3), **values}
+            line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             if self._file.closed:
                 raise OSError(errno.EIO, "an earlier event was not written", self._file.name)
             self.state.apply(json.loads(line))

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
 from swarm.job import describe_validation
-from swarm.research.decisions import Ending, last_gain
+from swarm.research.decisions import RunEnding, last_gain
 from swarm.research.ledger import BASE, Run, State
 from swarm.research.study import Command, Function, Grid, Halving, Random, Range, Study
 from swarm.types import Model
@@ -72,30 +72,30 @@ def propose(study: Study, folder: Path, code: Path, state: State) -> Proposal:
                 return Proposal(done=f"{drawn.count} draws are done")
             draw = random.Random(f"{study.seed}/{len(state.experiments)}")
             return _of({key: _drawn(draw, values) for key, values in drawn.space.items()})
-        case Function() as given:
-            return _called(given, folder, described(study, code, state))
-        case Command() as given:
-            return _commanded(given, folder, described(study, code, state))
+        case Function() as proposer:
+            return _called(proposer, folder, described(study, code, state))
+        case Command() as proposer:
+            return _commanded(proposer, folder, described(study, code, state))
 
 
 def described(study: Study, code: Path, state: State) -> dict[str, Any]:
     """The state for functions and commands, in JSON's types; scores are means by step."""
     experiments: list[dict[str, Any]] = []
-    for one in state.experiments.values():
-        run, told = state.runs.get(one.name), last_gain(study, state, one.name)
+    for experiment in state.experiments.values():
+        run, interval = state.runs.get(experiment.name), last_gain(study, state, experiment.name)
         experiments.append(
             {
-                "name": one.name,
-                "hypothesis": one.hypothesis,
-                "set": one.delta,
-                "patch": one.patch,
-                "refused": one.refused,
+                "name": experiment.name,
+                "hypothesis": experiment.hypothesis,
+                "set": experiment.delta,
+                "patch": experiment.patch,
+                "refused": experiment.refused,
                 "outcome": run.outcome if run else None,
                 "why": run.why if run else "",
                 "scores": {step: run.score(step) for step in sorted(run.scores)} if run else {},
                 "rewards": run.rewards if run else {},
-                "gain": {"mean": told.mean, "low": told.low, "high": told.high}
-                if told and math.isfinite(told.low)
+                "gain": {"mean": interval.mean, "low": interval.low, "high": interval.high}
+                if interval and math.isfinite(interval.low)
                 else None,
             }
         )
@@ -182,7 +182,7 @@ def _commanded(proposer: Command, folder: Path, state: dict[str, Any]) -> Propos
 # ---------------------------------------------------------------------- successive halving
 
 
-def pruned(study: Study, state: State, run: Run) -> Ending | None:
+def pruned(study: Study, state: State, run: Run) -> RunEnding | None:
     """Whether successive halving ends ``run`` where it was measured last.
 
     Asynchronous successive halving (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020), as
@@ -194,7 +194,7 @@ def pruned(study: Study, state: State, run: Run) -> Ending | None:
     _, trials = _replayed(_optuna(), halving, study, state, undecided=run.experiment)
     step = max(state.runs[run.name].scores, default=0)
     if step and trials[run.experiment].should_prune():
-        return Ending("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
+        return RunEnding("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
     return None
 
 
@@ -253,17 +253,17 @@ def _replayed(
     )
     states, space = optuna.trial.TrialState, _distributions(optuna, halving)
     trials: dict[str, Any] = {}
-    for one in state.experiments.values():
-        made.enqueue_trial({key: _placed(halving, key, value) for key, value in one.delta.items()})
-        trial = trials[one.name] = made.ask(space)
-        run = state.runs.get(one.name)
-        if one.refused:
+    for experiment in state.experiments.values():
+        made.enqueue_trial({key: _placed(halving, key, value) for key, value in experiment.delta.items()})
+        trial = trials[experiment.name] = made.ask(space)
+        run = state.runs.get(experiment.name)
+        if experiment.refused:
             made.tell(trial, state=states.FAIL)
         if run is None:
             continue
         for step in sorted(run.scores):
             trial.report(run.score(step), step)
-            if one.name != undecided or step < max(run.scores):
+            if experiment.name != undecided or step < max(run.scores):
                 # the pruner notes the rungs that a trial passes only as it is asked
                 trial.should_prune()
         if run.outcome is not None:

@@ -32,17 +32,17 @@ def summary(study: Study, state: State) -> dict[str, Any]:
             name: {"server": state.runs[name].server, "step": _last(state.runs[name])} for name in state.open_runs()
         },
         "experiments": {
-            one.name: {
-                "hypothesis": one.hypothesis,
-                "set": one.delta,
-                "code": one.code,
-                "refused": one.refused,
-                "outcome": state.runs[one.name].outcome if one.name in state.runs else None,
-                "verdict": one.verdict,
-                "interval": one.interval,
-                "why": one.why,
+            experiment.name: {
+                "hypothesis": experiment.hypothesis,
+                "set": experiment.delta,
+                "code": experiment.code,
+                "refused": experiment.refused,
+                "outcome": state.runs[experiment.name].outcome if experiment.name in state.runs else None,
+                "verdict": experiment.verdict,
+                "interval": experiment.interval,
+                "why": experiment.why,
             }
-            for one in state.experiments.values()
+            for experiment in state.experiments.values()
         },
         "kept": kept(state),
     }
@@ -59,20 +59,20 @@ def phase(state: State) -> str:
 
 def kept(state: State) -> list[str]:
     """Experiments that are wins."""
-    return [one.name for one in state.experiments.values() if one.verdict == "kept"]
+    return [experiment.name for experiment in state.experiments.values() if experiment.verdict == "kept"]
 
 
 def markdown(study: Study, state: State, picture: str = "") -> str:
     """The report; ``picture`` is the path of its plot."""
-    told = summary(study, state)
+    numbers = summary(study, state)
     rule = study.decision
     lines = [
         f"# {study.question}",
         "",
         f"**{_answer(state)}**",
         "",
-        f"Study `{state.study}`, {told['phase']}: {told['runs']['used']} of {told['runs']['of']} runs, "
-        f"{told['steps']['used']} training steps, {state.hours:.2f} engine hours. {told['why']}".rstrip()
+        f"Study `{state.study}`, {numbers['phase']}: {numbers['runs']['used']} of {numbers['runs']['of']} runs, "
+        f"{numbers['steps']['used']} training steps, {state.hours:.2f} engine hours. {numbers['why']}".rstrip()
         + ".",
         "",
         f"- Metric: `{study.evaluator.metric}` of `{study.evaluator.workflow}` on `{study.evaluator.tasks}`, "
@@ -91,9 +91,16 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         "|---|---|---|---|---|---|---|",
         _row(BASE, "the base job", state.runs.get(BASE), "", "", ""),
     ]
-    for one in state.experiments.values():
+    for experiment in state.experiments.values():
         lines.append(
-            _row(one.name, _change(one), state.runs.get(one.name), _gain(study, state, one), one.verdict, one.why)
+            _row(
+                experiment.name,
+                _change(experiment),
+                state.runs.get(experiment.name),
+                _gain(study, state, experiment),
+                experiment.verdict,
+                experiment.why,
+            )
         )
     lines += [
         "",
@@ -106,18 +113,18 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
     for name, run in state.runs.items():
         scores = ", ".join(f"{step}: {fmean(run.scores[step]):.4g}" for step in sorted(run.scores))
         cells = (name, run.server, run.attempt, run.outcome or "runs", scores, run.why)
-        lines.append("| " + " | ".join(_cell(one) for one in cells) + " |")
-    for one in state.experiments.values():
-        if one.patch:
-            fence = "`" * max(3, 1 + max(map(len, _ticks(one.patch)), default=0))
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    for experiment in state.experiments.values():
+        if experiment.patch:
+            fence = "`" * max(3, 1 + max(map(len, _ticks(experiment.patch)), default=0))
             lines += [
                 "",
-                f"### Patch of {one.name}",
+                f"### Patch of {experiment.name}",
                 "",
-                _cell(one.hypothesis),
+                _cell(experiment.hypothesis),
                 "",
                 f"{fence}diff",
-                one.patch.rstrip("\n"),
+                experiment.patch.rstrip("\n"),
                 fence,
             ]
     return "\n".join(lines) + f"\n\nWritten {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}.\n"
@@ -129,11 +136,11 @@ def _answer(state: State) -> str:
     base = state.runs.get(BASE)
     if base is None or base.outcome != "done":
         return f"There is no result: the base run {base.outcome}: {base.why}." if base else "There is no result."
-    if not (found := kept(state)):
+    if not (names := kept(state)):
         return "Nothing was found that beats the base job."
     return "; ".join(
         f"{name} beats the base job ({_change(state.experiments[name])}): {state.experiments[name].why}"
-        for name in found
+        for name in names
     )
 
 
@@ -145,9 +152,9 @@ def _confirmation(study: Study, state: State) -> list[str]:
     for experiment, arm, words in [(BASE, "seed", BASE), *arms] if arms else ():
         scores = arm_scores(study, state, experiment, arm)
         if scores:
-            told = mean_interval(scores, study.decision.confidence)
-            each = ", ".join(f"{one:.4g}" for one in scores)
-            rows.append(f"| {words} | {each} | {told.mean:.4g} | [{told.low:.4g}, {told.high:.4g}] |")
+            interval = mean_interval(scores, study.decision.confidence)
+            each = ", ".join(f"{score:.4g}" for score in scores)
+            rows.append(f"| {words} | {each} | {interval.mean:.4g} | [{interval.low:.4g}, {interval.high:.4g}] |")
     if not rows:
         return []
     return [
@@ -164,14 +171,14 @@ def _row(name: str, change: str, run: RunState | None, gain: str, verdict: str, 
     outcome = (run.outcome or f"runs, step {_last(run)}") if run else "not run"
     score = run.score(_last(run)) if run else None
     cells = (name, change, outcome, "" if score is None else f"{score:.4g}", gain, verdict, why)
-    return "| " + " | ".join(_cell(one) for one in cells) + " |"
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
 def _gain(study: Study, state: State, experiment: Experiment) -> str:
     if experiment.interval is not None:
         return _ends(*experiment.interval)
-    told = last_gain(study, state, experiment.name)
-    return "" if told is None else f"{told.mean:+.4g}"
+    interval = last_gain(study, state, experiment.name)
+    return "" if interval is None else f"{interval.mean:+.4g}"
 
 
 def _change(experiment: Experiment) -> str:

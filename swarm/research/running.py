@@ -17,8 +17,8 @@ from typing import Any
 
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.research import code
-from swarm.research.decisions import Claim, Ending, Propose, Record, ending, most_trained, next_action
+from swarm.research import trees
+from swarm.research.decisions import ClaimRun, Propose, Record, RunEnding, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
 from swarm.research.proposing import Proposal, ProposerError, propose, pruned
@@ -45,20 +45,20 @@ def begin(study: Study, folder: Path, ledger: Ledger) -> None:
     if ledger.state.study:
         raise ConfigError(f"the study {folder} has begun: `swarm-gateway research resume {folder}` goes on with it")
     _check_held_out(study, folder / study.code)
-    digest, locked, revision = code.snapshot(study, folder)
+    digest, locked, revision = trees.snapshot(study, folder)
     name = f"{folder.resolve().name}-{uuid.uuid4().hex[:6]}"
     ledger.append("begun", study=name, locked=locked, code=digest, revision=revision)
 
 
 def _check_held_out(study: Study, folder: Path) -> None:
     """Check that no held-out task is trained on, under whatever id; what a function or a hub gives is not read."""
-    held_out, trained = (located(one, folder) for one in (study.evaluator.tasks, study.tasks))
+    held_out, trained = (located(path, folder) for path in (study.evaluator.tasks, study.tasks))
     if not (isinstance(held_out, Path) and isinstance(trained, Path)):
         return
-    known = {_content(task): task.task_id for task in read_tasks(held_out)}
-    if twin := next((task for task in read_tasks(trained) if _content(task) in known), None):
+    held_ids = {_content(task): task.task_id for task in read_tasks(held_out)}
+    if twin := next((task for task in read_tasks(trained) if _content(task) in held_ids), None):
         raise ConfigError(
-            f"{trained}: its task {twin.task_id!r} is the held-out task {known[_content(twin)]!r} of {held_out}: "
+            f"{trained}: its task {twin.task_id!r} is the held-out task {held_ids[_content(twin)]!r} of {held_out}: "
             "leave it out of one of them"
         )
 
@@ -73,9 +73,9 @@ class Runner:
     def __init__(self, study: Study, folder: Path, ledger: Ledger, lab: Lab, on_event: OnEvent) -> None:
         if not ledger.state.study:
             raise ConfigError(f"the study {folder} has not begun: `swarm-gateway research run {folder}`")
-        code.check_locked(study, folder, ledger.state.locked)
+        trees.check_locked(study, folder, ledger.state.locked)
         self._study, self._folder, self._ledger, self._lab, self._on_event = study, folder, ledger, lab, on_event
-        self._base = code.kept(folder, ledger.state.code, "base")
+        self._base = trees.kept(folder, ledger.state.code, "base")
         self._gone: dict[str, str] = {}
         #: run -> the step of its attempt; not there after a kill until a server tells it
         self._reached: dict[str, int] = {}
@@ -94,14 +94,14 @@ class Runner:
             try:
                 while not stopping.is_set():
                     changed.clear()
-                    for done in [one for one in busy if one.done()]:
+                    for done in [task for task in busy if task.done()]:
                         del busy[done]
                         done.result()
-                    usable = [one for one in study.servers if one not in self._gone]
+                    usable = [server for server in study.servers if server not in self._gone]
                     if not usable and not busy:
                         raise StudyStoppedError("no swarm server can be used: " + "; ".join(self._gone.values()))
                     taken = {server for server, _ in busy.values()}
-                    free = [one for one in usable if one not in taken]
+                    free = [server for server in usable if server not in taken]
                     with self._ledger.lock:
                         action = next_action(study, state, frozenset(name for _, name in busy.values()))
                     if isinstance(action, Record):
@@ -109,7 +109,7 @@ class Runner:
                     elif isinstance(action, Propose) and free:
                         # a proposal that waits for a free server is made with the scores of the run before it
                         self._propose(action.experiment, stopping)
-                    elif isinstance(action, Claim) and free:
+                    elif isinstance(action, ClaimRun) and free:
                         server = self._server_of(action.run, free)
                         # the next action is decided with this claim
                         attempt = self._claim(action.run, server)
@@ -131,17 +131,17 @@ class Runner:
 
     def _server_of(self, run: Run, free: Sequence[str]) -> str:
         """The server that has the run already, if it is free."""
-        known = self._ledger.state.runs.get(run.name)
-        return known.server if known is not None and known.server in free else free[0]
+        claimed = self._ledger.state.runs.get(run.name)
+        return claimed.server if claimed is not None and claimed.server in free else free[0]
 
     def _claim(self, run: Run, server: str) -> int:
         """Record that ``server`` takes ``run``; the number of the attempt."""
-        known = self._ledger.state.runs.get(run.name)
-        if known is not None and known.server == server:
-            self._record("claimed", run=run.name, server=server, attempt=known.attempt, lost=0, again=False)
-            return known.attempt
+        claimed = self._ledger.state.runs.get(run.name)
+        if claimed is not None and claimed.server == server:
+            self._record("claimed", run=run.name, server=server, attempt=claimed.attempt, lost=0, again=False)
+            return claimed.attempt
         # elsewhere it begins anew
-        attempt = 1 if known is None else known.attempt + 1
+        attempt = 1 if claimed is None else claimed.attempt + 1
         self._attempt(run, server, attempt, again=False)
         return attempt
 
@@ -181,11 +181,11 @@ class Runner:
         try:
             self._study.with_delta(proposal.set)
             if proposal.patch:
-                digest = code.patched(self._study, self._folder, self._base.digest, proposal.patch)
-        except (ConfigError, code.RefusedError) as exc:
+                digest = trees.patched(self._study, self._folder, self._base.digest, proposal.patch)
+        except (ConfigError, trees.RefusedError) as exc:
             refused = exc.message
-        told = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
-        self._record("proposed", experiment=name, **told, code=digest, refused=refused)
+        change = {"hypothesis": proposal.hypothesis, "delta": proposal.set, "patch": proposal.patch}
+        self._record("proposed", experiment=name, **change, code=digest, refused=refused)
 
     # ------------------------------------------------------------------ one run, in a thread
 
@@ -210,14 +210,14 @@ class Runner:
                         self._attempt(run, server, attempt, again=True)
                         self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
                         continue
-                    end = Ending("failed", exc.message)
+                    end = RunEnding("failed", exc.message)
             if end is not None:
                 self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
             else:
                 assert stopping.is_set(), f"run {run.name} has no end"
             return
 
-    def _ending(self, run: Run) -> Ending | None:
+    def _ending(self, run: Run) -> RunEnding | None:
         with self._ledger.lock:
             state = copy.deepcopy(self._ledger.state)
         return ending(self._study, state, run) or pruned(self._study, state, run)
@@ -244,13 +244,13 @@ class Runner:
         def on_step(step: int) -> None:
             self._reached[run.name] = step
 
-        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> Ending | None:
+        def measure(step: int, scores: list[float], rewards: dict[int, float]) -> RunEnding | None:
             if not all(map(math.isfinite, scores)):
-                return Ending("failed", f"a score of step {step} is not a finite number")
+                return RunEnding("failed", f"a score of step {step} is not a finite number")
             self._record("measured", run=run.name, step=step, scores=scores, rewards=rewards)
             return self._ending(run)
 
-        tree = code.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
+        tree = trees.kept(self._folder, experiment.code if experiment else self._base.digest, f"run/{run.name}")
         held_out = tree.folder / study.evaluator.tasks
         if held_out.resolve().is_relative_to(tree.folder.resolve()) and held_out.is_file():
             held_out.unlink()  # no patch trains by mistake on what the run is measured with

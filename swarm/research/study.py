@@ -54,7 +54,7 @@ class Evaluator(Model):
     seconds: float = Field(default=1800.0, gt=0, description="an evaluation that takes longer fails its run")
 
 
-class Budget(Model):
+class StudyBudget(Model):
     """What the study may cost at most. Runs and steps of the confirmation are set aside from the start."""
 
     runs: int = Field(ge=1)
@@ -173,7 +173,7 @@ class Study(Model):
     patch_paths: list[str] = Field(default=[], description="files and folders that patches may change")
     sync_packages: list[str] = Field(default=[], description="packages of the folder that the engine imports")
     proposer: Proposer
-    budget: Budget
+    budget: StudyBudget
     stop: StopRule = StopRule()
     early_stop: EarlyStop = EarlyStop()
     decision: Decision = Decision()
@@ -214,11 +214,11 @@ class Study(Model):
 
     def is_locked(self, name: str) -> bool:
         """Whether ``name``, relative to the code's folder, decides the score."""
-        return name.rpartition("/")[2] == FILE or any(inside(name, one) for one in self.locked)
+        return name.rpartition("/")[2] == FILE or any(inside(name, top) for top in self.locked)
 
     def may_patch(self, name: str) -> bool:
         """Whether patches may change ``name``."""
-        return not self.is_locked(name) and any(inside(name, one) for one in self.patch_paths)
+        return not self.is_locked(name) and any(inside(name, top) for top in self.patch_paths)
 
     def with_delta(self, delta: Mapping[str, Any]) -> tuple[TrainJob, dict[str, Any]]:
         """The base job and the workflow's settings with a config delta.
@@ -246,16 +246,16 @@ def read_study(folder: Path) -> Study:
         ConfigError: there is none, or a key or value is wrong; names each.
     """
     path = folder / FILE
-    given = read_mapping(path, "study")
+    fields = read_mapping(path, "study")
     try:
-        study = Study.model_validate(given)
+        study = Study.model_validate(fields)
     except ValidationError as exc:
         raise describe_validation(exc, str(path), Study) from exc
     study.with_delta({})
     if isinstance(study.proposer, Grid | Random):
         for key, values in study.proposer.space.items():
-            for one in (values.low, values.high) if isinstance(values, Range) else values:
-                study.with_delta({key: one})
+            for value in (values.low, values.high) if isinstance(values, Range) else values:
+                study.with_delta({key: value})
     return study
 
 

@@ -22,7 +22,7 @@ from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
-from swarm.server.api.code import CODE_PATH, CODE_TYPE, CodeRoutes
+from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes

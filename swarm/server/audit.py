@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from swarm.credentials import append_audit
 from swarm.errors import SwarmGatewayError
-from swarm.server.auth import Caller
+from swarm.server.auth import TokenHolder
 
 _MOST_SENDER = 200
 
@@ -29,7 +29,7 @@ class AuditLog:
     async def command(self, request: Request, what: str) -> AsyncGenerator[dict[str, Any]]:
         """Log the command that the block carries out, and how it ends; the block adds details to what is yielded."""
         details: dict[str, Any] = {}
-        caller: Caller = request.scope["caller"]
+        caller: TokenHolder = request.scope["caller"]
         entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": details}
         try:
             yield details

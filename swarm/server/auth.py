@@ -82,7 +82,7 @@ PRIVATE = "up"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class TokenHolder:
     """Who sent a request: the name of its token, for people and for the log, and what the token allows.
 
     :class:`~swarm.server.auth.AuthMiddleware` puts it in ``scope["caller"]``.
@@ -112,7 +112,7 @@ class TokenRing(Ring[Token]):
         super().__init__(TokenFile(run_dir))
         self._configured = bool(token)
         self._own = {
-            digest(own): Caller(name, frozenset({"admin"}))
+            digest(own): TokenHolder(name, frozenset({"admin"}))
             for name, own in ((PRIVATE, private), (CONFIGURED, token))
             if own
         }
@@ -129,7 +129,7 @@ class TokenRing(Ring[Token]):
         now = datetime.now(UTC)
         return self._configured or any(token.state(now) == "active" for token in self.credentials)
 
-    def authenticate(self, key: bytes) -> Caller:
+    def authenticate(self, key: bytes) -> TokenHolder:
         """The caller whose token is ``key``.
 
         Raises:
@@ -145,7 +145,7 @@ class TokenRing(Ring[Token]):
         if (state := token.state(datetime.now(UTC))) != "active":
             # only the holder of the token learns this
             raise AuthenticationError(f"the token {token.name!r} is {state}: get a new one", code=f"token_{state}")
-        return Caller(token.name, frozenset(token.scopes))
+        return TokenHolder(token.name, frozenset(token.scopes))
 
 
 #: client names remembered; the oldest is forgotten first, and then free again
@@ -163,7 +163,7 @@ class ClientNames:
         self._limit = limit
         self._owners: dict[str, str] = {}
 
-    def check(self, caller: Caller, client_uuid: str) -> None:
+    def check(self, caller: TokenHolder, client_uuid: str) -> None:
         """Let ``caller`` act for this client.
 
         Raises:
@@ -181,14 +181,14 @@ class ClientNames:
                 code="client_of_another_token",
             )
 
-    def allows(self, caller: Caller, client_uuid: str) -> bool:
+    def allows(self, caller: TokenHolder, client_uuid: str) -> bool:
         """Whether ``caller`` may claim and the client is known to be its own; nothing is remembered."""
         return caller.may("claim") and ("admin" in caller.scopes or self._owners.get(client_uuid) == caller.name)
 
 
 logger = logging.getLogger(__name__)
 
-ANONYMOUS = Caller("anonymous", frozenset({"admin"}))
+ANONYMOUS = TokenHolder("anonymous", frozenset({"admin"}))
 _NO_TOKEN = (
     "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`), or give a "
     "client that takes only an address `http://x:TOKEN@HOST:PORT`. Where programs on the server's own machine need no "
@@ -236,7 +236,7 @@ class AuthMiddleware:
                 return
         await self.app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Caller:
+    def _admit(self, scope: Scope) -> TokenHolder:
         """The caller of a request.
 
         Raises:
@@ -259,7 +259,7 @@ class AuthMiddleware:
             logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
         return caller
 
-    def _caller(self, headers: RawHeaders, peer: tuple[str, int] | None) -> Caller:
+    def _caller(self, headers: RawHeaders, peer: tuple[str, int] | None) -> TokenHolder:
         if key := bearer_bytes(headers):
             return self._ring.authenticate(key)
         if not self._anonymous_may(headers, peer):

@@ -22,10 +22,10 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from swarm.http.exposition import new_registry
-from swarm.metrics import TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import TASKS, TASKS_WITH_SIGNAL
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.runs import MAX_STEPS
-from swarm.server.episodes.episode import Episode
+from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import (
     BatchRow,
@@ -347,7 +347,7 @@ class Monitor:
         )
 
 
-def running_rows(episodes: Iterable[Episode], most: int, whole_uuids: bool) -> list[RunningEpisode]:
+def running_rows(episodes: Iterable[LiveEpisode], most: int, whole_uuids: bool) -> list[RunningEpisode]:
     """Rows of at most ``most`` episodes, the longest idle first."""
     now, wall = time.monotonic(), time.time()
     chosen = heapq.nlargest(most, episodes, key=lambda episode: idle_seconds(episode, now))
@@ -369,7 +369,7 @@ def running_rows(episodes: Iterable[Episode], most: int, whole_uuids: bool) -> l
     ]
 
 
-def idle_seconds(episode: Episode, now: float) -> float:
+def idle_seconds(episode: LiveEpisode, now: float) -> float:
     """For how long the episode has had no LLM call, at monotonic time ``now``."""
     return 0.0 if episode.in_flight else max(0.0, now - episode.last_active)
 

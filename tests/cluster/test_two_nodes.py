@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from swarm.job import TrainJob
-from swarm.link.messages import Finished, RolloutReady
+from swarm.link.messages import Goodbye, RolloutReady
 from tests.cluster.ray_nodes import RayNode
 from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess
@@ -87,7 +87,7 @@ async def test_two_nodes_train_together_and_serve_the_same_weights(
         began = asyncio.get_running_loop().time()
         nodes[1].kill()
         async with asyncio.timeout(60):
-            while not isinstance(message := (await engine.link.receive())[1], Finished):
+            while not isinstance(message := (await engine.link.receive())[1], Goodbye):
                 pass
         seconds = asyncio.get_running_loop().time() - began
         assert "the node at 127.0.0.3:" in message.error, engine.tail()

@@ -19,7 +19,7 @@ from swarm.job import TrainJob, dump_job
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
-    Finished,
+    Goodbye,
     Message,
     ResolvedConfig,
     Resume,
@@ -106,7 +106,7 @@ class EngineProcess:
                     await self.link.send("rollout", Resume())
                 if isinstance(message, kind):
                     return message
-                assert not isinstance(message, Finished), f"the engine finished: {message.error}\n{self.tail()}"
+                assert not isinstance(message, Goodbye), f"the engine finished: {message.error}\n{self.tail()}"
 
     def _note(self, role: Role, message: Message) -> None:
         if isinstance(message, BootProgress):
@@ -122,11 +122,11 @@ class EngineProcess:
             return done.result, None
         return done.result, await self.expect(RolloutReady, seconds)
 
-    async def stop(self, seconds: float = 30.0) -> Finished:
+    async def stop(self, seconds: float = 30.0) -> Goodbye:
         """Ask the engine to end, and wait until its main process has."""
         for role in self.link.roles:
             await self.link.send(role, Stop())
-        finished = await self.expect(Finished, seconds)
+        finished = await self.expect(Goodbye, seconds)
         async with asyncio.timeout(seconds):
             await self.process.wait()
         return finished

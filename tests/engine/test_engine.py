@@ -15,8 +15,8 @@ import pytest
 
 from adapters.verl.export import exported
 from swarm.job import TrainJob
-from swarm.link.messages import BatchReady, Finished, RolloutReady, StepDone
-from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError
+from swarm.link.messages import BatchReady, Goodbye, RolloutReady, StepDone
+from swarm.server.dataplane.upstream import ReplicaClient, UpstreamRefusalError
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.adapters.verl import saved_checkpoint
 from tests.engine import tiny_model
@@ -145,7 +145,7 @@ async def check_tools_are_refused(ready: RolloutReady) -> None:
     named = {"type": "function", "function": {"name": "add"}}
     body = {"model": ready.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tools": [tool]}
     url = f"http://{ready.addresses[0]}/v1/chat/completions"
-    upstream = Upstream()
+    upstream = ReplicaClient()
     try:
         for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": named}):
             with pytest.raises(UpstreamRefusalError) as caught:
@@ -244,7 +244,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         ready = await check_requests_outlive_a_weight_sync(engine, client, ready, taken)
         assert (await sample(client, ready, "after", max_tokens=4)).finish_reason in ("stop", "length")
 
-        assert await engine.stop() == Finished()
+        assert await engine.stop() == Goodbye()
         assert engine.process.returncode == 0
         assert await until(lambda: not engine.processes(), seconds=10), engine.processes()
         assert not (tmp_path / "run" / "ray").is_symlink()
@@ -295,7 +295,7 @@ async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
         for core in cores:
             core.kill()
         async with asyncio.timeout(60):
-            while not isinstance(message := (await engine.link.receive())[1], Finished):
+            while not isinstance(message := (await engine.link.receive())[1], Goodbye):
                 pass
         assert message.error.startswith("vLLM died: the replica at "), engine.tail()
 
@@ -304,9 +304,9 @@ async def test_an_engine_that_cannot_sample_is_never_ready_and_says_why(tmp_path
     model = await asyncio.to_thread(tiny_model.build, tmp_path / "model", head_dim=16)
     async with EngineProcess(make_job(model), tmp_path / "run") as engine:
         async with asyncio.timeout(BOOT_TIMEOUT):
-            while not isinstance(message := (await engine.link.receive())[1], Finished | RolloutReady):
+            while not isinstance(message := (await engine.link.receive())[1], Goodbye | RolloutReady):
                 pass
-        assert isinstance(message, Finished), "it is said to be ready"
+        assert isinstance(message, Goodbye), "it is said to be ready"
         assert message.cause.startswith("RuntimeError: Unsupported CPU attention configuration: head_dim=16")
         assert message.error == f"vLLM died: {message.cause}", engine.tail()
 
@@ -327,7 +327,7 @@ async def stand_ins_are_as_strict(ready: RolloutReady) -> None:
             await vllm_rules.check(vllm, case, ready.model)
     # our client, which pools connections: a refusal breaks nobody else's call
     refused = [vllm_rules.request(case, ready.model) for case in cases if case.refused and case.path == vllm_rules.CHAT]
-    upstream = Upstream()
+    upstream = ReplicaClient()
     try:
         for body in refused:
             with pytest.raises(UpstreamRefusalError):

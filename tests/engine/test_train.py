@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.replay.report import TrainingReport, read_report
+from gateway.reports.report import TrainingReport, read_report
 from tests.engine import tiny_model
 from tests.gateway.train_process import HELD, TrainProcess, check_resume
 

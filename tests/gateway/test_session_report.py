@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.conversation import Ledger
+from gateway.sessions.conversation import AgentLedger
 from gateway.stats import DropReason
 from tests.gateway.conftest import OpenGateway, ask
 from tests.standins.swarm import Swarm
@@ -90,7 +90,7 @@ _FATES = st.tuples(st.sampled_from([None, *DropReason]), st.integers(0, 8), st.i
 
 @given(st.lists(_FATES, max_size=20), st.integers(0, 5))
 def test_nothing_is_lost_or_counted_twice(fates: list[tuple[DropReason | None, int, int, int]], more: int) -> None:
-    ledger = Ledger(under_way=len(fates) + more)
+    ledger = AgentLedger(under_way=len(fates) + more)
     for fate in fates:
         ledger.add(*fate)
     every = [ledger.trained, *ledger.dropped.values()]

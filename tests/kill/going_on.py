@@ -114,8 +114,10 @@ class GoingOn:
             clients = [self._client(name) for name in CLIENTS]
             # a kill before the first checkpoint may rightly begin anew
             self._until(lambda: self._saved() > 0, self.deadlines.ready, "there is no first checkpoint")
-            for victim in self._plan(kills):
+            for number, victim in enumerate(self._plan(kills), 1):
                 if not self.enough.is_set():
+                    seconds = time.monotonic() - began
+                    print(f"{seconds:6.0f} s  kill {number} of {kills}: {victim}", file=sys.stderr, flush=True)
                     self._kill_one(victim)
             (self.folder / "stop").touch()
             for client in clients:

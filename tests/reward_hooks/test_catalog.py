@@ -44,7 +44,7 @@ def test_an_installed_package_adds_a_hook(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_ambiguous_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "json")
     with pytest.raises(
-        ConfigError, match=r"'json' stands for reward_hooks\.rules\.format:Json and hooks_of_other:Mine"
+        ConfigError, match=r"'json' stands for reward_hooks\.builtin\.rules\.format:Json and hooks_of_other:Mine"
     ):
         find_hook("json")
 
@@ -52,7 +52,7 @@ def test_an_ambiguous_name_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_options_go_to_what_makes_hooks_and_nothing_else(tmp_path: Path) -> None:
     assert load_hooks("length", {"at_most": 3}).source == "length"
     with pytest.raises(ConfigError, match="takes no options"):
-        load_hooks("reward_hooks.rules.concise:hooks", {"n": 3})
+        load_hooks("reward_hooks.builtin.rules.concise:hooks", {"n": 3})
     with pytest.raises(ConfigError, match="takes no options"):
         load_hooks(tmp_path, {"n": 3})
     with pytest.raises(ConfigError, match="cannot be made with the options"):

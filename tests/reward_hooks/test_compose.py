@@ -122,7 +122,7 @@ async def test_parts_get_the_rest_of_the_deadline() -> None:
 YAML = """
 parts:
   - {hook: json, options: {keys: [answer]}, gate: 1.0}
-  - {hook: "reward_hooks.rules.text:Length", options: {at_most: 4, unit: words}, weight: 3}
+  - {hook: "reward_hooks.builtin.rules.text:Length", options: {at_most: 4, unit: words}, weight: 3}
   - {hook: mine, scale: rank}
 submit: mine
 """

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from reward_hooks import HookContext, Hooks, Task, load_hooks
+from reward_hooks.builtin.rules import Concise, Repetition
 from reward_hooks.contract import REWARD, SUBMIT
-from reward_hooks.rules import Concise, Repetition
 from swarm.errors import ConfigError
 
 GOOD = "def on_compute_relative_reward(task, candidates, context):\n    return [1.0 for _ in candidates]\n"
@@ -141,13 +141,13 @@ def test_the_error_of_a_wrong_helper_has_file_and_line(tmp_path: Path, text: str
 
 
 def test_a_hook_may_be_a_callable_object(tmp_path: Path) -> None:
-    text = "from reward_hooks.rules import Concise\non_compute_relative_reward = Concise(20, 60)\n"
+    text = "from reward_hooks.builtin.rules import Concise\non_compute_relative_reward = Concise(20, 60)\n"
     assert load_hooks(folder(tmp_path, text)).reward == Concise(20, 60)
 
 
 @pytest.mark.parametrize("name", ["concise", "format"])
 def test_built_in_rules_load_by_name(name: str) -> None:
-    spec = f"reward_hooks.rules.{name}:hooks"
+    spec = f"reward_hooks.builtin.rules.{name}:hooks"
     assert load_hooks(spec).source == spec
 
 
@@ -223,10 +223,10 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         ("no/such/folder", "there is no hook folder no/such/folder"),
         ("nothing_here", "there is no hook folder or hook named 'nothing_here'"),
         ("no_such_module_at_all:hooks", "cannot import 'no_such_module_at_all'"),
-        ("reward_hooks.rules.concise:none", "has no attribute 'none'"),
-        ("reward_hooks.rules.text:Length", "cannot be made with the options {}"),
+        ("reward_hooks.builtin.rules.concise:none", "has no attribute 'none'"),
+        ("reward_hooks.builtin.rules.text:Length", "cannot be made with the options {}"),
         ("no/such.yaml", "there is no hook folder no/such.yaml"),
-        ("reward_hooks.rules:concise", f"defines no {REWARD}"),
+        ("reward_hooks.builtin.rules:concise", f"defines no {REWARD}"),
     ],
 )
 def test_a_wrong_name_is_refused(spec: str, said: str) -> None:

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm.job import TrainJob, parse_job
-from swarm.link.code import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, BatchRequests, EngineEnd
+from swarm.link.imported import CODE_VARIABLE, ImportedCode, imported, top_level
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
     CodeImported,
-    Finished,
+    Goodbye,
     Message,
     ResolvedConfig,
     Resume,
@@ -167,7 +167,7 @@ class Engine:
 
     def stop(self) -> bool:
         """The server said Stop; whether to leave."""
-        self.driver.send(Finished())
+        self.driver.send(Goodbye())
         return True
 
     def _train(self) -> None:
@@ -246,7 +246,7 @@ class Failing(Engine):
             return False
         if self.kind == "one_step":
             self.report()
-            self.driver.send(Finished())
+            self.driver.send(Goodbye())
             return False
         if self.kind == "stuttering":
             self.link.repeat()
@@ -263,7 +263,7 @@ class Failing(Engine):
         return self.kind != "stubborn" and super().stop()
 
     def _fail(self, error: str, wrong_config: bool = False) -> None:
-        self.driver.send(Finished(error=error, wrong_config=wrong_config))
+        self.driver.send(Goodbye(error=error, wrong_config=wrong_config))
 
 
 def leave_traces() -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from swarm.metrics import MAX_LOGGED, MetricSums
+from swarm.measures import MAX_LOGGED, MetricSums
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory, batch_metrics
 from tests.token_data import timeline, trajectory
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.models.cache import Manifest, install, record_files, staging
-from gateway.replay.report import Report, StepPoint
+from gateway.reports.report import Report, StepPoint
 
 ROOT = Path(__file__).parents[2]
 # the tutorials import their shared `study` package from there

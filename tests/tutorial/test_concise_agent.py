@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gateway.replay.report import read_report
+from gateway.reports.report import read_report
 from reward_hooks.contract import Candidate, HookContext, UserRequest
 from reward_hooks.loader import load_hooks
 from swarm.data import read_tasks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.report import read_report
+from gateway.reports.report import read_report
 from gateway.scaffold import scaffold
 from tests.tutorial.readmes import commands, run, running, with_free_ports
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.launch.train import TrainFile
-from gateway.replay.report import TrainingReport, read_report
+from gateway.reports.report import TrainingReport, read_report
 from swarm.importer import SourceFolder
 from swarm.job import TrainJob
 from tests.tutorial.readmes import TUTORIALS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from reward_hooks.builtin.rules import Repetition
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.rules import Repetition
 from swarm.types import Task
 
 LIMIT = 30  # words

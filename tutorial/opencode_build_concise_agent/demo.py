@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gateway.replay.output import print_report, write_report
-from gateway.replay.report import Report
+from gateway.reports.printing import print_report, write_report
+from gateway.reports.report import Report
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))

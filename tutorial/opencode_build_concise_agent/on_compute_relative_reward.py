@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from reward_hooks.builtin.rules import Concise
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.rules import Concise
 from swarm.types import Task
 
 RULE = Concise()

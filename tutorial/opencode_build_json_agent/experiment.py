@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gateway.replay.report import Report
+from gateway.reports.report import Report
 from reward_hooks import HookRunner, load_hooks
 from swarm.client import AsyncSwarmClient
 from swarm.data import read_tasks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from openai import OpenAI
 
+from reward_hooks.builtin.rules import Concise
 from reward_hooks.contract import Candidate
-from reward_hooks.rules import Concise
 from swarm.types import Task, WorkflowOutput
 
 STYLE = "Answer in one short sentence."

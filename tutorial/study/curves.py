@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from gateway.replay.plot import COLOURS, picture
+from gateway.reports.plot import COLOURS, picture
 from swarm.types import Model, WorkflowOutput
 
 _RESAMPLES = 10_000

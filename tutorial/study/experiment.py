@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from gateway.replay.report import Report, read_report
+from gateway.reports.report import Report, read_report
 from gateway.stats import GatewayStatus
 from swarm.importer import python_path
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.replay.plot import COLOURS, INK, line, picture
-from gateway.replay.report import Report
+from gateway.reports.plot import COLOURS, INK, line, picture
+from gateway.reports.report import Report
 from study.held_out import HeldOutScore
 
 

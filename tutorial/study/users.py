@@ -10,10 +10,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.replay.output import print_report, replay_bar, write_report
-from gateway.replay.report import Report
-from gateway.replay.run import Progress, make_config, replay
+from gateway.replay.bar import replay_bar
+from gateway.replay.run import ReplayProgress, make_config, replay
 from gateway.replay.senders import Sender
+from gateway.reports.printing import print_report, write_report
+from gateway.reports.report import Report
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError
 
@@ -45,7 +46,7 @@ def main(
     """
     arguments = _parsed(data, more)
 
-    async def run(show: Callable[[Progress], None]) -> Report:
+    async def run(show: Callable[[ReplayProgress], None]) -> Report:
         config = make_config(
             data=arguments.data,
             target=target,

@@ -117,20 +117,20 @@ def split(rows: Ordered, budget: int, at_least: int = 1) -> list[list[int]]:
 def build(rows: Sequence[Tokens]) -> Trie:
     """Pack rows, none of them empty, into a trie."""
     layout = ordered(rows)
-    places: list[Tokens] = [np.empty(0, np.int64)] * len(rows)
+    paths: list[Tokens] = [np.empty(0, np.int64)] * len(rows)
     ids: list[Tokens] = []
     positions: list[Tokens] = []
     starts: list[int] = []
     packed = 0
-    before = places[0]
+    before = paths[0]
     for row, length, shared in zip(layout.order, layout.lengths, layout.shared, strict=True):
         starts.append(packed)
         before = np.concatenate([before[:shared], np.arange(packed, packed + length - shared)])
-        places[row] = before
+        paths[row] = before
         ids.append(rows[row][shared:])
         positions.append(np.arange(shared, length))
         packed += length - shared
-    return Trie(np.concatenate(ids), np.concatenate(positions), _nodes(layout, starts, packed), places)
+    return Trie(np.concatenate(ids), np.concatenate(positions), _nodes(layout, starts, packed), paths)
 
 
 def _nodes(rows: Ordered, starts: list[int], total: int) -> list[Node]:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.errors import ConflictError, SwarmGatewayError
-from swarm.link.code import top_level
+from swarm.link.imported import top_level
 from swarm.protocol import (
     BoolResponse,
     IsEpisodeClaimedRequest,
@@ -30,10 +30,10 @@ from swarm.protocol import (
     ServerExperimentDirResponse,
     SuccessResponse,
 )
-from swarm.server.auth import Caller, ControlRoute
+from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import Episode
+from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.monitor import VerboseLog, idle_seconds, shown_uuid
 from swarm.states import EngineState
 from swarm.status import (
@@ -202,7 +202,7 @@ def late_end(exc: ConflictError) -> Response:
 
 def sees_uuids(request: Request) -> bool:
     """Whether the caller may see the ids of all episodes: whoever knows one, and has any token to claim, may end it."""
-    caller: Caller = request.scope["caller"]
+    caller: TokenHolder = request.scope["caller"]
     return caller.may("admin")
 
 
@@ -264,7 +264,7 @@ def _active_clients(controller: Controller) -> list[ActiveSwarmClient]:
     ]
 
 
-def _running_details(episode: Episode, now: float) -> dict[str, str]:
+def _running_details(episode: LiveEpisode, now: float) -> dict[str, str]:
     # its client's model takes only strings here
     return {
         "episode_status": str(episode.state),

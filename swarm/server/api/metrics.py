@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from swarm.groups import JudgedGroups, Wanted
 from swarm.http.exposition import counter, exposition, gauge
-from swarm.metrics import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.judged_groups import JudgedGroups, Wanted
+from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.journal.browse import MAX_GROUPS, judged_groups

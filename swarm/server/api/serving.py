@@ -27,8 +27,8 @@ from swarm.protocol import POLICY_VERSION
 from swarm.server.auth import ControlRoute
 from swarm.server.dataplane.calls import Unrecorded
 from swarm.server.dataplane.replicas import Placement
-from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, DataPlane, EventStream
-from swarm.server.dataplane.upstream import AbortedError, Body, Retries, TransientError, Upstream
+from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, DataPlane, EventStreamResponse
+from swarm.server.dataplane.upstream import AbortedError, Body, ReplicaClient, Retries, TransientError
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RelayedCall:
         attempts: how often the call is tried.
     """
 
-    upstream: Upstream
+    upstream: ReplicaClient
     placement: Placement
     path: str
     body: Body
@@ -168,7 +168,7 @@ class ServingRoutes:
         version = str(controller.engine.policy_version)
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
-            return EventStream(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
+            return EventStreamResponse(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
         try:
             answer = await until_gone(request.receive, plane.while_open(owner, served.gone, call.complete()))
         except ClientGoneError:

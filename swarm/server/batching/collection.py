@@ -16,8 +16,8 @@ from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.batching.clients import Clients, RollingClock
-from swarm.server.batching.groups import DropCause, Dropped, Failure, Outstanding, WaitingGroups, dropped_from
-from swarm.server.batching.methods import MIN_GROUP, Group, Member, Tally, method_of
+from swarm.server.batching.groups import BatchFailure, DropCause, Dropped, Outstanding, WaitingGroups, dropped_from
+from swarm.server.batching.methods import MIN_GROUP, FinishedGroup, Member, Tally, method_of
 from swarm.server.batching.shares import Shares, Throttle, client_rows
 from swarm.server.journal.rows import AgreementRow, BatchRow, CountsRow, EndedHow, NoAgreementsRow, Recovered, StateRow
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
@@ -320,7 +320,7 @@ class Collection:
         self._count()
         return taken.batch
 
-    def fail(self, batch_id: str) -> Failure | None:
+    def fail(self, batch_id: str) -> BatchFailure | None:
         """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
         failures; ``None`` if it is not the batch that was taken."""
         if (taken := self._named(batch_id)) is None:
@@ -329,7 +329,7 @@ class Collection:
         taken.back = True
         self._append(BatchRow(taken.batch, taken.attempts))
         dropped = self._drop(self._given_up())
-        return Failure(taken.batch, taken.attempts, dropped[0] if dropped else None)
+        return BatchFailure(taken.batch, taken.attempts, dropped[0] if dropped else None)
 
     # ------------------------------------------------------------------ inside
 
@@ -345,7 +345,7 @@ class Collection:
             return self._stale([member])
         return self._settled(self.groups.join(member))
 
-    def _settled(self, group: Group) -> list[Dropped]:
+    def _settled(self, group: FinishedGroup) -> list[Dropped]:
         """What is dropped of an open group if all its episodes have ended; it is whole then, or gone."""
         if len(group.members) + group.lost < self._job.num_repeat:
             return []

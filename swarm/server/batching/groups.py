@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.job import TrainJob
-from swarm.server.batching.methods import MIN_GROUP, Group, Member
+from swarm.server.batching.methods import MIN_GROUP, FinishedGroup, Member
 from swarm.server.batching.shares import Shares
 from swarm.server.journal.rows import GroupRow
 from swarm.states import EpisodeState
@@ -36,7 +36,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BatchFailure:
     """The trainer failed on ``batch`` for the ``attempts``-th time; it is the next batch again, unless ``dropped``."""
 
     batch: TrainBatch
@@ -79,9 +79,9 @@ class WaitingGroups:
         self._shares = shares
         self._most_losses = most_losses
         self._numbers = 0
-        self.open: dict[str, Group] = {}
-        self.whole: dict[int, Group] = {}
-        self.losses: OrderedDict[str, Group] = OrderedDict()
+        self.open: dict[str, FinishedGroup] = {}
+        self.whole: dict[int, FinishedGroup] = {}
+        self.losses: OrderedDict[str, FinishedGroup] = OrderedDict()
         self.changed_losses: dict[str, GroupRow] = {}
         self.version = self.episodes = self.trainable = 0
         self.lasting = (0, 0, 0)
@@ -90,7 +90,7 @@ class WaitingGroups:
     def whole_groups(self) -> int:
         return len(self.whole)
 
-    def waiting(self) -> Iterator[Group]:
+    def waiting(self) -> Iterator[FinishedGroup]:
         """The groups with episodes, whole ones first; not to be changed."""
         yield from self.whole.values()
         yield from self.open.values()
@@ -108,7 +108,7 @@ class WaitingGroups:
 
     # ------------------------------------------------------------------ changes
 
-    def join(self, member: Member) -> Group:
+    def join(self, member: Member) -> FinishedGroup:
         """The open group of a finished episode, which is in it from now on."""
         task_id = member.trajectory.task_id
         group = self.open.get(task_id) or self.losses.pop(task_id, None) or self._begun(task_id)
@@ -117,7 +117,7 @@ class WaitingGroups:
         self._shares.joined(member.client_uuid, task_id)
         return group
 
-    def lack(self, task_id: str) -> Group:
+    def lack(self, task_id: str) -> FinishedGroup:
         """The group of a task one episode of which has no trajectory."""
         group = self._lacking(task_id)
         if len(self.losses) > self._most_losses:
@@ -126,13 +126,13 @@ class WaitingGroups:
         self.changed_losses[task_id] = GroupRow(task_id, group.lost, group.version)
         return group
 
-    def restore_losses(self, row: GroupRow) -> Group:
+    def restore_losses(self, row: GroupRow) -> FinishedGroup:
         """The group of ``row`` after a restart; its members, if any, are here already."""
         group = self._lacking(row.task_id)
         group.lost, group.version = row.lost, row.version
         return group
 
-    def complete(self, group: Group) -> None:
+    def complete(self, group: FinishedGroup) -> None:
         """An open group has all its episodes."""
         members = self.remove(group)
         self.whole[group.number] = group
@@ -141,7 +141,7 @@ class WaitingGroups:
         self.trainable += len(members)
         self._shares.completed(group.clients)
 
-    def remove(self, group: Group) -> list[Member]:
+    def remove(self, group: FinishedGroup) -> list[Member]:
         """The members of a group that waits no more."""
         self._count(group, -1)
         if self.whole.pop(group.number, None) is not None:
@@ -196,20 +196,20 @@ class WaitingGroups:
 
     # ------------------------------------------------------------------ inside
 
-    def _begun(self, task_id: str) -> Group:
+    def _begun(self, task_id: str) -> FinishedGroup:
         self._numbers += 1
-        return Group(self._numbers, task_id, self.version)
+        return FinishedGroup(self._numbers, task_id, self.version)
 
-    def _lacking(self, task_id: str) -> Group:
+    def _lacking(self, task_id: str) -> FinishedGroup:
         group = self.open.get(task_id) or self.losses.get(task_id)
         if group is None:
             group = self.losses[task_id] = self._begun(task_id)
         return group
 
-    def _forget_losses(self, group: Group) -> None:
+    def _forget_losses(self, group: FinishedGroup) -> None:
         self.changed_losses[group.task_id] = GroupRow(group.task_id, 0, group.version)
 
-    def _hold(self, group: Group, members: list[Member]) -> None:
+    def _hold(self, group: FinishedGroup, members: list[Member]) -> None:
         """Let an open group have these members."""
         before = len(group.members)
         self._count(group, -1)
@@ -218,7 +218,7 @@ class WaitingGroups:
         self.episodes += len(members) - before
         self.trainable += _trainable(len(members)) - _trainable(before)
 
-    def _count(self, group: Group, sign: int) -> None:
+    def _count(self, group: FinishedGroup, sign: int) -> None:
         """Add to the counts, or subtract, what of a waiting ``group`` will not be too old after one more sync."""
         kept = sum(not self.is_old(member.oldest_version - 1) for member in group.members)
         closed = group.number in self.whole

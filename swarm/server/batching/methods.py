@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class FinishedGroup:
     """Finished episodes of one task. ``number`` orders groups by when they were begun; ``version`` is the policy
     version then; ``lost`` counts episodes that ended without a trajectory."""
 
@@ -66,7 +66,7 @@ class Method:
 
     whole_groups = by_agreement = False
 
-    def objection(self, group: Group) -> str:
+    def objection(self, group: FinishedGroup) -> str:
         """Why a whole group is not worth training, or an empty string."""
         return ""
 
@@ -78,7 +78,7 @@ class Method:
         """Whether the clients' agreement completes the batch."""
         return False
 
-    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+    def select(self, whole: Iterable[FinishedGroup], trainable: Iterable[FinishedGroup]) -> Sequence[FinishedGroup]:
         """The groups of the batch: of ``whole`` ones in the order of their completion, or of all ``trainable`` ones,
         oldest first."""
         raise NotImplementedError
@@ -92,7 +92,7 @@ class EnoughTasks(Method):
     informative: bool
     whole_groups = True
 
-    def objection(self, group: Group) -> str:
+    def objection(self, group: FinishedGroup) -> str:
         first, *others = (member.trajectory.reward for member in group.members)
         credited = any(member.trajectory.credit for member in group.members)
         if self.informative and not credited and all(reward == first for reward in others):
@@ -102,7 +102,7 @@ class EnoughTasks(Method):
     def ready(self, tally: Tally) -> bool:
         return tally.whole_groups >= self.batch_size
 
-    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+    def select(self, whole: Iterable[FinishedGroup], trainable: Iterable[FinishedGroup]) -> Sequence[FinishedGroup]:
         return list(islice(whole, self.batch_size))
 
 
@@ -115,8 +115,8 @@ class EnoughEpisodes(Method):
     def ready(self, tally: Tally) -> bool:
         return tally.trainable_episodes >= self.episodes
 
-    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
-        chosen: list[Group] = []
+    def select(self, whole: Iterable[FinishedGroup], trainable: Iterable[FinishedGroup]) -> Sequence[FinishedGroup]:
+        chosen: list[FinishedGroup] = []
         missing = self.episodes
         for group in trainable:
             if missing <= 0:
@@ -143,7 +143,7 @@ class Agreement(Method):
         agreed = self.agreed(tally.any_agreed, tally.all_agreed)
         return tally.trainable_episodes > 0 and (agreed or tally.cache_full)
 
-    def select(self, whole: Iterable[Group], trainable: Iterable[Group]) -> Sequence[Group]:
+    def select(self, whole: Iterable[FinishedGroup], trainable: Iterable[FinishedGroup]) -> Sequence[FinishedGroup]:
         return list(trainable)
 
 

@@ -23,7 +23,7 @@ from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, Unav
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import DELETED, Episode
+from swarm.server.episodes.episode import DELETED, LiveEpisode
 from swarm.states import EngineState
 from swarm.tokens import History, ModelCall, TokenIds
 
@@ -47,10 +47,10 @@ class CallOwner:
         episodes: one, or all of a group.
     """
 
-    def __init__(self, controller: Controller, episodes: Sequence[Episode]) -> None:
+    def __init__(self, controller: Controller, episodes: Sequence[LiveEpisode]) -> None:
         self.episodes = episodes
         self._controller = controller
-        self._recorded: list[tuple[Episode, ModelCall]] = []
+        self._recorded: list[tuple[LiveEpisode, ModelCall]] = []
         self._outlives = False
         self._counted: Collection | None = None
 
@@ -139,7 +139,7 @@ class CallOwner:
                 for episode in self.episodes:
                     episode.over.forget(closed)
 
-    def _survives(self, episode: Episode) -> bool:
+    def _survives(self, episode: LiveEpisode) -> bool:
         """Whether the call continues although the episode is over: the reader has seen the beginning of the answer."""
         return self._outlives and episode.over_error is not None and episode.over_error.code == DELETED
 
@@ -156,7 +156,7 @@ class CallOwner:
             retry_after=1.0,
         )
 
-    def _over_error(self, episode: Episode) -> SwarmGatewayError:
+    def _over_error(self, episode: LiveEpisode) -> SwarmGatewayError:
         error = episode.over_error or UnavailableError("the episode is over")
         if len(self.episodes) == 1:
             return error
@@ -199,7 +199,7 @@ class Conversations:
         #: conversations before the answer, and the episodes that asked
         self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
-    def begin(self, model: str, body: Mapping[str, Any], episodes: Sequence[Episode]) -> Continuation:
+    def begin(self, model: str, body: Mapping[str, Any], episodes: Sequence[LiveEpisode]) -> Continuation:
         """How the conversation of a chat's ``body`` goes on, for ``episodes`` of a job that trains ``model``."""
         state = blake2b(encode([model, *(body.get(name) for name in _WRITTEN_BY)]), digest_size=16)
         messages: list[Any] = body["messages"]

@@ -22,7 +22,7 @@ from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
-from swarm.server.dataplane.upstream import AbortedError, Retries, TransientError, Upstream
+from swarm.server.dataplane.upstream import AbortedError, ReplicaClient, Retries, TransientError
 from swarm.tokens import ModelCall, WeightSyncs
 
 
@@ -181,7 +181,7 @@ class ChatSession:
         syncs: the weight syncs that the call may run over.
     """
 
-    upstream: Upstream
+    upstream: ReplicaClient
     placement: Placement
     call: ChatCall
     attempts: int

@@ -20,7 +20,7 @@ _NO_LOGPROB = -9999.0
 
 
 @dataclass
-class Choice:
+class ChoiceTokens:
     """The tokens of one choice of a call, as vLLM sends them; :meth:`Recorder.calls` checks them."""
 
     response_ids: list[Any] = field(default_factory=list[Any])
@@ -101,7 +101,7 @@ class Recorder:
     """The tokens of one call with ``samples`` choices, begun while ``version`` was served, perhaps over ``syncs``."""
 
     def __init__(self, version: int, samples: int, syncs: WeightSyncs | None = None) -> None:
-        self.choices = [Choice() for _ in range(samples)]
+        self.choices = [ChoiceTokens() for _ in range(samples)]
         self.prompt_ids: list[int] | None = None
         self._syncs = syncs or WeightSyncs()
         self._first = self._syncs.begin(version)

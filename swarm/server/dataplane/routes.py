@@ -31,16 +31,16 @@ from swarm.errors import (
 )
 from swarm.http.asgi import bearer, error_response, read_json
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
-from swarm.server.auth import Caller, ClientNames
+from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.agentjet import answers_overflow, overflow_answer, overflow_chunks
+from swarm.server.dataplane.agentjet_answers import answers_overflow, overflow_answer, overflow_chunks
 from swarm.server.dataplane.answers import Body
 from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.suspects import Identity, Suspects
-from swarm.server.dataplane.upstream import Upstream, UpstreamRefusalError, not_guided, too_long
+from swarm.server.dataplane.upstream import ReplicaClient, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
 from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
@@ -67,7 +67,7 @@ class DataPlane:
         self.config = config
         self.controller = controller
         self._names = names
-        self.upstream = Upstream()
+        self.upstream = ReplicaClient()
         self.suspects = Suspects(
             config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.engine.death_explained
         )
@@ -108,8 +108,8 @@ class DataPlane:
     async def group_chat_completions(self, request: Request) -> Response:
         owner = self._open(request)
         if (header := request.headers.get(PLACES)) is not None:
-            places = _places(header, len(owner.episodes))
-            owner = CallOwner(self.controller, [owner.episodes[index] for index in places])
+            indices = _indices(header, len(owner.episodes))
+            owner = CallOwner(self.controller, [owner.episodes[index] for index in indices])
         return await self._chat(request, owner, ChatDialect(), len(owner.episodes))
 
     async def unrecorded_chat_completions(self, request: Request) -> Response:
@@ -202,7 +202,7 @@ class DataPlane:
                 return {POLICY_VERSION: str(session.version()), **headers}
 
             chunks = self._or_overflow(session.stream(), owner, usage=call.wants.usage_chunk)
-            return EventStream(self, owner, served.gone, chunks, dialect, asked, begun)
+            return EventStreamResponse(self, owner, served.gone, chunks, dialect, asked, begun)
         try:
             with owner:
                 work = self.while_open(owner, served.gone, session.complete())
@@ -231,7 +231,7 @@ class DataPlane:
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
             episodes: Sequence[Any] = pool.running.open_group(group_uuid, key).members
         else:
-            caller: Caller | None = request.scope.get("caller")
+            caller: TokenHolder | None = request.scope.get("caller")
             episodes = (
                 pool.open(
                     request.path_params["episode_uuid"],
@@ -256,7 +256,7 @@ class DataPlane:
             yield overflow_chunks(overflow_answer(error, job), usage=usage)
 
 
-class EventStream(Response):
+class EventStreamResponse(Response):
     """A streamed answer, whose status depends on its first chunk.
 
     Args:
@@ -378,17 +378,17 @@ def _refusal(dialect: Dialect, exc: SwarmGatewayError) -> Response:
     return error_response(exc, encode(dialect.error(exc)))
 
 
-def _places(header: str, count: int) -> list[int]:
+def _indices(header: str, count: int) -> list[int]:
     """The positions in the header :data:`PLACES`, in a group of ``count``.
 
     Raises:
         RequestError: they are not different numbers below ``count``.
     """
     texts = header.split(",")
-    places = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
-    if len(places) < len(texts) or len(set(places)) < len(places) or max(places) >= count:
+    indices = [int(text) for text in texts if text.isdecimal() and len(text) < 6]
+    if len(indices) < len(texts) or len(set(indices)) < len(indices) or max(indices) >= count:
         raise RequestError(f"{PLACES}: different numbers from 0 to {count - 1}, separated by commas", param=PLACES)
-    return places
+    return indices
 
 
 def _samples(header: str) -> int:

@@ -105,7 +105,7 @@ class Retries:
         await asyncio.sleep(backoff(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
 
-class Upstream:
+class ReplicaClient:
     """A client of vLLM's replicas; :meth:`close` it."""
 
     def __init__(self) -> None:

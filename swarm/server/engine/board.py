@@ -184,7 +184,7 @@ class EngineBoard:
     def died(self, reason: str, *, wrong_config: bool = False, cause: str = "", counts: bool = True) -> None:
         """Count a death of the engine before it goes OFFLINE; a step or a stop on purpose resets the count.
 
-        ``cause`` is as in :class:`~swarm.link.messages.Finished`. An engine that found no room on the disk is no death
+        ``cause`` is as in :class:`~swarm.link.messages.Goodbye`. An engine that found no room on the disk is no death
         that ``counts``: it may be started as often as it takes until there is room.
         """
         before, explained = self.failure, self._explained

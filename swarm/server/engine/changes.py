@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from swarm.agentjet.yaml_job import read_job
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import Layered, TrainJob, layered, read_mapping
-from swarm.link.code import top_level
+from swarm.job import Layered, TrainJob, layered, read_fields, read_mapping
+from swarm.link.imported import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -173,7 +172,7 @@ class Changes:
         Raises:
             ConfigError: names what is wrong.
         """
-        return layered(read_job(text).fields, set_=overrides, server=self.defaults)
+        return layered(read_fields(text).fields, set_=overrides, server=self.defaults)
 
     async def resolve(self, layers: Layered) -> ResolvedJob:
         """What an engine would run with the selected code.
@@ -199,7 +198,7 @@ class Changes:
             ConfigError: names what is wrong with it.
             ConflictError: the engine is not OFFLINE, unless ``force`` restarts it.
         """
-        read = read_job(text)
+        read = read_fields(text)
         layers = layered(read.fields, set_=overrides, server=self.defaults)
         check_model(layers.job)
         if layers.overrides and self._resolver is not None:

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
-from swarm.server.episodes.episode import Episode, EpisodeGroup, new_uuid
+from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import ClaimedEpisode, Ending, EvaluationRow, Recovered, Row, RunRow, StepRow
+from swarm.server.journal.rows import Ending, EvaluationRow, Recovered, RecoveredEpisode, Row, RunRow, StepRow
 from swarm.states import EpisodeState
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
@@ -222,11 +222,11 @@ def _recovered_pool(job: TrainJob, recovered: Recovered, journal: JournalPort, c
     return pool
 
 
-def _revived(claimed: ClaimedEpisode, now: float, wall: float) -> Episode:
+def _revived(claimed: RecoveredEpisode, now: float, wall: float) -> LiveEpisode:
     claim = claimed.claim
     # if the clock was set back, the episode must not get more than its time
     used = max(0.0, wall - claim.claimed_at)
-    return Episode(
+    return LiveEpisode(
         claim,
         last_active=now,
         cap=now + claim.max_seconds - used,
@@ -237,14 +237,14 @@ def _revived(claimed: ClaimedEpisode, now: float, wall: float) -> Episode:
     )
 
 
-def _groups(episodes: Iterable[Episode]) -> list[EpisodeGroup]:
+def _groups(episodes: Iterable[LiveEpisode]) -> list[LiveGroup]:
     """The groups whose members all still run."""
-    members: dict[str, list[Episode]] = {}
+    members: dict[str, list[LiveEpisode]] = {}
     for episode in episodes:
         if episode.claim.group_uuid:
             members.setdefault(episode.claim.group_uuid, []).append(episode)
     return [
-        EpisodeGroup(tuple(group), [group_uuid])
+        LiveGroup(tuple(group), [group_uuid])
         for group_uuid, group in members.items()
         if len(group) == group[0].claim.group_size
     ]

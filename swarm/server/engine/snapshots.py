@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from swarm.errors import ConflictError, NotFoundError
-from swarm.link.code import ABOUT
+from swarm.link.imported import ABOUT
 from swarm.protocol import CodeSnapshot
 from swarm.sync import ArchiveLimits, check_and_extract
 from swarm.sync.manifest import digest_of, manifest_of

@@ -22,12 +22,12 @@ from swarm.concurrency import first_of
 from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
-from swarm.link.code import CODE_VARIABLE, differences
+from swarm.link.imported import CODE_VARIABLE, differences
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
     CodeImported,
-    Finished,
+    Goodbye,
     Message,
     ResolvedConfig,
     Resume,
@@ -124,7 +124,7 @@ class Supervisor:
     async def _supervise(self, job: TrainJob, started: asyncio.Future[int]) -> None:
         controller = self._controller
         reason, lines, no_room = "the engine could not be started", list[str](), False
-        goodbye: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        goodbye: asyncio.Future[Goodbye] = asyncio.get_running_loop().create_future()
         try:
             # a crash must not make us forget for which run the engine runs
             await controller.episodes.synced()
@@ -205,7 +205,7 @@ class Supervisor:
     def _folder(self) -> Path | None:
         return self._snapshots.files(self._code.id) if self._code is not None else None
 
-    async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
+    async def _drive(self, link: EngineLink, process: EngineProcess, goodbye: asyncio.Future[Goodbye]) -> str:
         """Run until the engine is to be ended; the reason, for people. ``goodbye`` is what the engine says of it."""
         feed = self._feed(link)
         try:
@@ -233,12 +233,12 @@ class Supervisor:
         await self._stop.wait()
         return "stopped"
 
-    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Finished]) -> str:
+    async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Goodbye]) -> str:
         how = await process.wait()
         await asyncio.wait({goodbye}, timeout=_LAST_WORDS_SECONDS)
         return _reason(goodbye.result()) if goodbye.done() else how
 
-    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Finished]) -> str | TrainerDied:
+    async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Goodbye]) -> str | TrainerDied:
         controller = self._controller
         loop = asyncio.get_running_loop()
         deadline: float | None = loop.time() + self._config.boot_timeout
@@ -287,7 +287,7 @@ class Supervisor:
                     if not controller.engine.states.outlives_trainer:
                         return f"the engine failed: {error}"
                     lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
-                case Finished(error=error):
+                case Goodbye(error=error):
                     if not goodbye.done():
                         if not error and not self._stop.is_set():
                             controller.run_stopped()
@@ -325,7 +325,7 @@ def engine_environment(link_address: str, token: str, run_dir: Path, code: Path 
     return environ | ({CODE_VARIABLE: str(code)} if code else {})
 
 
-def _reason(goodbye: Finished) -> str:
+def _reason(goodbye: Goodbye) -> str:
     return f"the engine failed: {goodbye.error}" if goodbye.error else "the training run is finished"
 
 

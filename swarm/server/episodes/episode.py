@@ -38,7 +38,7 @@ def is_one_of(key_digest: bytes, digests: Iterable[bytes]) -> bool:
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Episode:
+class LiveEpisode:
     """A running episode.
 
     ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` happens
@@ -51,7 +51,7 @@ class Episode:
     key_digests: list[bytes] = field(repr=False)
     key: str = field(default="", repr=False)
     state: EpisodeState = EpisodeState.REGISTERED
-    group: EpisodeGroup | None = None
+    group: LiveGroup | None = None
     in_flight: int = 0
     calls: list[ModelCall] = field(default_factory=lambda: [])
     #: of an eval episode: policy version and sampled tokens of each call
@@ -116,14 +116,14 @@ class Episode:
 
 
 @dataclass(eq=False)
-class EpisodeGroup:
+class LiveGroup:
     """Episodes claimed together, in the order of their claim.
 
     The group's uuid is the digest of its key, so the key can be checked although it is not stored; a group whose claim
     was repeated after a restart has several.
     """
 
-    members: tuple[Episode, ...]
+    members: tuple[LiveEpisode, ...]
     uuids: list[str]
     key: str = field(default="", repr=False)
 
@@ -154,7 +154,7 @@ class ClaimWish(NamedTuple):
         return (self.throttle.current_task_id if self.throttle else None) or ""
 
 
-class Claim(NamedTuple):
+class EpisodeKey(NamedTuple):
     """What a client gets for a claimed episode; the key exists nowhere else."""
 
     episode_uuid: str
@@ -164,7 +164,7 @@ class Claim(NamedTuple):
 class Grant(NamedTuple):
     """What one claim got: its episodes in order, and the group's address if it was claimed as a group."""
 
-    claims: tuple[Claim, ...]
+    claims: tuple[EpisodeKey, ...]
     group_uuid: str = ""
     group_key: str = ""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from swarm.metrics import EVAL, MetricSums
+from swarm.measures import EVAL, MetricSums
 from swarm.server.journal.rows import EvaluationRow
 from swarm.types import EvalResult, WorkflowOutput
 

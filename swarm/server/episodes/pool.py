@@ -23,9 +23,9 @@ from swarm.server.episodes.episode import (
     TOO_LATE,
     ClaimWish,
     Endings,
-    Episode,
-    EpisodeGroup,
     Grant,
+    LiveEpisode,
+    LiveGroup,
     Refusal,
     check_unique,
     earlier_end,
@@ -108,7 +108,7 @@ class EpisodePool:
         """Continue under ``job``, which must collect exactly as the one before."""
         self._job = job
 
-    def restore(self, recovered: Recovered, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
+    def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
         for episode_uuid, ending in recovered.endings.items():
             self._endings.remember(episode_uuid, ending)
@@ -144,7 +144,7 @@ class EpisodePool:
 
     # ------------------------------------------------------------------ calls
 
-    def open(self, episode_uuid: str, key: str, acts_for: Callable[[str], bool] = lambda _: False) -> Episode:
+    def open(self, episode_uuid: str, key: str, acts_for: Callable[[str], bool] = lambda _: False) -> LiveEpisode:
         """The running episode that a caller may use; that is a sign of life.
 
         Args:
@@ -166,7 +166,7 @@ class EpisodePool:
                 raise
             raise over_error(ending, episode_uuid) from None
 
-    def begin_call(self, episodes: Sequence[Episode]) -> Collection:
+    def begin_call(self, episodes: Sequence[LiveEpisode]) -> Collection:
         """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
         :meth:`end_call`, which is to be given what this returns."""
         now = self._clock()
@@ -176,7 +176,7 @@ class EpisodePool:
         self.collection.begin_call(episodes[0].client_uuid)
         return self.collection
 
-    def end_call(self, episodes: Sequence[Episode], counted: Collection) -> None:
+    def end_call(self, episodes: Sequence[LiveEpisode], counted: Collection) -> None:
         """An LLM call is over, whatever came of it; ``counted`` may be of the run before."""
         now = self._clock()
         for episode in episodes:
@@ -184,7 +184,7 @@ class EpisodePool:
             episode.last_active = now
         counted.end_call(episodes[0].client_uuid)
 
-    def record(self, calls: Iterable[tuple[Episode, ModelCall]]) -> None:
+    def record(self, calls: Iterable[tuple[LiveEpisode, ModelCall]]) -> None:
         """Append to the journal what a completed call sampled for each episode that is not over.
 
         It counts from :meth:`keep` on; if the episode ends before, the call is not trained.
@@ -193,12 +193,12 @@ class EpisodePool:
         if rows:
             self._append(*rows)
 
-    def keep(self, episode: Episode, call: ModelCall) -> None:
+    def keep(self, episode: LiveEpisode, call: ModelCall) -> None:
         """A call given to :meth:`record` is on disk: it belongs to the episode, unless that is over."""
         if not episode.over.happened:
             episode.calls.append(call)
 
-    def quarantine(self, episode: Episode, reason: str) -> None:
+    def quarantine(self, episode: LiveEpisode, reason: str) -> None:
         """Never train this episode; the first reason stays."""
         if not episode.quarantine_reason and not episode.over.happened:
             logger.warning("episode %s is quarantined: %s", episode.episode_uuid, reason)
@@ -233,7 +233,7 @@ class EpisodePool:
             RequestError: one episode is named twice.
         """
         check_unique(ends)
-        fresh: list[tuple[Episode, EpisodeEnd]] = []
+        fresh: list[tuple[LiveEpisode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
             episode = self.running.of(client_uuid, end.episode_uuid)
@@ -325,7 +325,9 @@ class EpisodePool:
 
     # ------------------------------------------------------------------ inside
 
-    def _finish(self, episode: Episode, task_id: str, end: EpisodeEnd, end_key: str, outcome: Trajectory | str) -> None:
+    def _finish(
+        self, episode: LiveEpisode, task_id: str, end: EpisodeEnd, end_key: str, outcome: Trajectory | str
+    ) -> None:
         """End with a result; ``outcome`` is what is to be trained, or why nothing is (empty for eval)."""
         trajectory, drop_reason = (None, outcome) if isinstance(outcome, str) else (outcome, "")
         if drop_reason:
@@ -352,7 +354,7 @@ class EpisodePool:
 
     def _free(
         self,
-        episode: Episode,
+        episode: LiveEpisode,
         event: EpisodeEvent,
         how: EndedHow,
         error: Callable[[], SwarmGatewayError],

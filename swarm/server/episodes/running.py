@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError
 from swarm.server.episodes.episode import (
-    Claim,
     ClaimWish,
-    Episode,
-    EpisodeGroup,
+    EpisodeKey,
     Grant,
+    LiveEpisode,
+    LiveGroup,
     group_uuid_of,
     new_key,
     new_uuid,
@@ -38,11 +38,11 @@ class Deadlines:
     an end costs nothing.
     """
 
-    def __init__(self, running: Mapping[str, Episode]) -> None:
+    def __init__(self, running: Mapping[str, LiveEpisode]) -> None:
         self._running = running
         self._heap: list[tuple[float, str]] = []
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: LiveEpisode) -> None:
         """Watch an episode that has just begun to run."""
         if len(self._heap) > 2 * len(self._running) + _SLACK:
             self._heap = [entry for entry in self._heap if entry[1] in self._running]
@@ -55,9 +55,9 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> list[Episode]:
+    def due(self, now: float) -> list[LiveEpisode]:
         """The episodes whose deadline is not after ``now``; the caller must end them."""
-        due: list[Episode] = []
+        due: list[LiveEpisode] = []
         while (first := self.next()) is not None and first <= now:
             _, episode_uuid = heapq.heappop(self._heap)
             episode = self._running[episode_uuid]
@@ -76,20 +76,20 @@ class RunningEpisodes:
 
     def __init__(self, append: Callable[..., None], clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._append, self._clock, self._wall = append, clock, wall
-        self._episodes: dict[str, Episode] = {}
-        self._groups: dict[str, EpisodeGroup] = {}
+        self._episodes: dict[str, LiveEpisode] = {}
+        self._groups: dict[str, LiveGroup] = {}
         self.deadlines = Deadlines(self._episodes)
 
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def get(self, episode_uuid: str) -> Episode | None:
+    def get(self, episode_uuid: str) -> LiveEpisode | None:
         return self._episodes.get(episode_uuid)
 
-    def values(self) -> ValuesView[Episode]:
+    def values(self) -> ValuesView[LiveEpisode]:
         return self._episodes.values()
 
-    def of(self, client_uuid: str, episode_uuid: str) -> Episode | None:
+    def of(self, client_uuid: str, episode_uuid: str) -> LiveEpisode | None:
         """The episode, if it runs and is this client's."""
         episode = self._episodes.get(episode_uuid)
         return episode if episode is not None and episode.client_uuid == client_uuid else None
@@ -102,8 +102,8 @@ class RunningEpisodes:
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
         state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM)
-        episodes: list[Episode] = []
-        claims: list[Claim] = []
+        episodes: list[LiveEpisode] = []
+        claims: list[EpisodeKey] = []
         for _ in range(wish.episodes):
             key = new_key()
             claim = EpisodeRow(
@@ -121,16 +121,16 @@ class RunningEpisodes:
                 run_id=run_id,
             )
             kept = key if wish.claim_key else ""
-            episodes.append(Episode(claim, now, now + wish.max_seconds, [claim.key_digest], kept, state))
-            claims.append(Claim(claim.episode_uuid, key))
-        groups: list[EpisodeGroup] = []
+            episodes.append(LiveEpisode(claim, now, now + wish.max_seconds, [claim.key_digest], kept, state))
+            claims.append(EpisodeKey(claim.episode_uuid, key))
+        groups: list[LiveGroup] = []
         if wish.as_group:
-            groups.append(EpisodeGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
+            groups.append(LiveGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
         self.add(episodes, groups)
         self._append(*(episode.claim for episode in episodes))
         return Grant(tuple(claims), group_uuid, group_key)
 
-    def add(self, episodes: Iterable[Episode], groups: Iterable[EpisodeGroup]) -> None:
+    def add(self, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
         """Take in claimed episodes and the groups that they form."""
         for episode in episodes:
             self._episodes[episode.episode_uuid] = episode
@@ -141,7 +141,7 @@ class RunningEpisodes:
             for group_uuid in group.uuids:
                 self._groups[group_uuid] = group
 
-    def remove(self, episode: Episode) -> None:
+    def remove(self, episode: LiveEpisode) -> None:
         """Forget an episode that is over: neither its keys nor its group's open anything from now on."""
         del self._episodes[episode.episode_uuid]
         if episode.group is not None:
@@ -155,7 +155,7 @@ class RunningEpisodes:
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
         """What an earlier claim got, with keys that open the episodes that still run."""
         added: list[KeyRow] = []
-        claims: list[Claim] = []
+        claims: list[EpisodeKey] = []
         for episode_uuid in episode_uuids:
             episode = self._episodes.get(episode_uuid)
             if episode is not None and not episode.key:
@@ -163,7 +163,7 @@ class RunningEpisodes:
                 episode.key = new_key()
                 episode.key_digests.append(digest(episode.key))
                 added.append(KeyRow(episode_uuid, episode.key_digests[-1]))
-            claims.append(Claim(episode_uuid, episode.key if episode is not None else new_key()))
+            claims.append(EpisodeKey(episode_uuid, episode.key if episode is not None else new_key()))
         if added:
             self._append(*added)
         if not as_group:
@@ -180,7 +180,7 @@ class RunningEpisodes:
             self._groups[group.uuids[-1]] = group
         return Grant(tuple(claims), group_uuid_of(key), key)
 
-    def open(self, episode_uuid: str, key: str) -> Episode:
+    def open(self, episode_uuid: str, key: str) -> LiveEpisode:
         """The running episode that ``key`` opens; that is a sign of life even if no engine can serve the call.
 
         Raises:
@@ -195,11 +195,11 @@ class RunningEpisodes:
         self.touch(episode)
         return episode
 
-    def touch(self, episode: Episode) -> None:
+    def touch(self, episode: LiveEpisode) -> None:
         """The episode gave a sign of life."""
         episode.last_active = self._clock()
 
-    def open_group(self, group_uuid: str, key: str) -> EpisodeGroup:
+    def open_group(self, group_uuid: str, key: str) -> LiveGroup:
         """The running group that ``key`` opens; all its episodes run, and show a sign of life.
 
         Raises:

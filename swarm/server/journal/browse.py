@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
-from swarm.groups import Group, GroupAnswer, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.job import TrainJob, parse_job
+from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
 from swarm.tokens import Trajectory
@@ -50,7 +50,7 @@ def judged_groups(
         for row in rows:
             output = json.loads(row[6]) if row[6] else {}
             members.setdefault(_group_id(row, output), []).append((*row[:6], output, *row[7:]))
-        judged: list[Group] = []
+        judged: list[JudgedGroup] = []
         for name, episodes in members.items():
             if len(judged) == min(limit, MAX_GROUPS):
                 break
@@ -87,11 +87,11 @@ def _group_id(row: tuple[Any, ...], output: dict[str, Any]) -> str:
     return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> Group:
+def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> JudgedGroup:
     notes_of_group = [notes_of(row[6]) for row in episodes]
     first = notes_of_group[0]
     query = next((notes.task.get("main_query") for notes in notes_of_group if notes.task), "")
-    return Group(
+    return JudgedGroup(
         group_id=group_id,
         task_id=episodes[0][4] or "",
         query=clean(query) if isinstance(query, str) else "",
@@ -123,7 +123,7 @@ def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
     )
 
 
-def _with_tokens(connection: sqlite3.Connection, group: Group, *, timelines: bool) -> Group:
+def _with_tokens(connection: sqlite3.Connection, group: JudgedGroup, *, timelines: bool) -> JudgedGroup:
     uuids = json.dumps([answer.episode_uuid for answer in group.answers])
     stored = {
         uuid: (unpack_trajectory(uuid, data, call), "" if call is None else finish_reason_of(call))

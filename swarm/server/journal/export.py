@@ -28,7 +28,7 @@ from swarm.server.journal.codec import (
     unpack_counts,
     unpack_trajectory,
 )
-from swarm.server.journal.groups import Decode, GroupLines
+from swarm.server.journal.group_lines import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.tokens import TokenCounts, as_lists
@@ -66,7 +66,8 @@ Row = dict[str, Any]
 class ExportReport(Model):
     """What was written: ``rows`` episodes with ``timelines`` and ``tokens`` sampled or in between, ``bytes`` in all.
 
-    Of an export of groups, ``groups`` are in the file and ``left_out`` are not: :mod:`swarm.server.journal.groups`.
+    Of an export of groups (:mod:`swarm.server.journal.group_lines`), ``groups`` are in the file and ``left_out`` are
+    not.
     """
 
     path: Path

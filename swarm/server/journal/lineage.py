@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
-from swarm.metrics import EVAL, MetricSums
+from swarm.measures import EVAL, MetricSums
 from swarm.server.journal.codec import notes_of
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState

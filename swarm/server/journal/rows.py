@@ -192,7 +192,7 @@ class Ending(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedEpisode:
+class RecoveredEpisode:
     """A running episode: its claim, the digests of all its keys, its calls in order."""
 
     claim: EpisodeRow
@@ -214,7 +214,7 @@ class Recovered:
     run_id: str = ""
     job_yaml: str = ""
     stopped: bool = False
-    claimed: list[ClaimedEpisode] = field(default_factory=list[ClaimedEpisode])
+    claimed: list[RecoveredEpisode] = field(default_factory=list[RecoveredEpisode])
     finished: list[tuple[str, Trajectory]] = field(default_factory=list[tuple[str, Trajectory]])
     outstanding: BatchRow | None = None
     losses: list[GroupRow] = field(default_factory=list[GroupRow])

@@ -25,7 +25,6 @@ from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
     CallRow,
-    ClaimedEpisode,
     CountsRow,
     EndedHow,
     Ending,
@@ -37,6 +36,7 @@ from swarm.server.journal.rows import (
     NoAgreementsRow,
     QuarantineRow,
     Recovered,
+    RecoveredEpisode,
     Row,
     RunRow,
     StateRow,
@@ -342,7 +342,7 @@ def _outstanding(connection: sqlite3.Connection) -> BatchRow | None:
     return BatchRow(TrainBatch(batch_id=batch_id, groups=groups), attempts)
 
 
-def _claimed(connection: sqlite3.Connection) -> list[ClaimedEpisode]:
+def _claimed(connection: sqlite3.Connection) -> list[RecoveredEpisode]:
     names = f"SELECT uuid FROM episodes WHERE state = '{EpisodeState.CLAIMED}' AND {LIVE}"
     calls: dict[str, list[ModelCall]] = {}
     for uuid, call_id, data in connection.execute(
@@ -352,14 +352,14 @@ def _claimed(connection: sqlite3.Connection) -> list[ClaimedEpisode]:
     digests: dict[str, list[bytes]] = {}
     for uuid, digest in connection.execute("SELECT episode, digest FROM keys ORDER BY rowid"):
         digests.setdefault(uuid, []).append(digest)
-    episodes: list[ClaimedEpisode] = []
+    episodes: list[RecoveredEpisode] = []
     for reason, *columns in connection.execute(
         "SELECT quarantine_reason, uuid, client_uuid, type, key_digest, idle_timeout, max_seconds, claimed_at,"
         f" claim_key, task_hint, group_uuid, group_size, run_id FROM episodes WHERE uuid IN ({names}) ORDER BY rowid"
     ):
         claim = EpisodeRow(*columns)
         keys = (claim.key_digest, *digests.get(claim.episode_uuid, ()))
-        episodes.append(ClaimedEpisode(claim, keys, tuple(calls.get(claim.episode_uuid, ())), reason))
+        episodes.append(RecoveredEpisode(claim, keys, tuple(calls.get(claim.episode_uuid, ())), reason))
     return episodes
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects import Answer
+from adapters.dialects import SampledAnswer
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat_answers import chunks_of
 from swarm.errors import UpstreamError
@@ -25,7 +25,7 @@ def test_what_was_cut_is_put_together(content: str | None, reasoning: str | None
     if calls:
         message["tool_calls"] = [CALL | {"id": f"c{number}"} for number in range(calls)]
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
-    answer = Answer(
+    answer = SampledAnswer(
         "m", message, "stop", usage, choice_extra={"stop_reason": 7}, body_extra={"system_fingerprint": "f"}
     )
     assembly = Assembly()

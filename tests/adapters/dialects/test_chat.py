@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects import Answer, ChatDialect
+from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.chat_answers import chunks_of, completion_of
 from swarm.errors import RequestError, UpstreamError
 from tests.adapters.dialects import answers
@@ -22,8 +22,8 @@ FILE = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:applica
 USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
 
 
-def answer(message: dict[str, Any], **more: Any) -> Answer:
-    return Answer(**{"model": "tiny", "message": message, "finish_reason": "stop", "usage": USAGE, **more})
+def answer(message: dict[str, Any], **more: Any) -> SampledAnswer:
+    return SampledAnswer(**{"model": "tiny", "message": message, "finish_reason": "stop", "usage": USAGE, **more})
 
 
 def joined(chunks: Iterable[dict[str, Any]], index: int = 0) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_answer_reads_a_completion_and_keeps_its_extras() -> None:
         "usage": USAGE,
         "system_fingerprint": "fp",
     }
-    read = Answer.from_completion(body)
+    read = SampledAnswer.from_completion(body)
     assert read.choice_extra == {"stop_reason": 2, "token_ids": [1]}
     assert read.body_extra == {"system_fingerprint": "fp"}
     assert read.text == "hello"
@@ -179,7 +179,7 @@ def test_answer_reads_a_completion_and_keeps_its_extras() -> None:
 )
 def test_answer_refuses_a_malformed_completion(body: object) -> None:
     with pytest.raises(UpstreamError):
-        Answer.from_completion(body)
+        SampledAnswer.from_completion(body)
 
 
 def test_completion_has_one_choice_per_answer_and_adds_their_tokens() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import CompletionsDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
-from adapters.dialects.dialect import Answer
+from adapters.dialects.dialect import SampledAnswer
 from adapters.dialects.jsons import decode
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError, UpstreamError
@@ -95,9 +95,9 @@ def test_values_that_ask_for_nothing_leave_the_request_as_it_is(neutral: dict[st
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> list[Answer]:
+def answers(draw: st.DrawFn) -> list[SampledAnswer]:
     """One to three answers, each with log-probabilities of its tokens or without."""
-    told: list[Answer] = []
+    told: list[SampledAnswer] = []
     with_logprobs = draw(st.booleans())
     for _ in range(draw(st.integers(1, 3))):
         tokens = draw(st.lists(st.text(min_size=1, max_size=4), max_size=4))
@@ -111,7 +111,7 @@ def answers(draw: st.DrawFn) -> list[Answer]:
             for token in tokens
         ]
         told.append(
-            Answer(
+            SampledAnswer(
                 model="tiny",
                 message={"role": "assistant", "content": "".join(tokens)},
                 finish_reason=draw(st.sampled_from(["stop", "length"])),
@@ -124,7 +124,7 @@ def answers(draw: st.DrawFn) -> list[Answer]:
 
 
 @given(answers(), st.booleans(), st.booleans())
-def test_any_stream_says_the_plain_body(told: list[Answer], echo: bool, include_usage: bool) -> None:
+def test_any_stream_says_the_plain_body(told: list[SampledAnswer], echo: bool, include_usage: bool) -> None:
     data = {"prompt": "Once ", "echo": echo}
     plain = DIALECT.answer(data, completion_of(told, "chatcmpl-7"))
     stream = DIALECT.stream(data)

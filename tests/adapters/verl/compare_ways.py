@@ -29,7 +29,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from adapters.verl.config import verl_config
 from adapters.verl.tree import attention
-from adapters.verl.tree import engine as tree_engine
+from adapters.verl.tree import shared_prefix as tree_engine
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
 from tests.adapters.verl.token_trees import token_rows

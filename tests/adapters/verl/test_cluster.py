@@ -154,7 +154,7 @@ import json, os, sys
 from pathlib import Path
 from adapters.verl import cluster
 from swarm.job import TrainJob
-from swarm.link.code import imported, top_level
+from swarm.link.imported import imported, top_level
 
 run_dir, code = Path(sys.argv[1]), Path(sys.argv[2])
 here = os.getcwd()

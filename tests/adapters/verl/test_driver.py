@@ -11,8 +11,8 @@ import pytest
 
 from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
-from swarm.link.code import CODE_VARIABLE
-from swarm.link.messages import Finished
+from swarm.link.imported import CODE_VARIABLE
+from swarm.link.messages import Goodbye
 from swarm.memory import CURE
 from tests.engine.engine_process import EngineProcess
 
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 async def refusal(job: TrainJob, run_dir: Path) -> str:
     """The error with which the engine finishes; it must be a configuration error (exit code 2)."""
     async with EngineProcess(job, run_dir) as engine:
-        finished = await engine.expect(Finished, 60)
+        finished = await engine.expect(Goodbye, 60)
         assert finished.wrong_config
         assert await engine.process.wait() == 2, engine.tail()
     return finished.error
@@ -62,7 +62,7 @@ async def test_unreadable_job_is_reported(tmp_path: Path) -> None:
             return "modle: tiny\n"
 
     async with Broken(TrainJob(model="m"), tmp_path / "run") as engine:
-        finished = await engine.expect(Finished, 60)
+        finished = await engine.expect(Goodbye, 60)
     assert "modle" in finished.error
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.verl.tree.plan import ModelShape, pack, part_cost, rows_cost
+from adapters.verl.tree.packing import ModelShape, pack, part_cost, rows_cost
 from adapters.verl.tree.trie import PART_TOKENS, Ordered, build, ordered, split
 from tests.adapters.verl.token_trees import token_rows
 

@@ -35,7 +35,7 @@ from verl.utils import tensordict_utils as tu
 from adapters.verl.config import verl_config
 from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
-from adapters.verl.tree import engine as tree_engine
+from adapters.verl.tree import shared_prefix as tree_engine
 from adapters.verl.worker import SwarmCpuWorker
 from swarm.job import TrainJob
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory

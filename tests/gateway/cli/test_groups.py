@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
-from gateway.tui.groups_view import bars
+from gateway.views.groups_view import bars
 from swarm.errors import ConfigError
-from swarm.groups import BINS, histogram
+from swarm.judged_groups import BINS, histogram
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal

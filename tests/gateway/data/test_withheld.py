@@ -158,5 +158,5 @@ async def test_without_the_setting_all_is_trained(rig: server.Rig, tmp_path: Pat
 
 def test_consent_is_given_by_the_route_and_taken_by_what_a_text_holds() -> None:
     assert not Consent().keeps("hi")
-    assert Consent(given=True).keeps([EMAIL])
-    assert Consent(given=True, redacts=True).keeps("hi") and not Consent(given=True, redacts=True).keeps([EMAIL])
+    assert Consent(granted=True).keeps([EMAIL])
+    assert Consent(granted=True, redacts=True).keeps("hi") and not Consent(granted=True, redacts=True).keeps([EMAIL])

@@ -14,7 +14,7 @@ import yaml
 
 from gateway.cli.sections import read_train
 from gateway.launch.plan import UpPlan
-from gateway.launch.train import Trainer, TrainPlan, rehearsal
+from gateway.launch.train import TrainCommand, TrainPlan, rehearsal
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.errors import ConfigError
@@ -93,7 +93,7 @@ class Run:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.plan = plan
         self.on = on
-        self.work = Trainer(plan, self.tell)
+        self.work = TrainCommand(plan, self.tell)
 
     def __call__(self) -> None:
         with nothing_left_behind():
@@ -158,7 +158,7 @@ def test_a_workflow_that_always_fails_ends_it_with_its_own_words(file: Callable[
 
 
 def test_a_server_that_is_gone_hides_no_error(file: Callable[..., TrainPlan]) -> None:
-    trainer = Trainer(file(workflow="my_agent:broken", eval=None), lambda kind, values: None)
+    trainer = TrainCommand(file(workflow="my_agent:broken", eval=None), lambda kind, values: None)
     gone = Answer({"error": {"message": "no more"}}, 404)
     with ScriptedServer() as server:
         # asked by the trainer, by its training, and by the one that watches

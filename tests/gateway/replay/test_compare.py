@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.replay.compare import compare, judge_alone, scored, verdict, versions
-from gateway.replay.output import summary
-from gateway.replay.report import Report, Score
-from gateway.replay.senders import SavedAnswer
+from gateway.replay.compare import compare, judge_alone, scored, verdict
+from gateway.reports.printing import summary
+from gateway.reports.report import Report, SavedAnswer, Score, versions
 from reward_hooks import Candidate, HookContext, Hooks, PassThrough, Task, UserRequest
 from swarm.errors import ConfigError, HookError
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.replay.run import ReplayConfig, read_prompts, replay
+from gateway.replay.bar import describe
+from gateway.replay.run import ReplayConfig, ReplayProgress, failures_of, latency_of, read_prompts, replay
 from gateway.replay.senders import Outcome, Prompt
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import ConfigError
@@ -194,3 +195,23 @@ def test_each_epoch_has_every_prompt_in_an_order_that_the_seed_fixes(data: Path)
     half = 6
     assert sorted(one[:half]) == sorted(one[half:]) == [f"q{n}?" for n in range(6)]
     assert one[:half] != one[half:] and one == same != other
+
+
+def test_progress_says_on_how_many_answers_the_hook_failed() -> None:
+    failed = Outcome(1.0, untrained="reward_hook_failed")
+    assert describe(ReplayProgress(None, outcomes=[failed, Outcome(1.0)]), 1.0) == "the hook failed on 1"
+
+
+def test_latency_is_of_answered_requests_by_nearest_rank() -> None:
+    latency = latency_of([*(Outcome(float(n)) for n in range(1, 101)), Outcome(999.0, "timeout")])
+    assert latency is not None
+    assert (latency.p50, latency.p95) == (50.0, 95.0)
+    assert latency_of([Outcome(99.0, "timeout")]) is None
+
+
+def test_the_most_frequent_failure_comes_first_with_its_first_example() -> None:
+    outcomes = [Outcome(1.0, "a", "x"), Outcome(1.0, "b", "first"), Outcome(1.0, "b", "second"), Outcome(1.0)]
+    assert [(kind, one.count, one.example) for kind, one in failures_of(outcomes).items()] == [
+        ("b", 2, "first"),
+        ("a", 1, "x"),
+    ]

@@ -14,14 +14,14 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.dialects import Answer
+from adapters.dialects import SampledAnswer
 from gateway.config.route import RouteSettings
 from gateway.rollout import group, server
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
 from gateway.rollout.sampling import EpisodeLostError, Sample
-from gateway.rollout.server import Serving, Training
+from gateway.rollout.server import ServerReport, Training
 from gateway.stats import Accounted, Stats
 from gateway.types import Decided, Live
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks
@@ -59,10 +59,10 @@ class World:
     # -- episodes
 
     @property
-    def report(self) -> Serving:
-        return Serving(model="m", num_repeat=SIZE, takes_partial=self.takes_partial)
+    def report(self) -> ServerReport:
+        return ServerReport(model="m", num_repeat=SIZE, takes_partial=self.takes_partial)
 
-    async def wait_for_job(self, waited: Any) -> Serving:
+    async def wait_for_job(self, waited: Any) -> ServerReport:
         return self.report
 
     async def claim(self, count: int, waited: Any) -> EpisodeGroup:
@@ -142,7 +142,7 @@ class World:
 
 
 def _sample(name: str) -> Sample:
-    return Sample(Answer("m", {"role": "assistant", "content": name}, "stop"), 0.1, 1)
+    return Sample(SampledAnswer("m", {"role": "assistant", "content": name}, "stop"), 0.1, 1)
 
 
 async def turn() -> None:

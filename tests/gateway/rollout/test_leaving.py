@@ -10,7 +10,7 @@ import pytest
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.policy import Policy
-from gateway.sessions.conversation import Ledger
+from gateway.sessions.conversation import AgentLedger
 from gateway.sessions.open_groups import Closing
 from gateway.types import Decided, Live
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
@@ -28,7 +28,7 @@ class Talk:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.ledger = Ledger()
+        self.ledger = AgentLedger()
 
     def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, **how: Any) -> None:
         self.told.append("delivered")

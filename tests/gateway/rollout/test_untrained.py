@@ -13,9 +13,9 @@ import pytest
 from msgspec import structs
 
 from gateway.replay.compare import GATEWAY_HEADERS
-from gateway.replay.output import summary
 from gateway.replay.run import ReplayConfig, replay
 from gateway.replay.senders import HttpSender
+from gateway.reports.printing import summary
 from gateway.rollout.answering import best
 from gateway.rollout.policy import Policy
 from tests.gateway.conftest import ask, gateway_before

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.tui.client import make_targets
+from gateway.tui.targets import make_targets
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot

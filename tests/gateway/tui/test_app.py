@@ -15,8 +15,8 @@ from textual.app import App, ComposeResult
 
 from gateway.app import create_app as create_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.tui.format import Row, Table
-from gateway.tui.widgets import Grid
+from gateway.tui.widgets import TableView
+from gateway.views.format import Row, Table
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.run import serve
@@ -164,10 +164,10 @@ async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: 
 async def test_a_table_stays_where_it_is_scrolled_to() -> None:
     class Alone(App[None]):
         def compose(self) -> ComposeResult:
-            yield Grid()
+            yield TableView()
 
     async with Alone().run_test(size=(40, 10)) as pilot:
-        grid = pilot.app.query_one(Grid)
+        grid = pilot.app.query_one(TableView)
         grid.focus()
         for word in ("first", "second"):
             grid.show(Table(("word", ">count"), [Row((word, str(number))) for number in range(50)]))

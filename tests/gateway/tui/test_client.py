@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from gateway.stats import GatewayStatus
-from gateway.tui import client
-from gateway.tui.client import Kind, Reason, StatusClient, Trouble, make_targets
+from gateway.tui import targets
+from gateway.tui.targets import Kind, Reason, StatusClient, Trouble, make_targets
 from swarm.status import ServerStatus
 from tests.gateway.conftest import OpenGateway
 from tests.standins.swarm import Swarm
@@ -109,7 +109,7 @@ async def test_the_key_of_a_gateway(open_gateway: OpenGateway) -> None:
 
 
 async def test_one_that_never_answers(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "DEADLINE", 0.2)
+    monkeypatch.setattr(targets, "DEADLINE", 0.2)
     swarm.silent = True
     told = await trouble(Kind.SWARM, swarm.url)
     assert told.reason is Reason.SILENT and "does not answer within" in told.message

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view
 from gateway.tui.app import MonitorApp
-from gateway.tui.client import make_targets
+from gateway.tui.targets import make_targets
 from swarm.status import ServerStatus
 from tests.gateway.tui.conftest import watching
 from tests.standins.vllm import listening

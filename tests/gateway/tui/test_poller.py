@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.stats import GatewayStatus
-from gateway.tui.client import STEPS, Reason, make_targets
 from gateway.tui.poller import FEW_STEPS, GatewayPoller, MonitorLog, StepHistory, SwarmPoller
+from gateway.tui.targets import STEPS, Reason, make_targets
 from swarm.states import EngineState
 from swarm.status import LogEntry
 from swarm.types import StepResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.tui.client import Kind, make_targets
+from gateway.tui.targets import Kind, make_targets
 from swarm.errors import ConfigError
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from swarm.importer import python_path
-from swarm.link.code import ABOUT, ImportedCode, differences, imported, top_level
+from swarm.link.imported import ABOUT, ImportedCode, differences, imported, top_level
 from swarm.sync.manifest import digest_of, manifest_of
 
 ASK = (
-    "import sys, json; from pathlib import Path; from swarm.link.code import imported; "
+    "import sys, json; from pathlib import Path; from swarm.link.imported import imported; "
     "print(json.dumps(imported(sys.argv[1:], Path.cwd()).locations))"
 )
 

@@ -15,7 +15,7 @@ from swarm.link.engine import EngineEnd
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
-    Finished,
+    Goodbye,
     Heartbeat,
     Hello,
     Message,
@@ -92,7 +92,7 @@ async def test_sending_to_an_absent_role_is_an_error(link: EngineLink) -> None:
 
 async def test_wrong_token_is_dropped(link: EngineLink) -> None:
     with EngineEnd("driver", link.address, "guess") as intruder:
-        intruder.send(Finished(error="ha"))
+        intruder.send(Goodbye(error="ha"))
         with EngineEnd("driver", link.address, TOKEN) as driver:
             driver.send(BootProgress(stage="real"))
             assert isinstance((await receive(link))[1], Hello)
@@ -103,7 +103,7 @@ async def test_second_process_of_a_role_is_dropped(link: EngineLink) -> None:
     with EngineEnd("driver", link.address, TOKEN) as first:
         await hello(link)
         with EngineEnd("driver", link.address, TOKEN) as second:
-            second.send(Finished(error="impostor"))
+            second.send(Goodbye(error="impostor"))
             # the socket serves peers fairly: after the impostor's close nothing of it is left
         first.send(BootProgress(stage="still here"))
         assert await receive(link) == ("driver", BootProgress(stage="still here"))
@@ -155,17 +155,17 @@ async def test_silence_after_finished_is_no_error() -> None:
     async with EngineLink(TOKEN, heartbeat_timeout=0.1) as link:
         with EngineEnd("driver", link.address, TOKEN) as driver:
             await hello(link)
-            driver.send(Finished())
-        assert await receive(link) == ("driver", Finished())
+            driver.send(Goodbye())
+        assert await receive(link) == ("driver", Goodbye())
         with pytest.raises(TimeoutError):
             await receive(link, seconds=0.3)
 
 
 async def test_close_delivers_what_was_sent(link: EngineLink) -> None:
     with EngineEnd("driver", link.address, TOKEN) as driver:
-        driver.send(Finished(error="the last word"))
+        driver.send(Goodbye(error="the last word"))
     await hello(link)
-    assert await receive(link) == ("driver", Finished(error="the last word"))
+    assert await receive(link) == ("driver", Goodbye(error="the last word"))
 
 
 async def test_engine_learns_that_the_server_is_lost() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from swarm.research.decisions import Ending, is_due
+from swarm.research.decisions import RunEnding, is_due
 from swarm.research.lab import Order
 from swarm.research.study import Study
 
@@ -100,7 +100,7 @@ class ScriptedLab:
         os.write(self._log, json.dumps(fields).encode() + b"\n")
         self._point()
 
-    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+    def run(self, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
         lines = [one for one in told(self._path) if one["server"] == server]
         running = [one for one in lines if "start" in one]
         step = 0

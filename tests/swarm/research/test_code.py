@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.research import code
+from swarm.research import trees
 from swarm.research.study import Study, read_study
 from tests.swarm.research.making import EVALUATE, folder_of, study_of
 
@@ -19,20 +19,20 @@ from tests.swarm.research.making import EVALUATE, folder_of, study_of
 class Begun(NamedTuple):
     study: Study
     folder: Path
-    base: code.Tree
+    base: trees.Tree
     locked: str
 
     def patched(self, patch: str) -> Path:
-        digest = code.patched(self.study, self.folder, self.base.digest, patch)
-        return code.kept(self.folder, digest, "run/e1").folder
+        digest = trees.patched(self.study, self.folder, self.base.digest, patch)
+        return trees.kept(self.folder, digest, "run/e1").folder
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     folder = folder_of(tmp_path_factory.mktemp("patches") / "study")
     study = read_study(folder)
-    digest, locked, _ = code.snapshot(study, folder)
-    return Begun(study, folder, code.kept(folder, digest, "base"), locked)
+    digest, locked, _ = trees.snapshot(study, folder)
+    return Begun(study, folder, trees.kept(folder, digest, "base"), locked)
 
 
 def edit(name: str) -> str:
@@ -99,20 +99,20 @@ TRIES = {
 
 @pytest.mark.parametrize("name", TRIES)
 def test_the_evaluator_cannot_be_changed(begun: Begun, name: str) -> None:
-    with pytest.raises(code.RefusedError) as refused:
+    with pytest.raises(trees.RefusedError) as refused:
         begun.patched(TRIES[name])
     assert "does not apply" not in refused.value.message, "it was tried in earnest"
-    assert (code.kept(begun.folder, begun.base.digest, "evaluator/x").folder / "evaluate.py").read_bytes() == (
+    assert (trees.kept(begun.folder, begun.base.digest, "evaluator/x").folder / "evaluate.py").read_bytes() == (
         begun.folder / "evaluate.py"
     ).read_bytes()
-    code.check_locked(begun.study, begun.folder, begun.locked)
+    trees.check_locked(begun.study, begun.folder, begun.locked)
     assert not os.path.exists("/tmp/evaluate.py")
     assert not list((begun.folder / "runs").glob("patch-*"))
 
 
 def test_a_study_without_patch_paths_takes_none(begun: Begun) -> None:
-    with pytest.raises(code.RefusedError, match="allows no patches"):
-        code.patched(study_of(patch_paths=[]), begun.folder, begun.base.digest, WEIGHT)
+    with pytest.raises(trees.RefusedError, match="allows no patches"):
+        trees.patched(study_of(patch_paths=[]), begun.folder, begun.base.digest, WEIGHT)
 
 
 @pytest.mark.parametrize("name", ["evaluate.py", "held_out.jsonl", "study.yaml"])
@@ -121,24 +121,24 @@ def test_a_changed_evaluator_is_noticed_on_disk(begun: Begun, name: str) -> None
     try:
         (begun.folder / name).write_bytes(before + (b"\nseed: 7\n" if name == "study.yaml" else b"\n# easier\n"))
         with pytest.raises(ConfigError, match="is not the one that the study began with"):
-            code.check_locked(begun.study, begun.folder, begun.locked)
+            trees.check_locked(begun.study, begun.folder, begun.locked)
     finally:
         (begun.folder / name).write_bytes(before)
     (begun.folder / "agent.py").touch()
-    code.check_locked(begun.study, begun.folder, begun.locked)
+    trees.check_locked(begun.study, begun.folder, begun.locked)
 
 
 def test_kept_code_that_was_changed_is_noticed(begun: Begun) -> None:
     archive = begun.folder / "runs" / "code" / f"{begun.base.digest}.zip"
     before = archive.read_bytes()
-    other = code.patched(begun.study, begun.folder, begun.base.digest, WEIGHT)
+    other = trees.patched(begun.study, begun.folder, begun.base.digest, WEIGHT)
     try:
         archive.write_bytes((archive.parent / f"{other}.zip").read_bytes())
         with pytest.raises(ConfigError, match="was changed"):
-            code.kept(begun.folder, begun.base.digest, "evaluator/x")
+            trees.kept(begun.folder, begun.base.digest, "evaluator/x")
         archive.unlink()
         with pytest.raises(ConfigError, match="is gone"):
-            code.kept(begun.folder, begun.base.digest, "evaluator/x")
+            trees.kept(begun.folder, begun.base.digest, "evaluator/x")
     finally:
         archive.write_bytes(before)
 
@@ -147,4 +147,4 @@ def test_locked_files_must_be_tracked(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "study")
     subprocess.run(["git", "-C", str(folder), "rm", "--quiet", "--cached", "held_out.jsonl"], check=True)
     with pytest.raises(ConfigError, match=r"held_out.jsonl is locked, but git does not track it"):
-        code.snapshot(read_study(folder), folder)
+        trees.snapshot(read_study(folder), folder)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.research.decisions import (
-    Claim,
-    Ending,
+    ClaimRun,
     Propose,
     Record,
+    RunEnding,
     arm_scores,
     choose,
     ending,
@@ -92,7 +92,7 @@ class Driver:
     """Drives a study without anything real; ``fates`` are runs that end otherwise, a step takes ``pace`` seconds."""
 
     def __init__(
-        self, study: Study, fates: dict[str, Ending], lrs: list[float] | None = None, pace: float = 0.0
+        self, study: Study, fates: dict[str, RunEnding], lrs: list[float] | None = None, pace: float = 0.0
     ) -> None:
         self.study, self.fates, self.lrs = study, fates, lrs or []
         self.pace, self.clock = pace, 0.0
@@ -123,7 +123,7 @@ class Driver:
                     self.add(proposed(name, abs(self.lrs[place]), refused))
                 else:
                     self.add({"event": "exhausted", "at": 0.0, "why": "no more"})
-            case Claim(run) if len(self.busy) < servers:
+            case ClaimRun(run) if len(self.busy) < servers:
                 known = self.state.runs.get(run.name)
                 self.busy[run.name] = max(known.scores, default=-1) + 1 if known else 0
                 self.add(claimed(run.name))
@@ -170,8 +170,8 @@ def test_the_best_is_confirmed_and_kept() -> None:
     assert all(one.outcome == "done" for one in state.runs.values()) and len(state.runs) == 4 + 9
 
 
-@pytest.mark.parametrize("fate", [Ending("failed", "NaN"), Ending("stopped", "x")])
-def test_a_winner_that_fails_with_one_seed_is_not_kept(fate: Ending) -> None:
+@pytest.mark.parametrize("fate", [RunEnding("failed", "NaN"), RunEnding("stopped", "x")])
+def test_a_winner_that_fails_with_one_seed_is_not_kept(fate: RunEnding) -> None:
     state = driven(Driver(study_of(), {"e1.seed2": fate}, [3e-5]))
     assert verdicts(state) == {"e1": "dropped"}
     state = driven(Driver(study_of(), {"e1.control2": fate}, [3e-5]))
@@ -179,7 +179,7 @@ def test_a_winner_that_fails_with_one_seed_is_not_kept(fate: Ending) -> None:
 
 
 def test_a_base_that_fails_ends_the_study() -> None:
-    state = driven(Driver(study_of(), {BASE: Ending("failed", "NaN")}, [3e-5]))
+    state = driven(Driver(study_of(), {BASE: RunEnding("failed", "NaN")}, [3e-5]))
     assert state.finished == "nothing was found that beats the base; the base run failed: NaN" and not state.experiments
 
 
@@ -234,7 +234,7 @@ def test_shuffled_rewards_give_no_win() -> None:
 
 FATES = st.dictionaries(
     st.sampled_from(["e1", "e2", "e3", "e1.seed1", "e2.seed3", "e1.control2", "base.seed1"]),
-    st.sampled_from([Ending("failed", "NaN"), Ending("stopped", "collapsed")]),
+    st.sampled_from([RunEnding("failed", "NaN"), RunEnding("stopped", "collapsed")]),
     max_size=3,
 )
 
@@ -249,7 +249,7 @@ FATES = st.dictionaries(
     draws=st.lists(st.integers(0, 9), max_size=120),
 )
 def test_whatever_happens_no_run_is_done_twice_and_every_experiment_is_judged(
-    lrs: list[float], fates: dict[str, Ending], winners: int, servers: int, draws: list[int]
+    lrs: list[float], fates: dict[str, RunEnding], winners: int, servers: int, draws: list[int]
 ) -> None:
     study = study_of(budget={"runs": 22}, decision={"winners": winners})
     driver = Driver(study, fates, lrs)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gateway.cli.research import app
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.research.decisions import Ending
+from swarm.research.decisions import RunEnding
 from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError
 from swarm.research.ledger import Ledger, State, read
 from swarm.research.proposing import ProposerError
@@ -43,11 +43,11 @@ def propose(state):
 class Around(ScriptedLab):
     """A scripted lab with something before each run."""
 
-    def __init__(self, study: Study, log: Path, before: Callable[[str, Order], Ending | None]) -> None:
+    def __init__(self, study: Study, log: Path, before: Callable[[str, Order], RunEnding | None]) -> None:
         super().__init__(study, log)
         self._before = before
 
-    def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+    def run(self, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
         return self._before(server, order) or super().run(server, order, stopping)
 
 
@@ -56,7 +56,7 @@ def nothing(server: str, order: Order) -> None:
 
 
 def done(
-    folder: Path, before: Callable[[str, Order], Ending | None] = nothing, stopping: threading.Event | None = None
+    folder: Path, before: Callable[[str, Order], RunEnding | None] = nothing, stopping: threading.Event | None = None
 ) -> State:
     """The state after the study was run as far as it goes."""
     study = read_study(folder)
@@ -208,7 +208,7 @@ def test_a_study_goes_on_elsewhere_when_its_server_is_renamed(tmp_path: Path) ->
 
 def test_a_score_that_is_no_number_fails_its_run_and_the_answer_says_so(tmp_path: Path) -> None:
     class Blind(ScriptedLab):
-        def run(self, server: str, order: Order, stopping: threading.Event) -> Ending | None:
+        def run(self, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
             return order.measure(0, [0.5, math.nan], {})
 
     folder = folder_of(tmp_path / "study", proposer=GRID)

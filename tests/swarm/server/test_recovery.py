@@ -21,7 +21,7 @@ from swarm.link.messages import RolloutReady
 from swarm.protocol import EpisodeEnd
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import Claim, ClaimWish, Grant
+from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import Recovered
 from swarm.states import EngineEvent, EngineState
@@ -169,7 +169,7 @@ async def test_a_group_that_lacks_a_member_is_known_after_a_restart(tmp_path: Pa
 class Known:
     """What the client knows of one episode of its own."""
 
-    claim: Claim
+    claim: EpisodeKey
     wish: ClaimWish
     outcome: str = "running"
     task: str = ""

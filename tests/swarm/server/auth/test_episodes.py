@@ -10,7 +10,7 @@ import pytest
 
 from swarm.credentials import TokenFile
 from swarm.errors import ForbiddenError
-from swarm.server.auth import Caller, ClientNames, ControlRoute
+from swarm.server.auth import ClientNames, ControlRoute, TokenHolder
 from tests.standins.vllm import plain
 from tests.swarm.server.conftest import Rig
 
@@ -97,7 +97,7 @@ async def test_a_rotated_token_keeps_its_clients(rig: Rig, tmp_path: Path) -> No
 
 
 async def test_the_memory_of_names_is_bounded(overrides: dict[str, Any]) -> None:
-    ann, bob = (Caller(name, frozenset({"claim"})) for name in ("ann", "bob"))
+    ann, bob = (TokenHolder(name, frozenset({"claim"})) for name in ("ann", "bob"))
     names = ClientNames(limit=2)
     for name in ("1", "2", "3"):
         names.check(ann, name)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarm.server.dataplane.calls import Conversations
-from swarm.server.episodes.episode import Episode
+from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.journal.rows import EpisodeRow
 from swarm.tokens import EARLIER_IDS, ModelCall
 from tests.standins.vllm import (
@@ -167,9 +167,9 @@ async def test_what_is_not_trained_is_told_with_its_reason(rig: Rig) -> None:
 # ---------------------------------------------------------------------- without a server
 
 
-def episode(name: str) -> Episode:
+def episode(name: str) -> LiveEpisode:
     row = EpisodeRow(name, "me", "train", b"", 1.0, 1.0, 0.0)
-    return Episode(row, 0.0, 0.0, [])
+    return LiveEpisode(row, 0.0, 0.0, [])
 
 
 def answer(ids: list[int]) -> ModelCall:

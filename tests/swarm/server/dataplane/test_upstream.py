@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.server.dataplane.upstream import TransientError, UnreachableError, Upstream, UpstreamRefusalError
+from swarm.server.dataplane.upstream import ReplicaClient, TransientError, UnreachableError, UpstreamRefusalError
 
 pytestmark = pytest.mark.anyio
 
@@ -77,14 +77,14 @@ def cuts(answer: Answer) -> Answer:
 
 
 @pytest.fixture
-async def upstream() -> AsyncGenerator[Upstream]:
-    upstream = Upstream()
+async def upstream() -> AsyncGenerator[ReplicaClient]:
+    upstream = ReplicaClient()
     yield upstream
     await upstream.close()
 
 
 async def test_a_proxy_and_credentials_of_the_environment_are_not_used(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    upstream: ReplicaClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Server(says("200 OK", b"{}")) as server, Server(says("200 OK", b"{}")) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -93,7 +93,7 @@ async def test_a_proxy_and_credentials_of_the_environment_are_not_used(
         assert (len(server.heads), len(proxy.heads)) == (1, 0)
 
 
-async def test_no_connection_is_told_from_one_that_broke(upstream: Upstream) -> None:
+async def test_no_connection_is_told_from_one_that_broke(upstream: ReplicaClient) -> None:
     async with Server(says("200 OK", b"{}")) as gone:
         url = gone.url
     with pytest.raises(UnreachableError):
@@ -114,7 +114,7 @@ async def test_no_connection_is_told_from_one_that_broke(upstream: Upstream) -> 
         assert len(server.heads) == len(broken)
 
 
-async def test_a_call_is_never_sent_twice_by_itself(upstream: Upstream) -> None:
+async def test_a_call_is_never_sent_twice_by_itself(upstream: ReplicaClient) -> None:
     async def close(writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -132,7 +132,7 @@ async def test_a_call_is_never_sent_twice_by_itself(upstream: Upstream) -> None:
         (b"plain", {"message": "plain", "type": "invalid_request_error", "param": None, "code": None}),
     ],
 )
-async def test_a_refusal_keeps_its_words(upstream: Upstream, content: bytes, expected: dict[str, Any]) -> None:
+async def test_a_refusal_keeps_its_words(upstream: ReplicaClient, content: bytes, expected: dict[str, Any]) -> None:
     async with Server(says("400 Bad", content)) as server:
         with pytest.raises(UpstreamRefusalError) as caught:
             await upstream.post(server.url, BODY)
@@ -148,7 +148,7 @@ async def test_a_refusal_keeps_its_words(upstream: Upstream, content: bytes, exp
         'tool_choice="required" requires --tool-call-parser to be set',
     ],
 )
-async def test_a_missing_tool_parser_is_told_in_our_words(upstream: Upstream, words: str) -> None:
+async def test_a_missing_tool_parser_is_told_in_our_words(upstream: ReplicaClient, words: str) -> None:
     content = json.dumps({"error": {"message": words, "type": "BadRequestError", "param": None, "code": 400}})
     async with Server(says("400 Bad", content.encode())) as server:
         with pytest.raises(UpstreamRefusalError) as caught:
@@ -159,14 +159,14 @@ async def test_a_missing_tool_parser_is_told_in_our_words(upstream: Upstream, wo
 
 
 @pytest.mark.parametrize(("status", "well"), [("200 OK", True), ("503 Busy", False)])
-async def test_a_replica_is_healthy_if_it_says_so(upstream: Upstream, status: str, well: bool) -> None:
+async def test_a_replica_is_healthy_if_it_says_so(upstream: ReplicaClient, status: str, well: bool) -> None:
     async with Server(says(status, b"")) as server:
         assert await upstream.is_healthy(server.address) is well
         assert server.heads[0].startswith("get /health ")
     assert not await upstream.is_healthy(server.address)
 
 
-async def test_a_stream_that_breaks_off_is_told(upstream: Upstream) -> None:
+async def test_a_stream_that_breaks_off_is_told(upstream: ReplicaClient) -> None:
     event = b'data: {"a": 1}\n\n'
     for answer in (cuts(says("200 OK", event, length=1000)), says("200 OK", event)):
         got: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from swarm.link.messages import RolloutReady
 from swarm.protocol import NO_EPISODES, SYNCING
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.episode import Claim, ClaimWish, Grant
+from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant
 from swarm.server.journal.rows import (
     BatchRow,
     EndRow,
@@ -58,7 +58,7 @@ def rolling(journal: MemoryJournal | None = None, job: TrainJob = JOB, **config:
     return controller
 
 
-async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[Claim]:
+async def claim(controller: Controller, count: int = 1, wait: float = 0.0) -> list[EpisodeKey]:
     grant = await controller.episodes.claim(ClaimWish("me", episodes=count), wait)
     assert isinstance(grant, Grant), grant
     return list(grant.claims)
@@ -70,7 +70,7 @@ async def refusal(controller: Controller, count: int = 1, wait: float = 0.0) -> 
     return outcome
 
 
-async def waiting(controller: Controller, count: int) -> asyncio.Task[list[Claim]]:
+async def waiting(controller: Controller, count: int) -> asyncio.Task[list[EpisodeKey]]:
     """A claim that has queued up."""
     task = asyncio.create_task(claim(controller, count, LONG))
     await asyncio.sleep(0)
@@ -78,7 +78,7 @@ async def waiting(controller: Controller, count: int) -> asyncio.Task[list[Claim
     return task
 
 
-def finish(controller: Controller, claims: list[Claim], task: str, reward: float = 1.0) -> None:
+def finish(controller: Controller, claims: list[EpisodeKey], task: str, reward: float = 1.0) -> None:
     for one in claims:
         sample(controller.pool, one)
     controller.pool.end("me", task, ends(*claims, reward=reward), as_group=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.server.episodes.episode import Episode
+from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.episodes.running import Deadlines
 from swarm.server.journal.rows import EpisodeRow
 
 
-def episode(number: int, now: float, idle: float, cap: float) -> Episode:
+def episode(number: int, now: float, idle: float, cap: float) -> LiveEpisode:
     claim = EpisodeRow(str(number), "me", "train", b"", idle, cap, 0.0)
-    return Episode(claim, now, now + cap, [])
+    return LiveEpisode(claim, now, now + cap, [])
 
 
 ACTIONS = st.lists(
@@ -23,7 +23,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 def test_what_is_due_is_what_asking_everyone_finds(actions: list[tuple[str, int, int]]) -> None:
-    running: dict[str, Episode] = {}
+    running: dict[str, LiveEpisode] = {}
     deadlines = Deadlines(running)
     now = 0.0
     for number, (action, which, amount) in enumerate(actions):

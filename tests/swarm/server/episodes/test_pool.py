@@ -9,7 +9,7 @@ import pytest
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
-from swarm.server.episodes.episode import Claim, ClaimWish, Episode, Grant, Refusal
+from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
 from swarm.states import EngineStates, Serving, Trainer
@@ -40,7 +40,7 @@ def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[
 
 def claim(
     pool: EpisodePool, count: int = 1, client: str = "me", episode_type: EpisodeType = "train", max_seconds: float = 1e6
-) -> list[Claim]:
+) -> list[EpisodeKey]:
     grant = pool.claim(ClaimWish(client, episode_type, 240.0, max_seconds, count))
     assert isinstance(grant, Grant), grant
     return list(grant.claims)
@@ -52,24 +52,24 @@ def refused(pool: EpisodePool, count: int = 1) -> Refusal:
     return outcome
 
 
-def sample(pool: EpisodePool, episode: Claim, token: int = 1) -> None:
+def sample(pool: EpisodePool, episode: EpisodeKey, token: int = 1) -> None:
     call = model_call([0], [token], call_id=f"call-{next(CALLS)}")
     record(pool, pool.running.open(episode.episode_uuid, episode.key), call)
 
 
-def record(pool: EpisodePool, episode: Episode, call: ModelCall) -> None:
+def record(pool: EpisodePool, episode: LiveEpisode, call: ModelCall) -> None:
     """As the data plane does once the journal has it."""
     pool.record([(episode, call)])
     pool.keep(episode, call)
 
 
-def ends(*claims: Claim, reward: float = 1.0) -> list[EpisodeEnd]:
+def ends(*claims: EpisodeKey, reward: float = 1.0) -> list[EpisodeEnd]:
     return [
         EpisodeEnd(episode_uuid=claim.episode_uuid, workflow_output=WorkflowOutput(reward=reward)) for claim in claims
     ]
 
 
-def sampled(pool: EpisodePool, count: int) -> list[Claim]:
+def sampled(pool: EpisodePool, count: int) -> list[EpisodeKey]:
     claims = claim(pool, count)
     for one in claims:
         sample(pool, one)
@@ -92,7 +92,7 @@ def test_unknown_and_doubled_episodes() -> None:
     pool = rolling_pool()
     (mine,) = sampled(pool, 1)
     with pytest.raises(NotFoundError):
-        pool.end("me", "a", ends(mine, Claim("nobody", "")), as_group=True)
+        pool.end("me", "a", ends(mine, EpisodeKey("nobody", "")), as_group=True)
     assert pool.running.of("me", mine.episode_uuid) is not None, "all or none"
     with pytest.raises(RequestError, match="twice"):
         pool.end("me", "a", ends(mine, mine))

@@ -10,7 +10,7 @@ import pytest
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportReport, ExportState, export
-from swarm.server.journal.groups import model_of
+from swarm.server.journal.group_lines import model_of
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Row, RunRow
 from swarm.tokens import Trajectory

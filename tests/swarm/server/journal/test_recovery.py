@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
-    ClaimedEpisode,
     CountsRow,
     Ending,
     GroupRow,
@@ -21,6 +20,7 @@ from swarm.server.journal.rows import (
     NoAgreementsRow,
     QuarantineRow,
     Recovered,
+    RecoveredEpisode,
     Row,
     RunRow,
 )
@@ -87,7 +87,7 @@ def test_every_row_comes_back(tmp_path: Path, commits: int) -> None:
     found = recover(connection)
     calls = (call("running", "1").call, call("running", "2").call)
     assert [one for one in found.claimed if one.claim.episode_uuid == "running"] == [
-        ClaimedEpisode(running, (b"k" * 32, b"2", b"1"), calls, "why")
+        RecoveredEpisode(running, (b"k" * 32, b"2", b"1"), calls, "why")
     ]
     assert found.finished == [("c", kept.trajectory)]
     assert found.outstanding == BatchRow(out, 2)

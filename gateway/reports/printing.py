@@ -1,0 +1,157 @@
+"""Prints and writes the reports of replays and trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from pathlib import Path
+
+from rich.bar import Bar
+from rich.console import Console
+from rich.table import Table
+
+from gateway.reports.plot import draw
+from gateway.reports.report import (
+    CONFIDENCE,
+    PLOT_FILE,
+    REPORT_FILE,
+    Curves,
+    Report,
+    TrainingReport,
+    by_prompt,
+    mean_of,
+    versions,
+)
+from swarm.errors import ConfigError
+from swarm.intervals import mean_interval, welch_interval
+
+#: What rewards by step cannot say: each step has other prompts, and the model has seen them.
+_TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts"
+#: Values of steps that have a column only where one is known.
+_WHERE_KNOWN = ("with_signal", "success_rate")
+#: Rows of the table of steps.
+_MAX_ROWS = 30
+
+
+def print_report(report: Curves, others: Sequence[Curves] = (), console: Console | None = None) -> None:
+    """Print the steps as a table (every k-th of many), then the evaluations, and what became of the run.
+
+    Args:
+        report: of the run.
+        others: their rewards stand beside it.
+        console: default: stdout.
+    """
+    console = console or Console(highlight=False)
+    if report.steps:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        titles = ("step", "reward", "", "groups differ", "success", "tokens/answer", "s/step", "evaluation")
+        shows = [True] * 3 + [any(getattr(p, name) is not None for p in report.steps) for name in _WHERE_KNOWN]
+        shows += [True] * 2
+        shows.append(bool(report.evaluations))
+        for column in (*compress(titles, shows), *(other.label for other in others)):
+            table.add_column(column, justify="left" if column == "" else "right")
+        evaluations = {point.step: point.reward_mean for point in report.evaluations}
+        beside = [{point.step: point.reward_mean for point in other.steps} for other in others]
+        stride = max(1, -(-len(report.steps) // _MAX_ROWS))
+        shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
+        low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
+        for point in shown:
+            cells = (
+                str(point.step),
+                f"{point.reward_mean:.3f}",
+                Bar(high - low, 0, point.reward_mean - low, width=24),
+                "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
+                _number(point.success_rate, ".0%"),
+                _number(point.response_tokens, ".0f"),
+                _number(point.seconds, ".1f"),
+                _number(evaluations.get(point.step), ".3f"),
+            )
+            table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
+        console.print(table)
+    for line in summary(report):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def summary(report: Curves) -> list[str]:
+    """What became of the requests or episodes, and the change of the reward, a line each."""
+    lines: list[str] = []
+    if isinstance(report, Report):
+        lines.append(
+            f"{report.requests} requests in {report.seconds:.0f} s: {report.answered} answered, "
+            f"{report.failed} failed, {report.cancelled} cancelled ({report.stopped_because})"
+        )
+        if report.latency:
+            lines.append(f"latency: p50 {report.latency.p50:.2f} s, p95 {report.latency.p95:.2f} s")
+        lines += [f"  {failure.count} x {kind}: {failure.example}" for kind, failure in report.failures.items()]
+        if report.untrained and not report.scores:
+            why = ", ".join(f"{count} x {reason}" for reason, count in report.untrained.items())
+            lines.append(f"answered and not trained: {why}")
+    if isinstance(report, TrainingReport):
+        episodes = f"{report.finished} episodes, {report.failed} failed"
+        control = "; control: rewards shuffled" if report.control == "shuffle" else ""
+        lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because}){control}")
+    if report.evaluations:
+        begin, end = report.evaluations[0], report.evaluations[-1]
+        rate = "" if end.success_rate is None else f", success {begin.success_rate or 0:.0%} -> {end.success_rate:.0%}"
+        lines.append(
+            f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
+            f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"
+        )
+    if isinstance(report, Report) and report.scores:
+        return [*lines, *_held_out(report)]
+    first, last = report.mean_of_first(), report.mean_of_last()
+    if first is not None and last is not None:
+        if len(report.steps) == 1:
+            return [*lines, f"mean reward: {first:.3f} in the only step", _TEST]
+        edge = f"first {report.edge} of {len(report.steps)} steps"
+        line = f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f}"
+        lines.append(line + f"{_change(report)})")
+        lines += [] if report.evaluations else [_TEST]
+    return lines
+
+
+def _change(report: Curves) -> str:
+    """Welch's interval of the last steps' rewards minus the first ones', and whether it tells anything."""
+    first, last = ([point.reward_mean for point in part] for part in (report.first, report.last))
+    if report.edge < 2:
+        return ": so few steps tell nothing"
+    _, low, high = welch_interval(last, first, CONFIDENCE)
+    return f" [{low:.3f}, {high:.3f}]" + (": no change can be told" if low <= 0 <= high else "")
+
+
+def _held_out(report: Report) -> list[str]:
+    """Of an untrained replay: the mean reward, and how it compares."""
+    which = f" ({policy})" if (policy := versions(report)) else ""
+    if (comparison := report.comparison) is not None:
+        left_out = f", {comparison.left_out} left out without a reward of both" if comparison.left_out else ""
+        means = (
+            ""
+            if comparison.after is None
+            else f" {comparison.after:.3f}{which}, {comparison.earlier}: {comparison.before:.3f}"
+        )
+        return [f"mean reward on {comparison.prompts} prompts of both{left_out}:{means}", comparison.verdict]
+    means = [mean for scores in by_prompt(report.scores).values() if (mean := mean_of(scores)) is not None]
+    if not means:
+        return [f"no reward: the hook failed on all {len(report.scores)} answers"]
+    mean, low, high = mean_interval(means, CONFIDENCE)
+    interval = f" [{low:.3f}, {high:.3f}]" if len(means) > 1 else ""
+    return [f"mean reward: {mean:.3f}{interval} on {len(means)} prompts{which}; nothing was trained"]
+
+
+def write_report(report: Curves, folder: Path, others: Sequence[Curves] = ()) -> None:
+    """Write ``report.json`` and, if there are steps, ``report.png`` to ``folder``, with ``others`` for comparison.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1) + "\n")
+        if report.steps:
+            draw([report, *others], folder / PLOT_FILE)
+    except OSError as exc:
+        raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc

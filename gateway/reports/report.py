@@ -1,0 +1,249 @@
+"""The reports of a replay (requests, failures by kind, latency) and of a training, both with their training steps.
+
+Invariant: a value that was not measured is absent, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from swarm.errors import ConfigError
+from swarm.job import in_plain_words
+from swarm.measures import EVAL, LOGGED, TRAIN
+from swarm.types import EvalResult, Model, StepResult
+
+REPORT_FILE = "report.json"
+PLOT_FILE = "report.png"
+#: of the intervals
+CONFIDENCE = 0.95
+_EDGE = 3
+
+
+class StepPoint(Model):
+    """One training step or evaluation: means over its episodes, its ``groups`` and those of them whose rewards differ
+    (``with_signal``), ``seconds`` of the step, and ``logged`` by name."""
+
+    step: int
+    reward_mean: float
+    reward_std: float | None = None
+    success_rate: float | None = None
+    response_tokens: float | None = None
+    calls: float | None = None
+    episodes: int | None = None
+    groups: int | None = None
+    with_signal: int | None = None
+    seconds: float | None = None
+    logged: dict[str, float] = {}
+
+
+class Failure(Model):
+    """One kind of failure: how often it happened, and the message of the first one."""
+
+    count: int
+    example: str
+
+
+class Latency(Model):
+    """Seconds of the requests that were answered."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+class Curves(Model):
+    """What a replay and a training have in common: training steps, and evaluations by policy version."""
+
+    label: str
+    data: str
+    model: str
+    seconds: float
+    interrupted: bool = False
+    stopped_because: str = ""
+    steps: list[StepPoint]
+    evaluations: list[StepPoint] = []
+
+    @property
+    def edge(self) -> int:
+        """How many steps are compared at either end: three, or fewer where they would overlap."""
+        return min(_EDGE, max(1, len(self.steps) // 2))
+
+    @property
+    def first(self) -> list[StepPoint]:
+        """The first :attr:`edge` steps."""
+        return self.steps[: self.edge]
+
+    @property
+    def last(self) -> list[StepPoint]:
+        """The last :attr:`edge` steps."""
+        return self.steps[-self.edge :]
+
+    def mean_of_first(self) -> float | None:
+        """Mean reward of :attr:`first`; None without any step."""
+        return _mean(self.first)
+
+    def mean_of_last(self) -> float | None:
+        """Mean reward of :attr:`last`; None without any step."""
+        return _mean(self.last)
+
+
+class SavedAnswer(Model):
+    """One answer as it is kept for a hook: its OpenAI message, how it ended, its completion tokens (0: not known)."""
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+    completion_tokens: int = 0
+
+
+class Score(Model):
+    """What an untrained request to one prompt brought: the mean reward of its group by the gateway's hook (``None``:
+    it gave none), or the answers, for a hook that judges them later."""
+
+    messages: list[dict[str, Any]]
+    reward: float | None = None
+    policy_version: int | None = None
+    answers: list[SavedAnswer] = []
+
+
+class Comparison(Model):
+    """This replay against an ``earlier`` one on the prompts of both.
+
+    Attributes:
+        earlier: its label.
+        prompts: that both have a reward for; ``left_out``: the others.
+        before, after: mean rewards over these prompts.
+        difference, low, high: the mean of the differences by prompt and its 95 % interval.
+        verdict: in words.
+    """
+
+    earlier: str
+    prompts: int
+    left_out: int
+    before: float | None = None
+    after: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str
+
+
+class Report(Curves):
+    """One replay. ``steps`` come from the swarm server, or else from the headers of the answers; of an untrained replay
+    there are ``scores`` instead, and perhaps how they compare with those of an earlier one. ``untrained`` counts the
+    answers on which nothing is trained, by why."""
+
+    target: str
+    seed: int
+    concurrency: int
+    requests: int
+    answered: int
+    cancelled: int
+    failures: dict[str, Failure]
+    untrained: dict[str, int] = {}
+    latency: Latency | None
+    scores: list[Score] = []
+    comparison: Comparison | None = None
+
+    @property
+    def failed(self) -> int:
+        return sum(failure.count for failure in self.failures.values())
+
+
+class TrainingReport(Curves):
+    """One training on tasks; ``finished`` and ``failed`` are its train episodes."""
+
+    workflow: str
+    control: str
+    finished: int
+    failed: int
+
+
+_ANY: TypeAdapter[Report | TrainingReport] = TypeAdapter(Report | TrainingReport)
+
+
+def _mean(points: Sequence[StepPoint]) -> float | None:
+    return statistics.fmean(point.reward_mean for point in points) if points else None
+
+
+def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
+    """The steps that carry a reward, as the swarm server reports them; of those that were done again, from an earlier
+    checkpoint, the last time."""
+    points: list[StepPoint] = []
+    for step in steps:
+        while points and points[-1].step >= step.step:
+            points.pop()
+        if f"{TRAIN}reward_mean" in step.metrics:
+            points.append(_point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds}))
+    return points
+
+
+def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
+    """The evaluations, as the swarm server reports them."""
+    return [
+        _point(evaluation.step, {**evaluation.metrics, f"{EVAL}episodes": evaluation.episodes}, EVAL)
+        for evaluation in evaluations
+    ]
+
+
+def _point(step: int, metrics: Mapping[str, float], prefix: str) -> StepPoint:
+    def count(name: str) -> int | None:
+        return int(metrics[prefix + name]) if prefix + name in metrics else None
+
+    logged = prefix + LOGGED
+    return StepPoint(
+        step=step,
+        reward_mean=metrics[f"{prefix}reward_mean"],
+        reward_std=metrics.get(f"{prefix}reward_std"),
+        success_rate=metrics.get(f"{prefix}success_rate"),
+        response_tokens=metrics.get(f"{prefix}response_tokens_mean"),
+        calls=metrics.get(f"{prefix}calls_mean"),
+        episodes=count("episodes"),
+        groups=count("tasks"),
+        with_signal=count("tasks_with_signal"),
+        logged={name.removeprefix(logged): value for name, value in metrics.items() if name.startswith(logged)},
+    )
+
+
+def read_report(path: Path) -> Report | TrainingReport:
+    """A report from its file, or from the folder that holds it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a report.
+    """
+    file = path / REPORT_FILE if path.is_dir() else path
+    try:
+        return _ANY.validate_json(file.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"cannot read the report {file}: {exc.strerror or exc}") from exc
+    except ValidationError as exc:
+        raise ConfigError(
+            f"{file} is not a report of `swarm-gateway replay` or `train`: {in_plain_words(exc.errors()[0])}"
+        ) from exc
+
+
+def versions(report: Report) -> str:
+    """Which weights answered: ``policy version 6``; empty where the address does not say."""
+    seen = sorted({score.policy_version for score in report.scores if score.policy_version is not None})
+    if not seen:
+        return ""
+    return f"policy version {seen[0]}" if len(seen) == 1 else f"policy versions {seen[0]} to {seen[-1]}, mixed"
+
+
+def by_prompt(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """By the content of the prompt, whatever the order of the data."""
+    scores_of: dict[str, list[Score]] = {}
+    for score in scores:
+        scores_of.setdefault(json.dumps(score.messages, sort_keys=True), []).append(score)
+    return scores_of
+
+
+def mean_of(scores: Sequence[Score]) -> float | None:
+    """Their mean reward; None without one."""
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return statistics.fmean(rewards) if rewards else None

@@ -1,0 +1,1 @@
+"""Ready-made rewards: rules, checks of what an answer says, and rewards by comparison within a group."""

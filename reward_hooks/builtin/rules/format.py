@@ -1,0 +1,179 @@
+"""``json``, ``json_schema`` and ``matches``: 1 if the answer has a form, else 0.
+
+Like the format reward of DeepSeek-R1 (arXiv:2501.12948, section 2.2.2). Schemas are JSON Schema
+(https://json-schema.org; the draft of ``$schema``, else 2020-12), checked by the ``jsonschema`` package of the extra
+``swarm-gateway[rewards]``. References to other documents are not fetched.
+
+Fails when: form is mistaken for content. ``{}`` is JSON, an object of empty strings fits most schemas, and a model
+finds the shortest text with the form: use ``minLength``, ``enum`` and ``required``, or a gate before a reward for the
+content. If no answer of a group has the form, the group teaches nothing. A pattern with nested repetition (``(a+)+b``)
+can take time exponential in the answer's length: an answer on which it takes more than a second does not match.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from reward_hooks.builtin.verifiable.match import MATCH_SECONDS, compiled
+from reward_hooks.contract import Candidate, Reward, Rule
+from swarm.errors import ConfigError
+from swarm.types import Task
+
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class Matches(Rule):
+    """1 if the whole answer, without surrounding white space, matches ``pattern``, with ``flags`` of the ``regex``
+    package."""
+
+    def __init__(self, pattern: str, flags: int = regex.DOTALL) -> None:
+        self._pattern = compiled(pattern, "Matches", flags)
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        try:
+            good = self._pattern.fullmatch(candidate.text.strip(), timeout=MATCH_SECONDS, concurrent=True) is not None
+        except TimeoutError:
+            return Reward(value=0.0, reason=f"takes more than {MATCH_SECONDS:g} s to match {self._pattern.pattern!r}")
+        return Reward(value=float(good), reason="" if good else f"does not match {self._pattern.pattern!r}")
+
+
+class Json(Rule):
+    """1 if the answer is one JSON value and has all ``keys``.
+
+    Args:
+        keys: required members; the value must then be an object.
+        fenced: also accept a single fenced code block that is the whole answer.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), *, fenced: bool = False) -> None:
+        self._keys = tuple(keys)
+        self._fenced = fenced
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        problem = self._problem(candidate.text)
+        return Reward(value=float(not problem), reason=problem)
+
+    def _problem(self, text: str) -> str:
+        try:
+            value = read_json(text, fenced=self._fenced)
+        except ValueError as exc:
+            return f"no JSON: {exc}"
+        if self._keys and not isinstance(value, dict):
+            return f"a JSON {type(value).__name__}, not an object"
+        missing = [key for key in self._keys if key not in value]
+        return f"lacks {', '.join(missing)}" if missing else ""
+
+
+def read_json(text: str, *, fenced: bool = False) -> Any:
+    """The JSON value of ``text``, or of its only code block if ``fenced``.
+
+    Raises:
+        ValueError: it is not standard JSON (which has no NaN and Infinity), or is nested too deep.
+    """
+    text = text.strip()
+    if fenced and (block := _FENCED.fullmatch(text)):
+        text = block[1]
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as exc:
+        raise ValueError("nested too deep") from exc
+
+
+def _refuse(constant: str) -> None:
+    # Python's json accepts NaN and Infinity, other parsers do not
+    raise ValueError(f"{constant} is not JSON")
+
+
+hooks = Json(fenced=True)
+
+
+_MOST_FAULTS = 20
+
+
+class SchemaChecker:
+    """Validates values against one schema.
+
+    Raises:
+        ConfigError: ``jsonschema`` is not installed, or this is no schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | bool) -> None:
+        try:
+            from jsonschema import validators
+            from jsonschema.exceptions import SchemaError
+            from referencing import Registry
+        except ImportError as exc:
+            raise ConfigError(
+                "JSON schemas need the jsonschema package: pip install 'swarm-gateway[rewards]'", code="missing_extra"
+            ) from exc
+        kind: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as exc:
+            raise ConfigError(f"this is no JSON schema: {exc.message} (at {exc.json_path})") from exc
+        kind = validators.extend(kind, {"pattern": _pattern})
+        # an empty registry: without one, references are fetched over the network
+        self._validator: Any = kind(schema, registry=Registry())
+
+    def faults(self, value: object) -> list[str]:
+        """The first 20 faults of ``value``, with their places."""
+        try:
+            errors = list(islice(self._validator.iter_errors(value), _MOST_FAULTS))
+        except RecursionError:
+            return ["nested too deep to be checked"]
+        except ArithmeticError as exc:
+            # multipleOf divides: 1e400 is infinite
+            return [f"has a number that cannot be checked: {exc}"]
+        except TimeoutError:
+            return [f"takes more than {MATCH_SECONDS:g} s to match a pattern"]
+        return [f"{error.json_path}: {error.message[:200]}" for error in errors]
+
+
+def _pattern(validator: Any, pattern: str, instance: object, schema: object) -> Iterator[Exception]:
+    """The keyword ``pattern`` with a deadline."""
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(instance, str) and not regex.search(pattern, instance, timeout=MATCH_SECONDS, concurrent=True):
+        yield ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
+
+
+class JsonSchema(Rule):
+    """1 if the answer is JSON that fits, else 0.
+
+    Args:
+        schema: the schema, or the path of a JSON file with it.
+        fenced: also accept a single fenced code block that is the whole answer.
+
+    Raises:
+        ConfigError: see :class:`SchemaChecker`; or the file cannot be read.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | str, *, fenced: bool = True) -> None:
+        self._checker = SchemaChecker(_load(schema) if isinstance(schema, str) else schema)
+        self._fenced = fenced
+
+    def judge(self, task: Task, candidate: Candidate) -> Reward:
+        try:
+            value = read_json(candidate.text, fenced=self._fenced)
+        except ValueError as exc:
+            return Reward(value=0.0, components={"is_json": 0.0}, reason=f"no JSON: {exc}")
+        faults = self._checker.faults(value)
+        return Reward(
+            value=float(not faults),
+            components={"is_json": 1.0, "faults": float(len(faults))},
+            reason="; ".join(faults[:3]),
+        )
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read the JSON schema {path}: {exc}") from exc

@@ -1,0 +1,40 @@
+"""What hooks spend on calls of models: whoever runs a hook may count it, without knowing what the hook calls."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass
+class Spending:
+    """Counts since the start; ``calls`` are HTTP requests, retries included; ``cost`` is in the prices' currency."""
+
+    calls: int = 0
+    retries: int = 0
+    cache_hits: int = 0
+    failures: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+
+_METERS: ContextVar[tuple[Spending, ...]] = ContextVar("meters", default=())
+
+
+@contextmanager
+def metered() -> Generator[Spending]:
+    """Count what hooks spend inside the block, in its tasks and hook threads too."""
+    meter = Spending()
+    token = _METERS.set((*_METERS.get(), meter))
+    try:
+        yield meter
+    finally:
+        _METERS.reset(token)
+
+
+def meters() -> tuple[Spending, ...]:
+    """The meters of the caller, to which a call adds its counts."""
+    return _METERS.get()

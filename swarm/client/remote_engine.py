@@ -1,0 +1,250 @@
+"""The engine of a swarm server: read its state, wait for a state, start it, stop it, watch it.
+
+Invariant: a change of the engine's state is learnt from a long poll that names the last change seen, so no change is
+missed between two polls; and a command whose answer was lost is not taken for one that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import TextIO
+
+from swarm.client import wire
+from swarm.client.calls import Calls
+from swarm.client.claiming import LONG_POLL
+from swarm.errors import (
+    AuthenticationError,
+    ConflictError,
+    EngineError,
+    SwarmGatewayError,
+    UnavailableError,
+)
+from swarm.judged_groups import JudgedGroups
+from swarm.protocol import AgreeSyncWeightRequest, BoolResponse, StartEngineResponse
+from swarm.states import EngineState
+from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
+
+logger = logging.getLogger(__name__)
+
+#: Seconds of one long poll of a watch.
+WATCH_POLL = 30.0
+#: Seconds that a start may take until the server has launched the engine's process.
+_START_SECONDS = 60.0
+#: Tasks named in one report; a batch may have thousands.
+_MAX_TASKS = 20
+
+
+class RemoteEngine:
+    """The engine of the server that ``calls`` reach; its methods are those of :class:`swarm.client.AsyncSwarmClient`.
+
+    Attributes:
+        boot_timeout: seconds that starting the engine may take.
+    """
+
+    def __init__(self, calls: Calls, boot_timeout: float) -> None:
+        self.boot_timeout = boot_timeout
+        self._calls = calls
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def get_engine_status(self) -> EngineStatus:
+        """State of the engine."""
+        return await self._calls.perform(wire.ENGINE_STATUS)
+
+    async def get_global_step(self) -> int:
+        """How many training steps are complete."""
+        return (await self.get_engine_status()).global_step
+
+    async def get_rollout_stat(self) -> PoolInformation:
+        """What the current batch has collected and still needs."""
+        return await self._calls.perform(
+            wire.Call("GET", "/get_current_batch_rollout_pool_information", PoolInformation)
+        )
+
+    async def print_rollout_stat(self, file: TextIO | None = None) -> None:
+        """Print :meth:`get_rollout_stat` to ``file`` (default stdout)."""
+        print("\n".join(_rollout_lines(await self.get_rollout_stat())), file=file or sys.stdout)
+
+    async def get_episode_buffer(self) -> list[BufferedEpisode]:
+        """The episodes that run now."""
+        return (await self._calls.perform(wire.Call("POST", "/get_episode_buffer", EpisodeBufferResponse))).buffer
+
+    async def status(self, *, episodes: int = 100) -> ServerStatus:
+        """Everything that the server reports about itself, with at most so many of the running ``episodes``.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        return await self._calls.perform(wire.Call("GET", "/status", ServerStatus, query={"episodes": episodes}))
+
+    async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
+        """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""
+        sent = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
+        return await self._calls.perform(wire.Call("GET", "/judged_groups", JudgedGroups, query=sent))
+
+    async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
+        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
+
+        Raises:
+            EngineError: the engine is OFFLINE and that is not among ``states``; carries its reason and last lines.
+            UnavailableError: the time is over.
+        """
+        deadline = monotonic() + wait_seconds
+        logged = ""
+        change: int | None = None
+        early = 0
+        while True:
+            began = monotonic()
+            poll = min(LONG_POLL, max(0.0, deadline - began))
+            status = await self._calls.perform(wire.wait_status_call(change, poll), deadline=max(deadline, began))
+            engine = status.engine
+            doing = " ".join(filter(None, (engine.engine_status, status.boot_stage, engine.engine_status_detail)))
+            if doing != logged:
+                logger.info("swarm server %s: %s", self._calls.server_url, doing)
+                logged = doing
+            if engine.engine_status in states:
+                return status
+            if engine.engine_status is EngineState.OFFLINE:
+                raise EngineError("\n".join([f"the engine is offline: {doing}", *status.last_lines]))
+            now = monotonic()
+            if now >= deadline:
+                message = f"the engine is not {' or '.join(states)} after {wait_seconds:g} s: {doing}"
+                raise UnavailableError(message, code="not_ready")
+            changed = status.engine_changes is not None and status.engine_changes != change
+            change = status.engine_changes
+            early = early + 1 if not changed and now - began < poll / 2 else 0
+            await self._calls.pause_between_polls(early, deadline - now)
+
+    async def agree_sync_weight(self) -> BoolResponse:
+        """Tell the server that this client has no more for the current batch (the ``..._agree_sync_weight`` collection
+        methods); the answer says whether that counts."""
+        body = AgreeSyncWeightRequest(client_uuid=self._calls.client_uuid)
+        return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", BoolResponse, body))
+
+    async def start_engine(self, wait: bool = True) -> int | None:
+        """Start the engine and, by default, ``wait`` until it is ROLLING; returns its process id.
+
+        Raises:
+            RequestError: no job was synced, or it runs already.
+            EngineError: it died while booting; carries its reason and last lines.
+            UnavailableError: not ROLLING within ``boot_timeout``.
+        """
+        call = wire.Call("POST", "/start_engine", StartEngineResponse, timeout=_START_SECONDS)
+        retries: list[None] = []
+        try:
+            pid = (await self._calls.perform(call, on_retry=lambda: retries.append(None))).pid
+        except ConflictError:
+            # if the answer to a start was lost, its retry finds the engine that it started
+            status = await self.status() if retries else None
+            if status is None or status.engine.engine_status is EngineState.OFFLINE:
+                raise
+            pid = status.engine_pid
+        if wait:
+            await self.wait_for_state(EngineState.ROLLING, wait_seconds=self.boot_timeout)
+        return pid
+
+    async def stop_engine(self) -> None:
+        """Stop the engine from any state."""
+        await self._calls.perform(wire.STOP_ENGINE)
+
+    async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
+        that is awaitable; from a task of the client's that ends with it.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
+        self._watches.append(asyncio.create_task(watch_weight_syncs(self._calls, first, callback)))
+
+    @asynccontextmanager
+    async def watching_status(
+        self, on_status: Callable[[ServerStatus], Awaitable[object]]
+    ) -> AsyncGenerator[ServerStatus]:
+        """Yield the current status; inside the block, call ``on_status`` with the status after each change of the
+        engine's state.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        first = await self._calls.perform(wire.wait_status_call(None, 0.0))
+        watching = asyncio.create_task(watch(self._calls, first, on_status))
+        try:
+            yield first
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def end_watches(self) -> None:
+        """Call no callback of :meth:`add_entering_weight_sync_callback` any more."""
+        for watching in self._watches:
+            watching.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+
+
+async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:
+    """Call ``on_status`` with each status after a change since ``first``, until cancelled.
+
+    A server that is away is waited for; one that refuses the token ends the watch (logged).
+    """
+    change = first.engine_changes
+    early = 0
+    while True:
+        began = monotonic()
+        try:
+            status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
+        except AuthenticationError as exc:
+            logger.error("the engine's state is no longer watched: %s", exc.message)
+            return
+        except SwarmGatewayError as exc:
+            logger.warning("the engine's state is unknown: %s", exc.message)
+            early += 1
+        else:
+            answered_early = monotonic() - began < WATCH_POLL / 2
+            if status.engine_changes is None or status.engine_changes != change:
+                await on_status(status)
+            early = early + 1 if answered_early and status.engine_changes == change else 0
+            change = status.engine_changes
+        await calls.pause_between_polls(early, calls.policy.cap)
+
+
+async def watch_weight_syncs(calls: Calls, first: ServerStatus, callback: Callable[[], object]) -> None:
+    """Call ``callback`` once for each weight sync that begins after ``first``, even one that was over before the client
+    learnt of it; an awaitable that it returns is awaited, an error of it logged."""
+    syncs = first.weight_syncs
+
+    async def observe(status: ServerStatus) -> None:
+        nonlocal syncs
+        # the count of a restarted server is smaller
+        entries = status.weight_syncs - (syncs if status.weight_syncs >= syncs else 0)
+        syncs = status.weight_syncs
+        for _ in range(entries):
+            try:
+                result = callback()
+                if inspect.isawaitable(result):
+                    await result
+            except Exception:
+                logger.exception("a callback for the weight sync failed")
+
+    await watch(calls, first, observe)
+
+
+def _rollout_lines(pool: PoolInformation) -> list[str]:
+    wanted = pool.batch_size * pool.num_repeat
+    running = f"{pool.running_episodes} of {pool.slots} slots run"
+    lines = [
+        "current batch",
+        f"  tasks     {pool.completed_tasks} of {pool.batch_size} complete, with {pool.num_repeat} episodes each",
+        f"  episodes  {pool.completed_episodes} of {wanted} finished, {running}",
+        f"  lost      {pool.quarantined_episodes} quarantined, {pool.dropped_episodes} dropped",
+    ]
+    shown = list(pool.tasks.items())[:_MAX_TASKS]
+    if shown:
+        more = f" and {len(pool.tasks) - _MAX_TASKS} more" if len(pool.tasks) > _MAX_TASKS else ""
+        lines.append("  by task   " + ", ".join(f"{task}: {count}" for task, count in shown) + more)
+    return lines

@@ -1,0 +1,40 @@
+"""What packs add to the core: the one place where the core names them, beside the tables of commands and of built-in
+hooks.
+
+Invariant: a pack that is not installed adds nothing, and nothing else fails for that.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from swarm.importer import load_attribute
+
+#: place in the core -> ``module:attribute`` of what a pack puts there
+_ADDED = {
+    # reads the text of a job: like :func:`swarm.job.read_fields`, in one form more
+    "job": "swarm.agentjet.yaml_job:read_job",
+    # loads a workflow: like :func:`swarm.client.workflow.load_workflow`, in two forms more
+    "workflow": "swarm.agentjet.workflow:load_workflow",
+    # verl's engine for language models, as a subclass
+    "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
+}
+
+
+def added(target: str) -> Any | None:
+    """What a pack adds at ``target``; None where no installed pack does."""
+    return load_optional(_ADDED[target])
+
+
+def load_optional(spec: str) -> Any | None:
+    """``module:attribute``, or None where there is no such module.
+
+    Raises:
+        ConfigError: the module is there and does not import, or lacks the attribute.
+    """
+    try:
+        there = find_spec(spec.partition(":")[0])
+    except ModuleNotFoundError:  # of a package above it
+        there = None
+    return there and load_attribute(spec)

@@ -1,0 +1,142 @@
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gateway.reports.printing import print_report, summary, write_report
+from gateway.reports.report import (
+    Failure,
+    Latency,
+    Report,
+    StepPoint,
+    points_of_steps,
+    read_report,
+)
+from swarm.errors import ConfigError
+from swarm.types import StepResult
+
+
+def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7, 0.8, 0.9)) -> Report:
+    steps = [StepPoint(step=n, reward_mean=reward, response_tokens=40.0) for n, reward in enumerate(rewards, 1)]
+    return Report(
+        label=label,
+        data="q.jsonl",
+        target="app",
+        model="tiny",
+        seed=0,
+        concurrency=4,
+        seconds=60.0,
+        stopped_because="all prompts sent",
+        requests=10,
+        answered=8,
+        cancelled=1,
+        failures={"timeout": Failure(count=1, example="no answer")},
+        latency=Latency(mean=2.0, p50=1.0, p95=3.0),
+        steps=steps,
+    )
+
+
+def test_what_was_answered_and_not_trained_is_told_by_why() -> None:
+    told = report().model_copy(update={"untrained": {"batch_waits": 3, "reward_hook_failed": 1}})
+    assert "answered and not trained: 3 x batch_waits, 1 x reward_hook_failed" in summary(told)
+
+
+def test_first_and_last_three_steps_or_halves() -> None:
+    assert report().mean_of_first() == pytest.approx(0.2)
+    assert report().mean_of_last() == pytest.approx(0.8)
+    assert report(rewards=()).mean_of_first() is None
+    few = report(rewards=(0.1, 0.2, 0.3, 0.4, 0.5))
+    assert (few.mean_of_first(), few.mean_of_last()) == (pytest.approx(0.15), pytest.approx(0.45))
+
+
+def test_a_step_without_a_reward_is_absent_not_zero() -> None:
+    steps = [
+        StepResult(step=1, batch_id="a", metrics={}, seconds=1.0),
+        StepResult(step=2, batch_id="b", metrics={"swarm/reward_mean": 0.4}, seconds=1.0),
+    ]
+    [point] = points_of_steps(steps)
+    assert (point.step, point.reward_mean, point.response_tokens) == (2, 0.4, None)
+
+
+def test_of_a_step_that_was_done_again_from_a_checkpoint_only_the_last_time_counts() -> None:
+    done = [1, 2, 3, 2, 3, 4]
+    steps = [
+        StepResult(step=number, batch_id=str(n), metrics={"swarm/reward_mean": float(n)}, seconds=1.0)
+        for n, number in enumerate(done)
+    ]
+    assert [(one.step, one.reward_mean) for one in points_of_steps(steps)] == [(1, 0.0), (2, 3.0), (3, 4.0), (4, 5.0)]
+
+
+def test_a_report_is_written_drawn_and_read_back(tmp_path: Path) -> None:
+    write_report(report(), tmp_path / "out", [report("control")])
+    assert read_report(tmp_path / "out") == report()
+    assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_steps_there_is_no_picture(tmp_path: Path) -> None:
+    write_report(report(rewards=()), tmp_path)
+    assert not (tmp_path / "report.png").exists()
+
+
+def test_files_that_are_no_report_and_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the report"):
+        read_report(tmp_path)
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a report"):
+        read_report(tmp_path)
+    with pytest.raises(ConfigError, match="cannot write the report"):
+        write_report(report(), tmp_path / "report.json")
+
+
+def test_the_table_shows_the_run_beside_its_control() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(), [report("control", (0.5,))], console)
+    text = console.export_text()
+    assert "control" in text
+    assert "8 answered, 1 failed, 1 cancelled" in text
+    assert "1 x timeout: no answer" in text
+    assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600 [0.373, 0.827])" in text
+    assert "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [((0.1, 0.9, 0.8), ": so few steps tell nothing)"), ((0.1, 0.5, 0.2, 0.6), ": no change can be told)")],
+)
+def test_a_mean_of_few_steps_is_not_sold_as_a_result(rewards: tuple[float, ...], words: str) -> None:
+    console = Console(record=True, width=200)
+    print_report(report(rewards=rewards), console=console)
+    assert words in console.export_text()
+
+
+def test_the_table_says_how_many_groups_of_a_step_differ() -> None:
+    metrics = {"swarm/reward_mean": 1.0, "swarm/tasks": 4.0, "swarm/tasks_with_signal": 0.0}
+    points = points_of_steps([StepResult(step=1, batch_id="b", metrics=metrics, seconds=2.0)])
+    console = Console(record=True, width=120)
+    print_report(report().model_copy(update={"steps": points}), console=console)
+    text = console.export_text()
+    assert "groups differ" in text and "0 of 4" in text
+    print_report(report(), console=console)
+    assert "groups differ" not in console.export_text()
+
+
+def test_of_a_single_step_its_reward_is_told() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(rewards=(0.25,)), console=console)
+    assert "mean reward: 0.250 in the only step" in console.export_text()
+
+
+def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
+    console = Console(record=True, width=120)
+    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console=console)
+    rows = [line for line in console.export_text().splitlines() if "█" in line or line.strip().startswith("100 ")]
+    assert len(rows) <= 31
+    assert any(line.strip().startswith("100 ") for line in rows)
+
+
+def test_a_plot_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[plots\]'"):
+        write_report(report(), tmp_path / "out")
+    assert read_report(tmp_path / "out") == report()

@@ -1,0 +1,179 @@
+"""The head and the tables of a swarm server, from statuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.views.format import Table
+from gateway.views.swarm_view import SortOrder, episodes, view
+from swarm.job import TrainJob
+from swarm.states import EngineState
+from swarm.status import (
+    ClientRow,
+    EngineStatus,
+    JournalStatus,
+    PoolInformation,
+    ReplicaStatus,
+    RunningEpisode,
+    ServerStatus,
+)
+from swarm.types import StepResult
+
+POOL = PoolInformation(
+    batch_size=4,
+    num_repeat=8,
+    slots=32,
+    completed_tasks=1,
+    completed_episodes=11,
+    running_episodes=16,
+    quarantined_episodes=1,
+    dropped_episodes=2,
+    tasks={"whole": 8, "one": 1, "two": 2},
+)
+
+
+def status(state: EngineState = EngineState.ROLLING, detail: str = "", **more: object) -> ServerStatus:
+    engine = EngineStatus(engine_status=state, engine_status_detail=detail, global_step=4)
+    return ServerStatus.model_validate({"engine": engine, **more})
+
+
+def head(told: ServerStatus, brief: bool = False) -> str:
+    return "\n".join(f"{line.label} {line.text}" for line in view(told, []).head if not (brief and line.minor))
+
+
+def table(told: ServerStatus, key: str) -> Table:
+    return view(told, []).tables[key]
+
+
+def episode(**more: object) -> RunningEpisode:
+    fields = {
+        "episode_uuid": "0" * 24 + "89abcdef",
+        "client_uuid": "me",
+        "episode_type": "train",
+        "seconds": 90,
+        "seconds_left": 10,
+        "idle_seconds": 20,
+        "idle_timeout": 100,
+        "in_flight": 0,
+        "calls": 1,
+    }
+    return RunningEpisode.model_validate(fields | more)
+
+
+def test_agreement_tells_who_agrees() -> None:
+    clients = [
+        ClientRow(client_uuid=f"c{n}", active=n != 2, idle_seconds=1, takes_part=n != 3, agreed=n == 0)
+        for n in range(4)
+    ]
+    told = status(pool=POOL.model_copy(update={"by_agreement": True}), clients=clients)
+    assert "3 tasks wait for the clients' agreement: 1 of 2 clients agree; 11 episodes wait" in head(told)
+
+
+def test_a_study_is_named_with_its_run() -> None:
+    trained = TrainJob(model="m", project="study-rates-ab12cd", experiment="e3.seed1.1")
+    assert "study rates-ab12cd, run e3.seed1.1" in head(status(job=trained), brief=True)
+    assert "study" not in head(status(job=TrainJob(model="m")))
+
+
+@pytest.mark.parametrize("state", list(EngineState))
+def test_every_state_has_a_word_and_a_sign_of_its_own(state: EngineState) -> None:
+    first = head(status(state)).splitlines()[0]
+    sign, word = first.split()[:2]
+    assert word == state.removeprefix("ENGINE.") and not sign.isascii()
+    others = {head(status(other))[0] for other in EngineState if other is not state}
+    assert sign not in others
+
+
+def test_what_stands_in_the_way_is_told_also_where_there_is_little_room() -> None:
+    journal = JournalStatus(
+        pending=3, oldest_pending_seconds=9, last_commit_seconds=0, commits=1, records=1, bytes=1, error="disk full"
+    )
+    replicas = [
+        ReplicaStatus(address="a:1", healthy=True, in_flight=0, calls=1, failures=0),
+        ReplicaStatus(address="a:2", healthy=False, in_flight=0, calls=9, failures=4),
+    ]
+    ill = status(pool=POOL, journal=journal, replicas=replicas, waiting_claims=2, longest_wait_seconds=70)
+    text = head(ill, brief=True)
+    assert "! 3 records wait: disk full" in text and "! 1 of 2 replicas answer" in text and "set aside: a:2" in text
+    assert "2 claims wait, the longest for 1m 10s" in text and "2 dropped, 1 quarantined" in text
+    well = status(pool=POOL, journal=journal.model_copy(update={"error": "", "oldest_pending_seconds": 0.0}))
+    assert "records" not in head(well, brief=True) and "3 records wait" in head(well)
+
+
+def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
+    one = episode(client_uuid="Alpha", task_id="t1", idle_seconds=60, calls=3)
+    two = episode(client_uuid="beta", task_id="t1", seconds=500)
+    told = status(running=[one, two])
+
+    def clients(order: SortOrder, words: str) -> list[str]:
+        return [row.cells[1] for row in episodes(told, order, words).rows]
+
+    assert clients(SortOrder.IDLE, "ALPHA t1") == ["Alpha"] and clients(SortOrder.IDLE, "alpha t2") == []
+    firsts = {order: clients(order, "t1")[0] for order in SortOrder}
+    assert firsts == {**dict.fromkeys(SortOrder, "Alpha"), SortOrder.AGE: "beta"}
+    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, SortOrder.IDLE, "").rows[0].cells)
+
+
+def test_a_part_of_the_episodes_is_said_to_be_one() -> None:
+    told = status(pool=POOL, running=[episode()])
+    assert episodes(told, SortOrder.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
+    assert "no episode has these words" in episodes(told, SortOrder.IDLE, "nobody").note
+
+
+def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
+    running = [episode(task_id="new"), episode(task_id="two"), episode(task_id="eval", episode_type="eval")]
+    tasks = table(status(pool=POOL, running=running), "t")
+    assert tasks.note == "1 complete, 3 begun; a batch takes 4"
+    assert [row.cells[0] for row in tasks.rows] == ["two", "one", "new", "whole"]
+    assert list(tasks.rows[0].cells[2:]) == ["1", "6 to come"]
+
+
+def test_curves_are_of_the_metrics_that_the_steps_have() -> None:
+    steps = [
+        StepResult(step=n, batch_id=str(n), metrics={"swarm/reward_mean": value}, seconds=2.0)
+        for n, value in enumerate((0.1, 0.9, 1e308, 0.5), 1)
+    ]
+    rows = view(status(), steps, [6.0, 12.0]).tables["curves"].rows
+    assert [tuple(row.cells) for row in rows] == [
+        ("reward", "0.500", "0.100", "0.900", "▁█▅"),
+        ("seconds/step", "2", "2", "2", "▁▁▁▁"),
+        ("episodes/min", "12", "6", "12", "▁█"),
+    ]
+
+
+def stepped(number: int, with_signal: float) -> StepResult:
+    metrics = {"swarm/reward_mean": 0.00625, "swarm/reward_std": 0.01}
+    metrics |= {"swarm/tasks": 4.0, "swarm/tasks_with_signal": with_signal, "swarm/lost_history": 0.25}
+    return StepResult(step=number, batch_id=str(number), metrics=metrics, seconds=2.0)
+
+
+def test_the_last_steps_say_whether_there_is_anything_to_learn() -> None:
+    def learns(*with_signal: float) -> tuple[str, str]:
+        told = view(status(), [stepped(number, tasks) for number, tasks in enumerate(with_signal, 1)])
+        [line] = [line.text for line in told.head if line.label == "learns"]
+        return told.reward, line
+
+    assert learns(0, 0, 4, 3, 2, 1, 4) == (
+        "0.006, 4 of 4 differ",
+        "reward 0.006 ±0.010 in step 7; 14 of 20 groups differ in the last 5 steps",
+    )
+    cell, line = learns(4, 0, 0)
+    assert cell.startswith("! ") and line.startswith("! in 2 steps in a row") and "make the reward finer" in line
+    assert learns(0)[1].endswith("0 of 4 groups differ: nothing to learn in the last 1 step")
+    steps = view(status(), [stepped(1, 3)]).tables["steps"]
+    cells = dict(zip(steps.columns, steps.rows[0].cells, strict=True))
+    assert (cells[">reward"], cells[">groups differ"], cells[">history lost"]) == ("0.006", "3 of 4", "25%")
+
+
+def test_what_the_engine_warns_of_is_told_where_people_look() -> None:
+    assert "warns ! the checkpoint of step 10 is not written" in head(
+        status(warnings=["the checkpoint of step 10 is not written"]), brief=True
+    )
+
+
+def test_losses_are_counted_under_their_titles() -> None:
+    told = status(dropped={"stale": 5, "late": 7}, outcomes={"trainable": 12345})
+    losses = table(told, "d")
+    assert [row.cells for row in losses.rows if row.cells[0]] == [("7", "late"), ("5", "stale"), ("12.3k", "trainable")]
+    assert len([row for row in losses.rows if not row.cells[0]]) == 2
+    assert table(status(), "d") == Table(losses.columns, [], "nothing was dropped")
