@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gateway.config.route import RouteSettings
-from gateway.data.consent import consents, train_header
+from gateway.data.consent import consents, header_consent
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
@@ -228,7 +228,7 @@ def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
     """Whether the request's texts may be kept, which is noted for whoever would write them."""
     data = route.settings.data
     try:
-        header = train_header(request.headers)
+        header = header_consent(request.headers)
     except RequestError:
         if route.shadow is None:
             raise

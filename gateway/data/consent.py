@@ -42,7 +42,7 @@ class Consent:
         return self.redacts and private(texts)
 
 
-def train_header(headers: Mapping[str, str]) -> bool | None:
+def header_consent(headers: Mapping[str, str]) -> bool | None:
     """What ``x-swarm-train`` of ``headers`` (lower-case names) says; ``None``: nothing.
 
     Raises:
@@ -61,7 +61,7 @@ def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:
 
     Args:
         rule: the route's.
-        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`train_header`.
+        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`header_consent`.
     """
     if key is False or header is False:
         return False

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NoReturn
 
 from gateway.config.route import PassRule, RouteSettings, WhenBatchWaits
-from gateway.data.consent import train_header
+from gateway.data.consent import header_consent
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
@@ -58,7 +58,7 @@ class Policy:
         Raises:
             RequestError: a value without meaning; ``param`` names the header.
         """
-        train, waits = train_header(headers), _waits(headers.get(WAITS_HEADER), settings)
+        train, waits = header_consent(headers), _waits(headers.get(WAITS_HEADER), settings)
         header = headers.get(POLICY_HEADER)
         if header is None:
             return cls(settings.policy, settings.quorum, settings.answer_deadline_seconds, train, waits)
