@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from gateway.cli.here import only_server
 from gateway.cli.output import print_json, read_text, tell
 from gateway.cli.swarm import Token, connect
 from gateway.cli.target import AsJson, SwarmUrl
@@ -27,8 +28,14 @@ _LEAST_WIDTH, _PIPE_WIDTH = 80, 120
 #: ``decode(ids, special=...)``
 Decode = Callable[..., str]
 
+#: The run folder that is read where no `up` runs.
+_STOPPED = Path("runs/default")
 RunDir = Annotated[
-    Path | None, typer.Option(help="read the journal in this run folder instead; its server may be running")
+    Path | None,
+    typer.Option(
+        help="read the journal in this run folder; default: ask the server that runs here, or read runs/default if "
+        "none does"
+    ),
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(help="model whose tokenizer reads the tokens; default: the run's own, where it is at hand")
@@ -96,7 +103,8 @@ def show_group(
         print_json(fields | {"prompt": texts.prompt})
         return
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns)
-    for line in [*facts(chosen), "", *text_lines(answers_table(chosen), len(chosen.answers)), ""]:
+    typer.echo("\n".join(facts(chosen)))
+    for line in ["", *text_lines(answers_table(chosen), len(chosen.answers)), ""]:
         typer.echo(short(line, width))
     for name, text in [("asked", texts.prompt), *((f"answer {n}", text) for n, text in enumerate(texts.answers, 1))]:
         if text:
@@ -167,6 +175,8 @@ def _fitting(
 
 
 def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+    if run_dir is None and swarm_url is None and only_server() is None and (_STOPPED / "journal.db").is_file():
+        run_dir = _STOPPED
     if run_dir is None:
         with connect(swarm_url, token) as client:
             return client.judged_groups(**query)

@@ -134,7 +134,7 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
         ConfigError: there is no journal, it is empty, or it cannot be read, also inside the block.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no journal {path}: give the run_dir of a swarm server")
+        raise ConfigError(f"there is no journal {path}: give the run folder of a swarm server (--run-dir)")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             if _version(connection, path) == 0:

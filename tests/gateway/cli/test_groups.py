@@ -143,6 +143,17 @@ def test_without_a_tokenizer_the_request_log_has_the_answer_that_was_delivered(r
     assert [one["text"] for one in told["answers"]] == ['{"says": "aaaa"}', ""]
 
 
+def test_a_run_that_is_over_is_read_in_its_folder(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "runs").mkdir(parents=True)
+    (here / "runs" / "default").symlink_to(run_dir)
+    monkeypatch.chdir(here)
+    done = CliRunner().invoke(app, ["groups", "list", "--json"], catch_exceptions=False)
+    assert done.stdout == groups(run_dir, "list", "--json")
+
+
 def test_an_unknown_group_is_said(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match="none of the latest groups begins with 'zz'"):
         groups(run_dir, "show", "zz")

@@ -67,7 +67,7 @@ def test_what_cannot_be_exported_is_refused_with_what_is_there(
 
     monkeypatch.chdir(tmp_path)
     code, _, error = run(monkeypatch, capsys, "--out", str(out))
-    assert code == 2 and "there is no journal runs/default/journal.db: give the run_dir" in error
+    assert code == 2 and "there is no journal runs/default/journal.db: give the run folder" in error
     assert "there is no journal" in refused()
     journal(tmp_path / "run", TrainJob(model="tiny", save_freq=-1), *steps("r", 1, 2, 3, 4, 5, 6, 7))
     assert "no step was saved" in (error := refused()) and "save_freq is -1 (-1: never)" in error
