@@ -27,7 +27,7 @@ from tests.reward_hooks.builtin.verifiable.having import MISSING, folder_of_prog
 ORDINARY = 23_456
 #: An interpreter that every user may read.
 PYTHON = "/usr/bin/python3"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 5.0, "cpu_seconds": 3}
 
 pytestmark = pytest.mark.slow
