@@ -1,6 +1,7 @@
 """``swarm-gateway new``: what it makes runs as it is, against a stand-in."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
     sections = yaml.safe_load((made / "config.yaml").read_text())
     parse_job(yaml.safe_dump(sections["job"]))
     assert read_config(sections["gateway"], folder=made).hooks == str(made)
+
+
+def test_what_its_users_import_is_there(tmp_path: Path) -> None:
+    assert callable(runpy.run_path(str(make("x", tmp_path) / "mock_user_request.py"))["main"])
 
 
 def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:
