@@ -27,7 +27,7 @@ from typing import Any
 
 from swarm.evidence.betting import Wealth
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
-from swarm.evidence.verdict import Comparison
+from swarm.evidence.verdict import PairedEvidence
 
 ALPHA = 0.05
 CHALLENGERS = 7
@@ -93,7 +93,7 @@ class ZTest:
 def looks(seed: int, requests: int) -> dict[str, bool]:
     """Which tests raise an alarm in one comparison of equal sides."""
     terms = Terms(num_repeat=CHALLENGERS)
-    comparison, wealth, z_test = Comparison(terms), Wealth(), ZTest()
+    comparison, wealth, z_test = PairedEvidence(terms), Wealth(), ZTest()
     alarms = {"gate": False, "e_process": False, "z_test": False}
     source = pairs(random.Random(seed), 0.0, terms)
     for _ in range(requests):
@@ -111,7 +111,7 @@ def looks(seed: int, requests: int) -> dict[str, bool]:
 def shadow(seed: int, change: float, most: int, rules: GateRules, *, promotes: bool) -> float:
     """Requests until the gate gives an alarm, or lets the challenger be promoted."""
     terms = Terms(num_repeat=CHALLENGERS, rules=rules)
-    comparison = Comparison(terms)
+    comparison = PairedEvidence(terms)
 
     def happens(pair: Pair) -> bool:
         comparison.add(pair)
