@@ -10,7 +10,7 @@ LOWEST := .venv-lowest
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-lowest test-long check format docs reference bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-lowest test-packs test-long check format docs reference bench lock clean
 
 setup: $(READY)
 
@@ -73,6 +73,10 @@ test-lowest: $(READY)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,parquet,research]'
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
+
+# opt-in, for CI tries each pack alone: the core's fast tests pass in a copy of the tree without any pack
+test-packs: $(READY)
+	$(BIN)/python -m tests.packs core
 
 # opt-in: what CI has no time for: tutorials on the real engine, a run that is interrupted and resumed, a full disk
 test-long: $(READY)
