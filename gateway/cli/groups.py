@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gateway.cli.here import only_server
+from gateway.cli.here import DEFAULT_RUN, only_server
 from gateway.cli.output import print_json, read_text, tell
 from gateway.cli.swarm import Token, connect
 from gateway.cli.target import AsJson, SwarmUrl
@@ -28,8 +28,6 @@ _LEAST_WIDTH, _PIPE_WIDTH = 80, 120
 #: ``decode(ids, special=...)``
 Decode = Callable[..., str]
 
-#: The run folder that is read where no `up` runs.
-_STOPPED = Path("runs/default")
 RunDir = Annotated[
     Path | None,
     typer.Option(
@@ -175,8 +173,8 @@ def _fitting(
 
 
 def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
-    if run_dir is None and swarm_url is None and only_server() is None and (_STOPPED / "journal.db").is_file():
-        run_dir = _STOPPED
+    if run_dir is None and swarm_url is None and only_server() is None and (DEFAULT_RUN / "journal.db").is_file():
+        run_dir = DEFAULT_RUN
     if run_dir is None:
         with connect(swarm_url, token) as client:
             return client.judged_groups(**query)

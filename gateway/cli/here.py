@@ -93,6 +93,10 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     return runs[0] if runs else None
 
 
+#: The run folder of a start that names none.
+DEFAULT_RUN = Path("runs/default")
+
+
 def run_folder(folder: Path | None) -> Path:
     """The ``folder`` run folder, else that of the server that runs here, else the one of a server without a file.
 
@@ -102,7 +106,7 @@ def run_folder(folder: Path | None) -> Path:
     if folder is not None:
         return folder
     run_and_server = only_server()
-    return run_and_server[1].run_dir if run_and_server else Path("runs/default")
+    return run_and_server[1].run_dir if run_and_server else DEFAULT_RUN
 
 
 def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:

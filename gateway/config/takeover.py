@@ -1,6 +1,7 @@
 """``ServeConfig``: a route whose users an incumbent answers while a challenger learns behind it.
 
-Invariant: what is not built is refused with a sentence; a key stands in the environment, never in the file.
+Invariant: a stage or an incumbent that is not built is refused with a sentence. The file names the environment variable
+of a key, and never holds the key.
 """
 
 from __future__ import annotations
