@@ -11,7 +11,11 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from swarm.evidence.pairs import MAX_NAME as MAX_EVIDENCE_NAME
 from swarm.evidence.pairs import Pair
+from swarm.evidence.stages import MAX_REASON as MAX_REASON_OF_MOVE
+from swarm.evidence.stages import ServingStage, StageRules
+from swarm.evidence.verdict import Verdict
 from swarm.job import TrainJob
 from swarm.types import Model, Notes, WorkflowOutput
 
@@ -352,6 +356,75 @@ class RecordPairRequest(WireRequest):
 
     client_uuid: Name
     pair: Pair
+
+
+class FollowedRoute(WireRequest):
+    """A route of a gateway whose users an incumbent answers."""
+
+    route: str = Field(min_length=1, max_length=MAX_EVIDENCE_NAME)
+    incumbent: str = Field(min_length=1, max_length=MAX_EVIDENCE_NAME)
+    rules: StageRules = StageRules()
+
+
+class FollowStagesRequest(WireRequest):
+    """``POST /follow_stages``: long-polls until `changes` is another number than ``after_change``. A gateway repeats it
+    for as long as it serves; what no gateway has followed for a minute keeps no training waiting."""
+
+    client_uuid: Name
+    routes: list[FollowedRoute] = Field(max_length=1000)
+    after_change: int | None = None
+    wait_seconds: float = Field(default=0.0, ge=0, le=60)
+
+
+class StagesResponse(Model):
+    """The stages of all routes behind a server; ``changes`` is a larger number after each change."""
+
+    changes: int
+    stages: list[ServingStage]
+
+
+class MovePolicyRequest(WireRequest):
+    """A person moves a stage; see :class:`swarm.evidence.stages.ServingStage`."""
+
+    route: str = Field(default="", description="of the gateway; empty: the only one")
+    incumbent: str = Field(default="", description="empty: the route's only one")
+    version: int | None = Field(default=None, description="refuse if the stage has another version by now")
+    reason: str = Field(min_length=1, max_length=MAX_REASON_OF_MOVE)
+
+
+class PromotePolicyRequest(MovePolicyRequest):
+    """``POST /policies/promote``."""
+
+    share: float | None = Field(
+        default=None, gt=0, le=1, description="of the conversations that begin, 1: live; null: the next of the rules"
+    )
+
+
+class PinPolicyRequest(MovePolicyRequest):
+    """``POST /policies/pin``."""
+
+    pinned: bool = Field(default=True, description="false: verdicts move it again")
+
+
+class PolicyStatus(Model):
+    """A challenger: its stage, and what is proven of it in this stage (null: nothing was compared yet)."""
+
+    stage: ServingStage
+    verdict: Verdict | None
+    waits: str = Field(default="", description="for a person: promote or rollback; empty: for nobody")
+
+
+class PoliciesResponse(Model):
+    """``GET /policies``."""
+
+    policies: list[PolicyStatus]
+    training_waits: bool = Field(description="for a verdict, or because a challenger answers users")
+
+
+class PolicyExplanation(PolicyStatus):
+    """``GET /policies/explain``: the same, line by line."""
+
+    lines: list[str]
 
 
 class EpisodeTokens(Model):

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from swarm.concurrency import backoff
+from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import Verdict
 from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
@@ -227,6 +228,7 @@ class ComparisonStatus(Model):
     route: str = Field(description="of the gateway whose users the incumbent answers")
     incumbent: str
     challenger: int | None = Field(description="the policy version; null: not known")
+    stage: str = Field(default="shadow", description="in which it was compared: shadow, canary SHARE or live")
     verdict: Verdict
 
 
@@ -271,6 +273,8 @@ class ServerStatus(Model):
     comparisons: list[ComparisonStatus] = Field(
         default=[], description="of this run, for each incumbent that of its newest challenger"
     )
+    stages: list[ServingStage] = Field(default=[], description="of the routes whose users an incumbent answers")
+    stage_changes: int = Field(default=0, description="a larger number after each change of `stages`")
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
     job_defaults: dict[str, Any] = Field(default={}, description="of the server, for fields that a job leaves open")
     job: TrainJob | None = Field(default=None, description="as synced; what the engine runs unless it is OFFLINE")

@@ -8,7 +8,7 @@ judged.
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -17,6 +17,8 @@ Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
+_Count: TypeAlias = Annotated[int, Field(ge=0)]
+Side: TypeAlias = Literal["challenger", "incumbent"]
 
 
 class _Evidence(BaseModel):
@@ -90,6 +92,8 @@ class Terms(_Evidence):
         code: digest of its files.
         num_repeat: answers of the challenger.
         rules: of the gate.
+        stage: in which it answers, see :attr:`swarm.evidence.stages.ServingStage.label`.
+        share: of the conversations that begin, meant for the challenger.
         suites: names of those that are protected, each of which must be not worse by itself.
     """
 
@@ -101,6 +105,8 @@ class Terms(_Evidence):
     code: _Name = ""
     num_repeat: int = Field(default=1, ge=1)
     rules: GateRules = GateRules()
+    stage: _Name = "shadow"
+    share: _Share = 0.0
     suites: tuple[_Name, ...] = Field(default=(), max_length=MAX_SUITES)
 
     @model_validator(mode="after")
@@ -140,13 +146,24 @@ class SideResult(_Evidence):
 
 
 class Pair(_Evidence):
-    """Both sides of one request. ``suite`` is empty for a live one; ``unjudged`` says why a reward is missing."""
+    """Both sides of one request.
+
+    Attributes:
+        suite: empty for a live one.
+        side: who answered the user.
+        position: of the conversation, by its salted hash: the challenger answers below the share; ``None``: not drawn.
+        begun: conversations that the gateway gave to the challenger and to the incumbent since its last pair.
+        unjudged: why a reward is missing.
+    """
 
     group_id: str = Field(min_length=1, max_length=MAX_GROUP_ID)
     terms: Terms
     suite: _Name = ""
     challenger: SideResult
     incumbent: SideResult
+    side: Side = "incumbent"
+    position: _Share | None = None
+    begun: tuple[_Count, _Count] = (0, 0)
     unjudged: _Name = ""
 
     @property

@@ -11,6 +11,7 @@ zero, a guard beyond its bound), so they share ``alpha``: half is the reward's, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Self
 
@@ -22,6 +23,8 @@ from swarm.types import Model
 Finding = Literal["better", "not_worse", "worse", "undecided"]
 REWARD = "reward"
 _GUARDS = ("errors", "refusals", "length", "latency")
+#: chance that a ratio of the sides which is as meant counts as another one
+MISMATCH = 0.001
 #: what a guard that is proven worse says
 _MORE = {"errors": "more errors", "refusals": "more refusals", "length": "longer", "latency": "slower"}
 
@@ -35,6 +38,8 @@ class Verdict(Model):
         difference, low, high: mean difference of the rewards of live requests, and its interval at ``1 - alpha``.
         requests: live ones that both sides answered and somebody judged.
         unjudged: requests, those of suites included, that lack a judgement.
+        begun: conversations that were given to the challenger and to the incumbent.
+        uneven: their ratio is proven to be another than the share.
         suites: by name, what is proven of each protected suite.
         guards: those that are proven worse.
         budget: by test, its part of the chance of a false alarm.
@@ -48,6 +53,8 @@ class Verdict(Model):
     high: float
     requests: int
     unjudged: int
+    begun: tuple[int, int]
+    uneven: bool
     suites: dict[str, Finding]
     guards: tuple[str, ...]
     budget: dict[str, float]
@@ -58,12 +65,13 @@ class _Reward:
     """The tests of one suite's reward, or of that of live requests."""
 
     def __init__(self, rules: GateRules) -> None:
-        self.differences: list[float] = []
+        #: how often each came, to four digits: an interval needs no more, and any number of them takes little memory
+        self.differences: Counter[float] = Counter()
         self._not_worse = Wealth(-rules.margin)
         self._better, self._worse = Wealth(), Wealth()
 
     def add(self, difference: float) -> None:
-        self.differences.append(difference)
+        self.differences[round(difference, 4)] += 1
         self._not_worse.add(difference)
         self._better.add(difference)
         self._worse.add(-difference)
@@ -76,6 +84,39 @@ class _Reward:
         if self._better.refutes(alpha):
             return "better"
         return "not_worse" if self._not_worse.refutes(alpha) else "undecided"
+
+
+class _Sides:
+    """Conversations by their side, and whether their ratio can be chance (a sample ratio mismatch: Fabijan et al.,
+    "Diagnosing Sample Ratio Mismatch in Online Controlled Experiments", KDD 2019).
+
+    Args:
+        share: meant for the challenger; 0 and 1: nothing is drawn.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.begun = (0, 0)
+        # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
+        mean = 2 * share - 1
+        self._tests = (Wealth(mean), Wealth(-mean)) if 0 < share < 1 else ()
+
+    def add(self, challenger: int, incumbent: int) -> None:
+        self.begun = self.begun[0] + challenger, self.begun[1] + incumbent
+        for sign, wealth in zip((1.0, -1.0), self._tests, strict=False):
+            wealth.add(sign, challenger)
+            wealth.add(-sign, incumbent)
+
+    @property
+    def uneven(self) -> bool:
+        return any(wealth.refutes(MISMATCH / 2) for wealth in self._tests)
+
+    @property
+    def sentence(self) -> str:
+        if not self.uneven:
+            return ""
+        ours, all_ = self.begun[0], sum(self.begun)
+        return f"held back: {ours} of {all_} conversations went to the challenger, not {self._share:g} of them"
 
 
 class PairedEvidence:
@@ -96,6 +137,7 @@ class PairedEvidence:
         }
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
         self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
+        self.sides = _Sides(terms.share)
         self.requests = self.unjudged = 0
         shared = [*list(self._rewards)[1:], *self._guards]
         self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
@@ -112,6 +154,7 @@ class PairedEvidence:
     def add(self, pair: Pair) -> None:
         """Count one more pair, which has the terms of this comparison."""
         self.requests += 1
+        self.sides.add(*pair.begun)
         for name, wealth in self._guards.items():
             if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent)) is not None:
                 wealth.add(value)
@@ -132,7 +175,11 @@ class PairedEvidence:
         findings, rules = self._findings(), self.terms.rules
         enough = findings[""] == "better" or (findings[""] == "not_worse" and not rules.better)
         return (
-            enough and not self._held and not {"worse", "undecided"} & {*findings.values()} and not self._worse_guards()
+            enough
+            and not self._held
+            and not self.sides.uneven
+            and not {"worse", "undecided"} & {*findings.values()}
+            and not self._worse_guards()
         )
 
     def verdict(self) -> Verdict:
@@ -147,10 +194,11 @@ class PairedEvidence:
         sentence = "; ".join(
             part
             for part in (
-                _of_reward(findings[""], around, len(live.differences), rules),
+                _of_reward(findings[""], around, live.differences.total(), rules),
                 _of_suites(suites),
                 *(f"{_MORE[name]} than {_bound(rules, name)} allows" for name in guards),
                 f"held back: {self.unjudged} of {self.requests} requests were not judged" if self._held else "",
+                self.sides.sentence,
             )
             if part
         )
@@ -160,8 +208,10 @@ class PairedEvidence:
             difference=around.mean,
             low=around.low,
             high=around.high,
-            requests=len(live.differences),
+            requests=live.differences.total(),
             unjudged=self.unjudged,
+            begun=self.sides.begun,
+            uneven=self.sides.uneven,
             suites=suites,
             guards=guards,
             budget=self.budget,

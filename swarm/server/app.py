@@ -26,6 +26,7 @@ from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
+from swarm.server.api.policies import PolicyRoutes
 from swarm.server.api.serving import ServingRoutes
 from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
@@ -115,6 +116,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
+        *PolicyRoutes(controller.episodes, audit).routes(),
         *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),
         Route("/health", health, methods=["GET"]),
     ]

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.concurrency import ClientGoneError
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
@@ -35,8 +35,10 @@ from swarm.protocol import (
     EpisodeEnd,
     EpisodeRequest,
     EpisodeTokens,
+    FollowStagesRequest,
     LateEndResponse,
     RecordPairRequest,
+    StagesResponse,
     SuccessResponse,
     WithdrawClaimRequest,
 )
@@ -87,6 +89,7 @@ class EpisodeRoutes:
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),
+            ControlRoute("POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job),
             ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
             ControlRoute("POST", "/abort_episode", self.abort_episode, "claim", refusals={503: BACKLOG}),
             ControlRoute("POST", "/can_continue_episode", self.can_continue_episode, "claim", refusals=no_job),
@@ -165,6 +168,17 @@ class EpisodeRoutes:
         self._check_client(request, wanted)
         await self.episodes.record_pair(wanted.pair)
         return SuccessResponse(success=True)
+
+    async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse | Response:
+        """Who answers the users of a gateway's routes, now or once that changes; routes that are new begin."""
+        self._check_client(request, wanted)
+        routes = [(route.route, route.incumbent, route.rules) for route in wanted.routes]
+        following = self.episodes.follow_stages(routes, wanted.after_change, wanted.wait_seconds)
+        try:
+            stages = await until_gone(request.receive, following)
+        except ClientGoneError:
+            return Response(status_code=499)
+        return StagesResponse(changes=stages.changes, stages=list(stages.pointers.values()))
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""

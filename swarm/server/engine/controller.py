@@ -101,6 +101,8 @@ class Controller:
             steps=list(self.run.steps)[-steps:] if steps else [],
             evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
             comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
+            stages=list(pool.stages.pointers.values()) if pool else [],
+            stage_changes=pool.stages.changes if pool else 0,
             code=engine.code,
             job=self.job if self.has_job else None,
             resolved_config=engine.resolved_config,
@@ -158,7 +160,7 @@ class Controller:
             logger.warning("the engine asks again for the batch of step %d, which it was given", message.next_step)
             return None if self._batch_out_since is None else outstanding
         self.engine.serve(message)
-        self.pool.collection.advance(message.policy_version)
+        self.pool.advance(message.policy_version)
         if (
             self.engine.states.trainer is Trainer.COMPUTING
             and self._batch_out_since is None
@@ -194,7 +196,7 @@ class Controller:
         if self.engine.serving is None or self.engine.state not in (EngineState.WEIGHT_SYNCING, EngineState.BOOTING):
             return
         self.engine.serve_version(policy_version, sampled)
-        self.pool.collection.advance(policy_version)
+        self.pool.advance(policy_version)
         if self.engine.state is EngineState.WEIGHT_SYNCING:
             self._happen(EngineEvent.SYNCED, f"serving the weights of step {policy_version}")
 
@@ -207,7 +209,7 @@ class Controller:
         pool = self.pool
         while True:
             await self.episodes.collected.until(
-                lambda: self.engine.states.trainer is Trainer.IDLE and pool.collection.ready
+                lambda: self.engine.states.trainer is Trainer.IDLE and pool.collection.ready and not pool.stages.holds
             )
             if self.engine.states.always:
                 break
@@ -279,6 +281,8 @@ class Controller:
         """Answer everyone who waits, and let nobody wait again: the server shuts down."""
         self.episodes.claims.close()
         self.engine.close()
+        if (pool := self.run.found_pool) is not None:
+            pool.stages.changed.notify()
 
     # ------------------------------------------------------------------ inside
 

@@ -12,17 +12,19 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import RequestError, UnavailableError
 from swarm.evidence.pairs import Pair
+from swarm.evidence.stages import ServingStage, StageRules
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
 from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.runs import TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
+from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState
 from swarm.types import Notes
@@ -151,7 +153,26 @@ class EpisodeRequests:
     async def record_pair(self, pair: Pair) -> None:
         """Record a pair that no end takes along."""
         self.run.pool.comparisons.add(pair)
+        # its verdict may end a trial
+        self.pool_changed()
         await self.synced()
+
+    async def follow_stages(
+        self, routes: Iterable[tuple[str, str, StageRules]], after_change: int | None, within: float
+    ) -> Stages:
+        """See :meth:`Stages.follow`; returns at the first change after ``after_change``, or ``within`` seconds."""
+        stages = self.run.pool.stages
+        stages.follow(routes)
+        self._watch()
+        await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
+        return stages
+
+    async def move_stage(self, move: Callable[[Stages], ServingStage]) -> ServingStage:
+        """The stage that ``move`` leads to, once it is on disk."""
+        stage = move(self.run.pool.stages)
+        self.pool_changed()
+        await self.synced()
+        return stage
 
     async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
         """Cancel the claim with this key, see :meth:`ClaimQueue.withdraw`."""
@@ -219,8 +240,8 @@ class EpisodeRequests:
     def _next_due(self) -> float:
         if (pool := self.run.found_pool) is None:
             return math.inf
-        deadline, change = pool.running.deadlines.next(), pool.collection.next_change()
-        return min((due for due in (deadline, change) if due is not None), default=math.inf)
+        times = pool.running.deadlines.next(), pool.collection.next_change(), pool.stages.next_lapse()
+        return min((due for due in times if due is not None), default=math.inf)
 
     def _watch(self) -> None:
         if self._next_due() < self._watching:

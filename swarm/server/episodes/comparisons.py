@@ -17,6 +17,8 @@ from swarm.status import ComparisonStatus
 
 #: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
 MAX_COMPARISONS = 64
+#: Groups whose pairs are known to have come: a repetition follows within minutes.
+MAX_GROUPS = 100_000
 
 
 class Followed:
@@ -43,15 +45,22 @@ class Comparisons:
     Args:
         append: takes rows for the journal.
         run_id: the run.
+        on_pair: told of the comparison of each new pair.
 
     Attributes:
         followed: the comparisons by digest of their terms, the one that got the last pair at the end.
     """
 
-    def __init__(self, append: Callable[..., Any], run_id: str = "") -> None:
+    def __init__(
+        self,
+        append: Callable[..., Any],
+        run_id: str = "",
+        on_pair: Callable[[PairedEvidence], None] = lambda _: None,
+    ) -> None:
         self._append = append
         self._run_id = run_id
-        self._groups: set[str] = set()
+        self._on_pair = on_pair
+        self._groups: dict[str, None] = {}
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def begin_run(self, run_id: str) -> None:
@@ -69,7 +78,9 @@ class Comparisons:
     def add(self, pair: Pair) -> None:
         """Count ``pair`` and append it, unless there is one of its group already."""
         if self._take(pair):
-            self._append(PairRow(self._run_id, pair.group_id, pair.terms.digest, pair.model_dump_json()))
+            digest = pair.terms.digest
+            self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
+            self._on_pair(self.followed[digest].comparison)
 
     def statuses(self) -> list[ComparisonStatus]:
         """For each incumbent of each route, what is proven of its newest challenger."""
@@ -85,7 +96,9 @@ class Comparisons:
     def _take(self, pair: Pair) -> bool:
         if pair.group_id in self._groups:
             return False
-        self._groups.add(pair.group_id)
+        self._groups[pair.group_id] = None
+        if len(self._groups) > MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
         digest = pair.terms.digest
         if digest not in self.followed:
             self.followed[digest] = Followed(pair.terms)
@@ -103,5 +116,9 @@ def _version(terms: Terms) -> int:
 def _status(followed: Followed) -> ComparisonStatus:
     terms = followed.comparison.terms
     return ComparisonStatus(
-        route=terms.route, incumbent=terms.incumbent, challenger=terms.challenger, verdict=followed.verdict
+        route=terms.route,
+        incumbent=terms.incumbent,
+        challenger=terms.challenger,
+        stage=terms.stage,
+        verdict=followed.verdict,
     )

@@ -37,6 +37,7 @@ from swarm.server.episodes.episode import (
 )
 from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
+from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, Serving, Trainer, next_episode
 from swarm.status import PoolInformation
@@ -87,7 +88,9 @@ class EpisodePool:
         #: what eval episodes of the run measured
         self.evaluations = Evaluations(append)
         #: what pairs prove of the run's policies
-        self.comparisons = Comparisons(append)
+        #: who answers the users of the routes behind this server
+        self.stages = Stages(append, clock, wall)
+        self.comparisons = Comparisons(append, on_pair=self.stages.judged)
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -98,12 +101,18 @@ class EpisodePool:
         if engine.word is EngineState.WEIGHT_SYNCING and not engine.always:
             self._release("the batch left without the episode")
 
+    def advance(self, policy_version: int) -> None:
+        """vLLM serves the weights of this version."""
+        self.collection.advance(policy_version)
+        self.stages.serves(policy_version)
+
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
+        self.stages.begin_run(run_id)
         if job != self._job:
             self._job = job
             self.collection = self._new_collection(run_id)
@@ -122,6 +131,7 @@ class EpisodePool:
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
         self.comparisons.restore(recovered.run_id, recovered.pairs)
+        self.stages.restore(recovered.run_id, recovered.stages)
         self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
@@ -309,11 +319,13 @@ class EpisodePool:
     @property
     def needs_none(self) -> str:
         """Why no train episode is needed although vLLM serves: the trainer still computes and what waits and runs is
-        all that it can use next, the trainer died, or all steps are done; otherwise empty."""
+        all that it can use next, a batch waits for the verdict on a challenger, the trainer died, or all steps are
+        done; otherwise empty."""
         serving, trainer, always = self._engine
         if trainer is Trainer.BOOTING and serving is not Serving.DOWN:
             return TRAINER_AWAY
         waits = always and trainer in (Trainer.COMPUTING, Trainer.DONE) and self.collection.full
+        waits = waits or (self.collection.ready and self.stages.holds)
         return BATCH_WAITS if waits or self._engine.trained_out else ""
 
     def information(self) -> PoolInformation:

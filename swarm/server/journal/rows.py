@@ -171,6 +171,16 @@ class PairRow(_Row, frozen=True, gc=False):
     pair: str
 
 
+class StageRow(_Row, frozen=True, gc=False):
+    """One version of the stage of a route: a :class:`swarm.evidence.stages.ServingStage` as JSON."""
+
+    run_id: str
+    route: str
+    incumbent: str
+    version: int
+    stage: str
+
+
 Row = (
     RunRow
     | CountsRow
@@ -187,6 +197,7 @@ Row = (
     | StepRow
     | EvaluationRow
     | PairRow
+    | StageRow
 )
 
 
@@ -219,7 +230,7 @@ class Recovered:
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
     ``claims`` are the episodes of claims with a key, by client and key. Steps, evaluations, pairs and counts are of
-    the current run.
+    the current run, stages the latest of each route.
     """
 
     run_id: str = ""
@@ -235,6 +246,7 @@ class Recovered:
     steps: list[StepResult] = field(default_factory=list[StepResult])
     evaluations: list[EvaluationRow] = field(default_factory=list[EvaluationRow])
     pairs: list[PairRow] = field(default_factory=list[PairRow])
+    stages: list[StageRow] = field(default_factory=list[StageRow])
     quarantined: int = 0
     dropped: int = 0
     trained: int = 0

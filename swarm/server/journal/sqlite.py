@@ -40,6 +40,7 @@ from swarm.server.journal.rows import (
     RecoveredEpisode,
     Row,
     RunRow,
+    StageRow,
     StateRow,
     StepRow,
 )
@@ -51,6 +52,8 @@ from swarm.types import StepResult
 #: endings, claims and steps that memory starts with; older endings are looked up one by one
 MAX_ENDINGS = 20_000
 MAX_STEPS = 1_000
+#: comparisons, by the latest pair, whose pairs memory starts with
+MAX_COMPARISONS = 64
 
 Values = Sequence[Any]
 #: SQL, and the parameters that it is executed with for some rows of one type
@@ -250,6 +253,14 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, clean(row.group_id), row.terms, clean(row.pair)) for row in rows],
         ),
     ),
+    StageRow: (
+        (
+            "INSERT OR IGNORE INTO stages (run_id, route, incumbent, version, stage) VALUES (?, ?, ?, ?, ?)",
+            lambda rows: [
+                (row.run_id, clean(row.route), clean(row.incumbent), row.version, clean(row.stage)) for row in rows
+            ],
+        ),
+    ),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
@@ -317,7 +328,18 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         ],
         pairs=[
             PairRow(run_id, *row)
-            for row in query("SELECT group_id, terms, pair FROM pairs WHERE run_id = ? ORDER BY rowid", (run_id,))
+            for row in query(
+                "SELECT group_id, terms, pair FROM pairs WHERE run_id = ? AND terms IN (SELECT terms FROM pairs"
+                " WHERE run_id = ? GROUP BY terms ORDER BY max(rowid) DESC LIMIT ?) ORDER BY rowid",
+                (run_id, run_id, MAX_COMPARISONS),
+            )
+        ],
+        stages=[
+            StageRow(run_id, *row)
+            for row in query(
+                "SELECT route, incumbent, max(version), stage FROM stages WHERE run_id = ? GROUP BY route, incumbent",
+                (run_id,),
+            )
         ],
         quarantined=quarantined,
         dropped=dropped,

@@ -1,0 +1,200 @@
+"""``ServingStage``: which share of a route's conversations the challenger answers, who says so, why and since when; and
+the moves from each to the next.
+
+A *trial* is the time for which training waits, so that one policy version lives long enough to be judged, and so that
+what was proven is what answers. It begins every ``trial_every`` steps in the shadow and ends with the verdict, after
+``trial_requests`` without one, or with the rollback of what it proved.
+
+Invariant: every change is a new value with the next version. Only :meth:`ServingStage.judged` moves a share by itself:
+up where the challenger of an open trial is proven not worse under this very share, down where it is proven worse.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+
+from swarm.evidence.verdict import PairedEvidence
+
+StageName: TypeAlias = Literal["shadow", "canary", "live"]
+Mode: TypeAlias = Literal["auto", "manual", "never"]
+Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+#: who moved a stage, where no person did
+VERDICT, SERVER, CONFIGURATION = "the verdict", "the swarm server", "the configuration"
+MAX_REASON = 1000
+
+
+class StageRules(BaseModel):
+    """Where a comparison begins, and who moves it on."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    begins: StageName = "shadow"
+    shares: tuple[Between, ...] = Field(default=(0.05, 0.25), min_length=1, max_length=20)
+    mode: Mode = "manual"
+    trial_every: int | None = Field(default=None, ge=1)
+    trial_requests: int = Field(default=1000, ge=1)
+
+    @field_validator("shares")
+    @classmethod
+    def _rise(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        return rising(shares)
+
+    @property
+    def first(self) -> float:
+        """The share with which a comparison begins."""
+        return {"shadow": 0.0, "canary": self.shares[0], "live": 1.0}[self.begins]
+
+    def after(self, share: float) -> float:
+        """The share that follows ``share``, which is below 1."""
+        return min(higher for higher in (*self.shares, 1.0) if higher > share)
+
+
+def rising(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """``shares`` as they are.
+
+    Raises:
+        ValueError: one is not above that before it.
+    """
+    if list(shares) != sorted(set(shares)):
+        raise ValueError(f"shares: each is above that before it, not {list(shares)}")
+    return shares
+
+
+class ServingStage(BaseModel):
+    """The stage of one route's challenger against one incumbent.
+
+    Attributes:
+        share: of the conversations that begin, answered by the challenger: 0 in the shadow, 1 live.
+        before: the share before the last move.
+        version: of this pointer, for compare-and-set.
+        by, why, at: of the last move; Unix seconds.
+        salt: of the hash by which conversations get their side.
+        challenger: the policy version that is served; ``None``: not known yet.
+        trial: training waits for the verdict on it, or because it answers users.
+        tried: the version of the last trial; 0: none.
+        pinned: no verdict moves it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    route: str
+    incumbent: str
+    rules: StageRules
+    share: float = Field(ge=0, le=1)
+    before: float = Field(ge=0, le=1)
+    version: int = 1
+    by: str
+    why: str
+    at: float
+    salt: str
+    challenger: int | None = None
+    trial: bool = False
+    tried: int = 0
+    pinned: bool = False
+
+    @classmethod
+    def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str) -> Self:
+        """The first of a route."""
+        share = rules.first
+        why = f"serve.stage is {rules.begins}"
+        return cls(
+            route=route,
+            incumbent=incumbent,
+            rules=rules,
+            share=share,
+            before=share,
+            by=CONFIGURATION,
+            why=why,
+            at=at,
+            salt=salt,
+        )
+
+    @computed_field
+    @property
+    def stage(self) -> StageName:
+        """In a word."""
+        return "shadow" if self.share == 0 else "live" if self.share == 1 else "canary"
+
+    @computed_field
+    @property
+    def rolled_back(self) -> bool:
+        """Whether it is in the shadow because it was taken back; ``why`` says more."""
+        return self.share == 0 < self.before
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Of which it is the only one."""
+        return self.route, self.incumbent
+
+    @property
+    def label(self) -> str:
+        """Names the stage in the terms of a comparison: evidence of one share says nothing of another."""
+        return f"canary {self.share:g}" if self.stage == "canary" else self.stage
+
+    # ------------------------------------------------------------------ moves
+
+    def moved(self, share: float, at: float, by: str, why: str) -> Self:
+        """With another share; whoever answers users trains no more, where there are trials."""
+        trial = share > 0 and self.rules.trial_every is not None
+        return self._next(share=share, before=self.share, at=at, by=by, why=why[:MAX_REASON], trial=trial)
+
+    def set_rules(self, rules: StageRules) -> Self:
+        """Under other rules, from now on."""
+        if rules == self.rules:
+            return self
+        return self._next(rules=rules, trial=self.trial and rules.trial_every is not None)
+
+    def set_pinned(self, pinned: bool, at: float, by: str, why: str) -> Self:
+        """Held where it is, or no longer."""
+        return self._next(pinned=pinned, at=at, by=by, why=why[:MAX_REASON])
+
+    def begun_again(self, at: float, why: str) -> Self:
+        """Back to where a comparison begins: the weights are none of those before."""
+        first = self.rules.first
+        return self._next(
+            share=first, before=self.share, at=at, by=SERVER, why=why, challenger=None, trial=False, tried=0
+        )
+
+    def serving(self, version: int, at: float) -> Self:
+        """The weights of ``version`` are served from now on."""
+        if version == self.challenger:
+            return self
+        rules, stage = self.rules, self
+        if rules.mode == "auto" and not self.pinned and self.challenger is not None and self.share != rules.first:
+            stage = self.moved(rules.first, at, SERVER, f"version {version} begins a new comparison")
+        every = rules.trial_every
+        trial = self.trial or (every is not None and version - self.tried >= every)
+        changes = {"challenger": version, "trial": trial, "tried": version if trial else self.tried}
+        return stage.model_copy(update={**changes, "version": self.version + 1})
+
+    def judged(self, evidence: PairedEvidence, at: float) -> Self:
+        """What follows from what is proven now."""
+        terms, rules, served = evidence.terms, self.rules, self.share > 0
+        if self.pinned or (terms.stage, terms.challenger) != (self.label, self.challenger):
+            return self
+        auto = rules.mode == "auto"
+        if evidence.alarm():
+            if served:
+                return self.moved(0.0, at, VERDICT, evidence.verdict().sentence) if auto else self
+            return self._untried()
+        if not self.trial or self.share == 1:
+            return self
+        if evidence.promotable():
+            if auto:
+                return self.moved(rules.after(self.share), at, VERDICT, evidence.verdict().sentence)
+            # a person is asked, and until then the weights stay what was judged
+            return self if rules.mode == "manual" else self._untried()
+        if evidence.requests < rules.trial_requests:
+            return self
+        if served:
+            why = f"no proof in {evidence.requests} requests: {evidence.verdict().sentence}"
+            return self.moved(0.0, at, VERDICT, why) if auto else self
+        return self._untried()
+
+    def _untried(self) -> Self:
+        return self._next(trial=False) if self.trial else self
+
+    def _next(self, **changes: Any) -> Self:
+        return self.model_copy(update={"version": self.version + 1, **changes})

@@ -1,0 +1,173 @@
+"""Routes of policies: which challenger stands where, what proves it, and how a person moves it.
+
+Invariant: whoever moves a stage needs the scope ``admin`` and a reason, and is in the audit log; what is answered is on
+disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from swarm.errors import NotFoundError
+from swarm.evidence.stages import ServingStage
+from swarm.evidence.verdict import PairedEvidence, Verdict
+from swarm.protocol import (
+    MovePolicyRequest,
+    PinPolicyRequest,
+    PoliciesResponse,
+    PolicyExplanation,
+    PolicyStatus,
+    PromotePolicyRequest,
+)
+from swarm.server.api.engine import BACKLOG
+from swarm.server.audit import AuditLog, sender_of
+from swarm.server.auth import ControlRoute
+from swarm.server.engine.requests import EpisodeRequests
+from swarm.server.episodes.comparisons import Followed
+from swarm.server.episodes.stages import Stages
+
+
+@dataclass(frozen=True)
+class PolicyRoutes:
+    """``/policies``, and below it ``explain``, ``promote``, ``rollback`` and ``pin``."""
+
+    episodes: EpisodeRequests
+    audit: AuditLog
+
+    def routes(self) -> list[BaseRoute]:
+        refusals = {404: "no such route", 409: "it has moved, or cannot be moved there", 503: BACKLOG}
+        return [
+            ControlRoute("GET", "/policies", self.policies, "read"),
+            ControlRoute("GET", "/policies/explain", self.explain, "read", refusals={404: "no such route"}),
+            ControlRoute("POST", "/policies/promote", self.promote, "admin", refusals=refusals),
+            ControlRoute("POST", "/policies/rollback", self.roll_back, "admin", refusals=refusals),
+            ControlRoute("POST", "/policies/pin", self.pin, "admin", refusals=refusals),
+        ]
+
+    async def policies(self) -> PoliciesResponse:
+        """The challengers of all routes behind this server."""
+        pool = self.episodes.run.found_pool
+        if pool is None:
+            return PoliciesResponse(policies=[], training_waits=False)
+        return PoliciesResponse(
+            policies=[self._status(stage) for stage in pool.stages.pointers.values()],
+            training_waits=pool.stages.holds,
+        )
+
+    async def explain(
+        self,
+        challenger: Annotated[str, Query(alias="of", description="route of the gateway; empty: the only one")] = "",
+        incumbent: Annotated[str, Query(description="empty: the route's only one")] = "",
+    ) -> PolicyExplanation:
+        """What is proven of one challenger, and what follows from it, line by line."""
+        if self.episodes.run.found_pool is None:
+            raise NotFoundError("there is no training job yet", code="no_stage")
+        stage = self.episodes.run.pool.stages.find(challenger, incumbent)
+        status, followed = self._status(stage), self._comparison(stage)
+        lines = _lines(stage, followed.comparison if followed is not None else None, status)
+        return PolicyExplanation(**dict(status), lines=lines)
+
+    async def promote(self, request: Request, wanted: PromotePolicyRequest) -> PolicyStatus:
+        """Let the challenger answer more of the users."""
+        by = _person(request)
+        return await self._moved(
+            request,
+            wanted,
+            "promote",
+            lambda stages, seen: stages.promote(seen, wanted.version, wanted.share, by, wanted.reason),
+        )
+
+    async def roll_back(self, request: Request, wanted: MovePolicyRequest) -> PolicyStatus:
+        """Let the incumbent answer everybody from now on, and training go on."""
+        by = _person(request)
+        return await self._moved(
+            request, wanted, "rollback", lambda stages, seen: stages.roll_back(seen, wanted.version, by, wanted.reason)
+        )
+
+    async def pin(self, request: Request, wanted: PinPolicyRequest) -> PolicyStatus:
+        """Let no verdict move the challenger, or let verdicts move it again."""
+        by = _person(request)
+        return await self._moved(
+            request,
+            wanted,
+            "pin",
+            lambda stages, seen: stages.pin(seen, wanted.version, wanted.pinned, by, wanted.reason),
+        )
+
+    async def _moved(
+        self,
+        request: Request,
+        wanted: MovePolicyRequest,
+        what: str,
+        move: Callable[[Stages, ServingStage], ServingStage],
+    ) -> PolicyStatus:
+        async with self.audit.command(request, f"policies {what}") as details:
+            details |= wanted.model_dump(exclude_defaults=True)
+            stage = await self.episodes.move_stage(
+                lambda stages: move(stages, stages.find(wanted.route, wanted.incumbent))
+            )
+            details |= {"stage": stage.label, "to_version": stage.version, "challenger": stage.challenger}
+        return self._status(stage)
+
+    def _comparison(self, stage: ServingStage) -> Followed | None:
+        """The latest comparison of the challenger that is served, in its stage."""
+        wanted = (*stage.key, stage.challenger, stage.label)
+        for followed in reversed(self.episodes.run.pool.comparisons.followed.values()):
+            terms = followed.comparison.terms
+            if (terms.route, terms.incumbent, terms.challenger, terms.stage) == wanted:
+                return followed
+        return None
+
+    def _status(self, stage: ServingStage) -> PolicyStatus:
+        followed = self._comparison(stage)
+        verdict = followed.verdict if followed is not None else None
+        waits = ""
+        if verdict is not None and (stage.pinned or stage.rules.mode != "auto"):
+            if verdict.finding == "worse" and stage.share > 0:
+                waits = "rollback"
+            elif verdict.promotable and stage.share < 1 and stage.rules.mode != "never":
+                waits = "promote"
+        return PolicyStatus(stage=stage, verdict=verdict, waits=waits)
+
+
+def _person(request: Request) -> str:
+    name, sender = request.scope["caller"].name, sender_of(request)
+    return f"{name} for {sender}" if sender else name
+
+
+def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyStatus) -> list[str]:
+    since = datetime.fromtimestamp(stage.at, UTC).isoformat(timespec="seconds")
+    version = "no version yet" if stage.challenger is None else f"version {stage.challenger}"
+    lines = [
+        f"route {stage.route}: {version} against {stage.incumbent}",
+        f"stage {stage.label} since {since}, by {stage.by}: {stage.why}",
+        f"mode {stage.rules.mode}{', pinned' if stage.pinned else ''}; shares "
+        f"{', '.join(f'{share:g}' for share in stage.rules.shares)}; "
+        + (f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"),
+    ]
+    if evidence is None or (verdict := status.verdict) is None:
+        return [*lines, f"nothing is compared yet of {version} in the stage {stage.label}"]
+    rules, terms = evidence.terms.rules, evidence.terms
+    lines += [
+        f"terms {terms.digest}: hook {terms.hook} ({terms.code[:12]}), {terms.num_repeat} answers, margin "
+        f"{rules.margin:g}, alpha {rules.alpha:g}",
+        f"evidence: {evidence.requests} requests, {evidence.unjudged} of them not judged (at most "
+        f"{rules.max_unjudged:g} of them)",
+        f"chance of a false alarm: {', '.join(f'{name} {part:g}' for name, part in verdict.budget.items())}",
+        *_sides(verdict, terms.share),
+        f"verdict: {verdict.sentence}",
+        f"promotable: {'yes' if verdict.promotable else 'no'}",
+    ]
+    return [*lines, f"waits for a person: {status.waits}"] if status.waits else lines
+
+
+def _sides(verdict: Verdict, share: float) -> list[str]:
+    ours, theirs = verdict.begun
+    return [f"conversations: {ours} of the challenger, {theirs} of the incumbent, share {share:g}"] if share else []

@@ -1,0 +1,204 @@
+"""The stages of the routes behind this server: a versioned pointer for each incumbent of each route.
+
+Invariant: a pointer changes in one turn of the event loop, with the row of its new version; whoever changes it by hand
+names the version that he saw. Recovered from the rows of the run it is the same; what is not on disk never happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from swarm.concurrency import Signal
+from swarm.errors import ConflictError, NotFoundError, RequestError
+from swarm.evidence.stages import ServingStage, StageRules
+from swarm.evidence.verdict import PairedEvidence
+from swarm.server.journal.rows import StageRow
+
+logger = logging.getLogger(__name__)
+
+MAX_STAGES = 1000
+#: seconds after which nobody follows a stage whose gateways are silent: training waits no longer for its trial
+FOLLOWED_SECONDS = 60.0
+
+Key = tuple[str, str]
+
+
+class Stages:
+    """The pointers of one run.
+
+    Args:
+        append: takes rows for the journal.
+        clock: seconds, monotonic.
+        wall: Unix seconds.
+
+    Attributes:
+        pointers: by route and incumbent.
+        changes: another, larger number after each change, also than those of earlier servers.
+        changed: notified then.
+    """
+
+    def __init__(
+        self,
+        append: Callable[..., Any],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._append = append
+        self._clock = clock
+        self._wall = wall
+        self._run_id = ""
+        self._served: int | None = None
+        self._followed: dict[Key, float] = {}
+        self.pointers: dict[Key, ServingStage] = {}
+        self.changes = time.time_ns() // 1000
+        self.changed = Signal()
+
+    # ------------------------------------------------------------------ runs and the engine
+
+    def begin_run(self, run_id: str) -> None:
+        """Another run begins, and its weights are others: every comparison begins again."""
+        self._run_id, self._served = run_id, None
+        for stage in list(self.pointers.values()):
+            self._set(stage.begun_again(self._wall(), "another training run began"))
+
+    def restore(self, run_id: str, rows: Iterable[StageRow]) -> None:
+        """Go on after a restart with the rows of the run, in the order in which they were appended."""
+        self._run_id = run_id
+        for row in rows:
+            stage = ServingStage.model_validate_json(row.stage)
+            self.pointers[stage.key] = stage
+            # its gateways will be back
+            self._followed[stage.key] = self._clock()
+        self.changes += 1
+
+    def serves(self, version: int) -> None:
+        """The engine serves the weights of ``version``."""
+        self._served = version
+        for stage in list(self.pointers.values()):
+            self._set(stage.serving(version, self._wall()))
+
+    # ------------------------------------------------------------------ what gateways see
+
+    def follow(self, routes: Iterable[tuple[str, str, StageRules]]) -> None:
+        """A gateway answers by these pointers: of routes and incumbents, under these rules; new ones begin.
+
+        Raises:
+            RequestError: there are too many.
+        """
+        for route, incumbent, rules in routes:
+            stage = self.pointers.get((route, incumbent))
+            if stage is None:
+                if len(self.pointers) >= MAX_STAGES:
+                    raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
+                stage = ServingStage.begun(route, incumbent, rules, self._wall(), secrets.token_hex(16))
+                self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
+            else:
+                self._set(stage.set_rules(rules))
+            self._followed[route, incumbent] = self._clock()
+
+    @property
+    def holds(self) -> bool:
+        """Whether training waits: a trial is open that a gateway follows."""
+        return self.next_lapse() is not None
+
+    def next_lapse(self) -> float | None:
+        """When, on the clock, training goes on unless gateways go on following; ``None``: it does not wait."""
+        lapses = [
+            self._followed.get(key, -math.inf) + FOLLOWED_SECONDS for key, stage in self.pointers.items() if stage.trial
+        ]
+        latest = max(lapses, default=-math.inf)
+        return latest if latest > self._clock() else None
+
+    # ------------------------------------------------------------------ moves
+
+    def judged(self, evidence: PairedEvidence) -> None:
+        """What follows from another pair of ``evidence``."""
+        terms = evidence.terms
+        if (stage := self.pointers.get((terms.route, terms.incumbent))) is not None:
+            self._set(stage.judged(evidence, self._wall()))
+
+    def find(self, route: str, incumbent: str) -> ServingStage:
+        """The pointer that is meant; without names the only one.
+
+        Raises:
+            NotFoundError: there is none.
+            RequestError: several are meant.
+        """
+        fitting = [
+            stage
+            for stage in self.pointers.values()
+            if route in ("", stage.route) and incumbent in ("", stage.incumbent)
+        ]
+        if not fitting:
+            raise NotFoundError(
+                f"no route {route[:100]!r} with an incumbent is known here: {_listed(self.pointers.values())}",
+                code="no_stage",
+            )
+        if len(fitting) > 1:
+            raise RequestError(f"say which route, and which incumbent: {_listed(fitting)}", param="route")
+        return fitting[0]
+
+    def promote(self, seen: ServingStage, version: int | None, share: float | None, by: str, why: str) -> ServingStage:
+        """Give the challenger ``share`` of the conversations (``None``: the next one).
+
+        Raises:
+            ConflictError: it moved since ``version``, nobody is promoted there, or it is live.
+            RequestError: the share is not above that of now.
+        """
+        stage = self._unmoved(seen, version)
+        if stage.rules.mode == "never":
+            raise ConflictError(f"nobody is promoted on {stage.route}: gate.mode is never", code="never_promoted")
+        if stage.share == 1:
+            raise ConflictError(f"the challenger of {stage.route} is live already", code="already_live")
+        share = stage.rules.after(stage.share) if share is None else share
+        if share <= stage.share:
+            raise RequestError(f"the share is {stage.share:g} already; a rollback lowers it", param="share")
+        return self._set(stage.moved(share, self._wall(), by, why))
+
+    def roll_back(self, seen: ServingStage, version: int | None, by: str, why: str) -> ServingStage:
+        """The incumbent answers everybody, and training goes on.
+
+        Raises:
+            ConflictError: it moved since ``version``.
+        """
+        return self._set(self._unmoved(seen, version).moved(0.0, self._wall(), by, why))
+
+    def pin(self, seen: ServingStage, version: int | None, pinned: bool, by: str, why: str) -> ServingStage:
+        """Let no verdict move it, or let verdicts move it again.
+
+        Raises:
+            ConflictError: it moved since ``version``.
+        """
+        return self._set(self._unmoved(seen, version).set_pinned(pinned, self._wall(), by, why))
+
+    # ------------------------------------------------------------------ inside
+
+    def _unmoved(self, stage: ServingStage, version: int | None) -> ServingStage:
+        if version is not None and version != stage.version:
+            raise ConflictError(
+                f"the stage of {stage.route} has moved since version {version}: it is {stage.label} "
+                f"(version {stage.version}, by {stage.by}: {stage.why})",
+                code="stage_moved",
+            )
+        return stage
+
+    def _set(self, stage: ServingStage) -> ServingStage:
+        before = self.pointers.get(stage.key)
+        if stage is before:
+            return stage
+        if before is None or (before.share, before.pinned) != (stage.share, stage.pinned):
+            logger.warning("route %s: %s, by %s: %s", stage.route, stage.label, stage.by, stage.why)
+        self.pointers[stage.key] = stage
+        self._append(StageRow(self._run_id, stage.route, stage.incumbent, stage.version, stage.model_dump_json()))
+        self.changes += 1
+        self.changed.notify()
+        return stage
+
+
+def _listed(stages: Iterable[ServingStage]) -> str:
+    return "; ".join(f"{stage.route} before {stage.incumbent}" for stage in stages) or "none"

@@ -1,0 +1,131 @@
+"""The stage machine: who moves a share, when, and what a new version begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
+from swarm.evidence.stages import SERVER, VERDICT, ServingStage, StageRules
+from swarm.evidence.verdict import PairedEvidence
+
+AUTO = StageRules(mode="auto", trial_every=5, trial_requests=400)
+
+
+def begun(rules: StageRules = AUTO, version: int | None = 5) -> ServingStage:
+    stage = ServingStage.begun("chat", "gpt", rules, 1.0, "salt")
+    return stage if version is None else stage.serving(version, 2.0)
+
+
+def evidence(stage: ServingStage, *differences: float | None, **more: Any) -> PairedEvidence:
+    """As many pairs of the stage's challenger as there are differences; ``None``: nobody judged it."""
+    share = stage.share if 0 < stage.share < 1 else 0.0
+    terms = {"challenger": stage.challenger, "stage": stage.label, "share": share, "rules": GateRules()}
+    terms_of = Terms(route="chat", incumbent="gpt", **terms | more)
+    pairs = [
+        Pair(
+            group_id=f"g{number}",
+            terms=terms_of,
+            challenger=SideResult(reward=None if difference is None else 0.5 + difference / 2),
+            incumbent=SideResult(reward=0.5 - (difference or 0) / 2),
+        )
+        for number, difference in enumerate(differences)
+    ]
+    return PairedEvidence.of(pairs, terms_of)
+
+
+BETTER, WORSE, EQUAL = [0.3] * 60, [-0.3] * 60, [0.4, -0.4] * 30
+
+
+def test_a_proven_challenger_goes_through_each_share_to_live_and_each_needs_evidence_of_its_own() -> None:
+    stage = begun()
+    labels: list[str] = []
+    while stage.share < 1:
+        shadow = evidence(begun(), *BETTER)
+        labels.append(stage.label)
+        assert stage.trial
+        moved = stage.judged(evidence(stage, *BETTER), 3.0)
+        # of another stage or another version it proves nothing
+        assert moved.judged(shadow, 3.0) is moved
+        assert moved.judged(evidence(moved, *BETTER, challenger=4), 3.0) is moved
+        assert (moved.before, moved.version, moved.by) == (stage.share, stage.version + 1, VERDICT)
+        assert moved.why.startswith("better by 0.30 [")
+        stage = moved
+    assert labels == ["shadow", "canary 0.05", "canary 0.25"] and stage.label == "live"
+    # training waits while it answers users, and more proof moves nothing
+    assert stage.trial and stage.judged(evidence(stage, *BETTER), 4.0) is stage
+    back = stage.judged(evidence(stage, *WORSE), 5.0)
+    assert (back.share, back.before, back.trial, back.rolled_back, back.by) == (0, 1, False, True, VERDICT)
+    assert back.why.startswith("worse by 0.30")
+
+
+def test_a_trial_begins_every_so_many_steps_and_ends_with_what_is_proven_or_used_up() -> None:
+    assert not begun(version=4).trial
+    stage = begun(version=4).serving(7, 3.0)
+    assert (stage.trial, stage.tried) == (True, 7)
+    for differences in (WORSE, [0.4, -0.4] * 200, [None] * 400):
+        over = stage.judged(evidence(stage, *differences), 4.0)
+        assert (over.trial, over.share, over.tried) == (False, 0, 7)
+        assert not over.serving(11, 5.0).trial and over.serving(12, 5.0).trial
+    assert stage.judged(evidence(stage, *EQUAL), 4.0) is stage
+    # a dead judge promotes nobody
+    assert stage.judged(evidence(stage, *BETTER, *[None] * 10), 4.0) is stage
+
+
+def test_a_canary_without_proof_is_taken_back() -> None:
+    stage = begun().moved(0.05, 3.0, VERDICT, "better")
+    assert stage.judged(evidence(stage, *EQUAL), 4.0) is stage
+    back = stage.judged(evidence(stage, *[0.4, -0.4] * 200), 4.0)
+    assert (back.share, back.trial) == (0, False) and back.why.startswith("no proof in 400 requests: not decided")
+
+
+@pytest.mark.parametrize("mode", ["manual", "never"])
+def test_only_auto_moves_by_itself(mode: Any) -> None:
+    stage = begun(AUTO.model_copy(update={"mode": mode}))
+    proven = stage.judged(evidence(stage, *BETTER), 3.0)
+    # a person is asked, and the weights stay what was judged; where nobody is promoted training goes on
+    assert (proven.share, proven.trial) == (0, mode == "manual")
+    served = stage.moved(0.05, 3.0, "ann", "why not")
+    assert served.judged(evidence(served, *WORSE), 4.0) is served
+    assert served.serving(9, 5.0).share == 0.05
+
+
+def test_a_pinned_stage_is_moved_by_no_verdict_and_no_version() -> None:
+    stage = begun().moved(0.05, 3.0, "ann", "look").set_pinned(True, 3.0, "ann", "hold")
+    assert stage.judged(evidence(stage, *WORSE), 4.0) is stage
+    assert stage.serving(6, 4.0).share == 0.05
+    free = stage.set_pinned(False, 5.0, "ann", "go on")
+    assert free.judged(evidence(free, *WORSE), 6.0).share == 0
+
+
+@pytest.mark.parametrize(("begins", "share"), [("shadow", 0.0), ("canary", 0.05), ("live", 1.0)])
+def test_other_weights_begin_where_the_configuration_says(begins: Any, share: float) -> None:
+    rules = AUTO.model_copy(update={"begins": begins})
+    stage = begun(rules)
+    assert (stage.share, stage.by) == (share, "the configuration")
+    moved = stage.moved(0.25, 3.0, VERDICT, "better")
+    # an engine that died went on from an earlier checkpoint
+    other = moved.serving(3, 4.0)
+    assert (other.share, other.by, other.challenger) == (share, SERVER, 3)
+    assert other.why == "version 3 begins a new comparison"
+    again = moved.begun_again(5.0, "another training run began")
+    assert (again.share, again.challenger, again.trial, again.tried) == (share, None, False, 0)
+
+
+def test_sides_that_are_not_what_was_drawn_hold_a_promotion_back() -> None:
+    stage = begun().moved(0.25, 3.0, VERDICT, "better")
+    fine, uneven = evidence(stage, *BETTER), evidence(stage, *BETTER)
+    fine.sides.add(26, 74)
+    uneven.sides.add(60, 60)
+    assert fine.promotable() and not uneven.promotable()
+    assert stage.judged(uneven, 4.0) is stage
+    verdict = uneven.verdict()
+    assert (verdict.begun, verdict.uneven) == ((60, 60), True)
+    assert verdict.sentence.endswith("held back: 60 of 120 conversations went to the challenger, not 0.25 of them")
+
+
+@pytest.mark.parametrize("shares", [[], [0.5, 0.25], [0.25, 0.25], [0.0], [1.0]])
+def test_shares_rise(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="shares"):
+        StageRules.model_validate({"shares": shares})
