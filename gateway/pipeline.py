@@ -18,11 +18,14 @@ from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
+from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import Policy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
+from gateway.serving.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
+from gateway.serving.sides import Draw
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
@@ -35,6 +38,7 @@ from swarm.errors import (
     UnavailableError,
     UpstreamError,
 )
+from swarm.evidence.pairs import Side
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
@@ -112,11 +116,35 @@ class Pipeline:
         if training is None:
             assert upstream is not None
             return await _relayed(route, upstream, incoming, "")
-        if route.shadow is not None:
-            assert upstream is not None, "an incumbent is one"
-            behind = _without_lines(replace(incoming, left_out=LeftOut()), settings)
-            overheard = route.shadow.overhears(training, behind)
-            return overheard.outcome(await _relayed(route, upstream, incoming, ""))
+        if route.shadow is None:
+            return await self._trained(incoming, route, training)
+        assert upstream is not None, "an incumbent is one"
+        draw, shadow = route.shadow.sides.draw(incoming), route.shadow
+        if draw.side == "challenger":
+            asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
+            asked.left_out.add(incoming.call.left_out)
+            try:
+                outcome = await self._trained(asked, route, training, shadow.asks(training, incoming, draw, upstream))
+            except RequestError as exc:
+                # the incumbent may take what the challenger cannot
+                reason = exc.code or exc.type
+                return _from_side(await _relayed(route, upstream, incoming, reason), INCUMBENT, draw)
+            incoming.left_out.headers |= asked.left_out.headers
+            return _from_side(outcome, CHALLENGER, draw)
+        behind = _without_lines(replace(incoming, left_out=LeftOut()), settings)
+        overheard = shadow.overhears(training, behind, draw)
+        return _from_side(overheard.outcome(await _relayed(route, upstream, incoming, "")), INCUMBENT, draw)
+
+    async def _trained(
+        self,
+        incoming: Incoming,
+        route: Route,
+        training: Training,
+        behind: Callable[[GroupRun], None] | None = None,
+    ) -> Outcome:
+        """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a group
+        that trains."""
+        upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
@@ -155,7 +183,8 @@ class Pipeline:
                 outcome = await first(training, incoming, session)
                 route.stats.answers[Choice.FIRST] += 1
                 return outcome
-            return await best(training, incoming, session, policy, None if trains else Untrained(reason))
+            untrained = None if trains else Untrained(reason)
+            return await best(training, incoming, session, policy, untrained, behind if trains else None)
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
@@ -297,7 +326,13 @@ async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason:
     with phase("upstream"):
         outcome = await upstream.relay(incoming, reason)
     route.stats.answers[Choice.UPSTREAM] += 1
-    return outcome
+    return outcome if route.shadow is None else replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT})
+
+
+def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
+    """``outcome``, which says who gave it, unless it says that already, and where its conversation was drawn."""
+    position = {} if draw.position is None else {POSITION: f"{draw.position:.6f}"}
+    return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 
 
 async def _straight(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:

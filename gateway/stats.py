@@ -201,7 +201,9 @@ class RouteStatus(Stats):
     control: str = "none"
     load: RouteLoad = RouteLoad()
     breaker: str | None = Field(default=None, description="its state; null without an upstream")
-    stage: str | None = Field(default=None, description="of what `serve` says; null without it")
+    stage: str | None = Field(
+        default=None, description="that the swarm server says; null: not known, or without `serve`"
+    )
     verdicts: list[ComparisonStatus] = Field(
         default=[], description="of the route's incumbents and their newest challengers, as the swarm server says"
     )

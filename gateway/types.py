@@ -14,6 +14,7 @@ from typing import Any
 
 from adapters.dialects import ChatDialect, Dialect, LLMRequest, left_out_header
 from gateway.data.consent import Consent
+from swarm.evidence.pairs import Side
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType
 from swarm.sampling import not_as_asked
@@ -22,14 +23,15 @@ from swarm.sampling import not_as_asked
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The owner of a request: the virtual key's id, the routes it opens (``None``: all), how many of its requests are
-    served at once (``None``: no bound), its label, for people, and whether what it sends may be trained (``None``: it
-    does not say). All are empty in a gateway without keys."""
+    served at once (``None``: no bound), its label, for people, whether what it sends may be trained (``None``: it does
+    not say), and the side that answers it in a canary (``None``: drawn). All are empty in a gateway without keys."""
 
     key_id: str = ""
     routes: frozenset[str] | None = None
     max_in_flight: int | None = None
     label: str = ""
     train: bool | None = None
+    side: Side | None = None
 
     def opens(self, route: str) -> bool:
         """Whether its key opens the route of this name."""

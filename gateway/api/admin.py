@@ -1,4 +1,4 @@
-"""``/admin/code``, ``/admin/config`` and ``/admin/engine``: commands for the swarm server behind a route.
+"""``/admin/code``, ``/admin/config``, ``/admin/policies``, ``/admin/engine``: commands for a route's swarm server.
 
 Invariant: only what is listed here is forwarded, for the key's own routes only, and the swarm server's audit log gets
 to know the key by its label. Whoever reaches a gateway without keys may be anybody on this machine, so it does not lend
@@ -38,6 +38,11 @@ _COMMANDS: dict[str, dict[str, str]] = {
     "/config": {"GET": "/config", "POST": "/sync_train_config"},
     "/config/resolve": {"POST": "/config/resolve"},
     "/config/{name}": {"GET": "/config/{name}"},
+    "/policies": {"GET": "/policies"},
+    "/policies/explain": {"GET": "/policies/explain"},
+    "/policies/promote": {"POST": "/policies/promote"},
+    "/policies/rollback": {"POST": "/policies/rollback"},
+    "/policies/pin": {"POST": "/policies/pin"},
     "/engine": {"GET": "/status"},
     "/engine/start": {"POST": "/start_engine"},
     "/engine/stop": {"POST": "/stop_engine"},

@@ -108,6 +108,7 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
 def _route(gateway: Gateway, route: Route) -> RouteStatus:
     settings, load = route.settings, gateway.admission.load(route.name)
     verdicts = route.swarm.report.comparisons if route.swarm is not None and settings.serve is not None else ()
+    stage = route.shadow and route.shadow.sides.stage
     return RouteStatus(
         **dict(route.stats),
         models=route.all_names,
@@ -118,7 +119,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
         control=settings.control,
         load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
         breaker=route.upstream and route.upstream.state,
-        stage=settings.serve and settings.serve.stage,
+        stage=stage and stage.label,
         verdicts=[verdict for verdict in verdicts if verdict.route == route.name],
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -54,6 +54,10 @@ def create_key(
             show_default=False,
         ),
     ] = None,
+    side: Annotated[
+        Literal["challenger", "incumbent"] | None,
+        typer.Option(help="who answers its requests where a challenger has a share of them; default: drawn"),
+    ] = None,
     expires: Expires = None,
     admin: Annotated[bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload")] = False,
     as_json: AsJson = False,
@@ -69,6 +73,7 @@ def create_key(
         requests_per_minute=requests_per_minute,
         max_in_flight=max_in_flight,
         train=train,
+        side=side,
         lifetime=parse_lifetime(expires),
     )
     if as_json:
@@ -93,6 +98,7 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
         parts += [f"{key.requests_per_minute}/min"] if key.requests_per_minute else []
         parts += [f"{key.max_in_flight} at once"] if key.max_in_flight else []
         parts += [] if key.train is None else ["trained" if key.train else "never trained"]
+        parts += [] if key.side is None else [f"the {key.side}'s"]
         parts += _until(key)
         parts.append(f"used {_moment(used[key.id])}" if key.id in used else "never used")
         typer.echo("  ".join(parts))

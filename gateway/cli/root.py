@@ -13,6 +13,7 @@ from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.job_config import app as config_app
 from gateway.cli.models import app as models_app
+from gateway.cli.policies import app as policies_app
 from gateway.cli.serve import serve
 from gateway.cli.swarm import app as swarm_app
 from gateway.cli.up import train, up
@@ -40,6 +41,7 @@ app.add_typer(swarm_app, name="swarm")
 app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
 app.add_typer(groups_app, name="groups")
+app.add_typer(policies_app, name="policies")
 if (_research := load_optional("gateway.cli.research:app")) is not None:
     app.add_typer(_research, name="research")
 

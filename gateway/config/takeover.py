@@ -1,22 +1,21 @@
 """``ServeConfig``: a route whose users an incumbent answers while a challenger learns behind it.
 
-Invariant: a stage or an incumbent that is not built is refused with a sentence. The file names the environment variable
-of a key, and never holds the key.
+Invariant: an incumbent that is not built is refused with a sentence. The file names the environment variable of a key,
+and never holds the key.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from swarm.errors import ConfigError
-from swarm.evidence.pairs import GateRules
+from swarm.evidence.pairs import MAX_NAME, GateRules
+from swarm.evidence.stages import Between, Mode, StageName, StageRules, rising
 from swarm.types import Model
-
-#: Stages of the design that no gateway has yet.
-_NOT_BUILT = ("canary", "live")
 
 
 class IncumbentUpstream(Model):
@@ -48,17 +47,61 @@ class Incumbent(Model):
 
 
 class GateConfig(GateRules):
-    """How challenger and incumbent are compared: the rules of the gate."""
+    """How challenger and incumbent are compared, and who moves the stage."""
 
     model_config = ConfigDict(extra="forbid")
+
+    mode: Mode = Field(
+        default="manual",
+        description="auto: the verdict moves the stage, up and back; manual: it waits for a person (`swarm-gateway "
+        "policies promote`); never: nobody is promoted",
+    )
+    trial_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="after so many steps training waits until the verdict on the newest weights is there, and while a "
+        "challenger answers users; null: it never waits, so that only a long step is ever decided",
+    )
+    trial_requests: int = Field(
+        default=1000, ge=1, description="compared requests after which a trial without a verdict ends"
+    )
+
+
+class CanaryConfig(Model):
+    """A share of the conversations gets the challenger's answers."""
+
+    shares: tuple[Between, ...] = Field(
+        default=(0.05, 0.25),
+        min_length=1,
+        max_length=20,
+        description="of the conversations that begin, one after another",
+    )
+    sticky: Literal["session", "key", "request"] = Field(
+        default="session",
+        description="what keeps its side: a conversation, all that a key sends, or nothing",
+    )
+
+    @field_validator("shares")
+    @classmethod
+    def _rise(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        return rising(shares)
 
 
 class ServeConfig(Model):
     """An incumbent answers the route's users, and a challenger learns from their requests."""
 
     incumbent: Incumbent = Field(description="who answers")
-    stage: Literal["shadow"] = Field(
-        default="shadow", description="shadow: the incumbent answers everybody, the challenger nobody"
+    stage: StageName = Field(
+        default="shadow",
+        description="where a comparison begins; from then on the swarm server has the stage. shadow: the incumbent "
+        "answers everybody, the challenger nobody; canary: the challenger a share; live: the challenger everybody",
+    )
+    canary: CanaryConfig = Field(default=CanaryConfig(), description="whom the challenger answers in the canary")
+    watch_share: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="of the challenger's answers, so many are compared with one of the incumbent's, asked behind them",
     )
     shadow_fraction: float = Field(
         default=1.0, ge=0, le=1, description="share of requests whose group the challenger answers behind the user"
@@ -68,12 +111,34 @@ class ServeConfig(Model):
     )
     gate: GateConfig = Field(default=GateConfig(), description="how both are compared")
 
-    @field_validator("stage", mode="before")
-    @classmethod
-    def _is_built(cls, stage: Any) -> Any:
-        if stage in _NOT_BUILT:
-            raise ValueError(f"the stage {stage!r} is not built yet: this version has 'shadow' only")
-        return stage
+    @property
+    def incumbent_name(self) -> str:
+        """Of the incumbent, in comparisons and stages."""
+        upstream = self.incumbent.upstream
+        address = urlsplit(upstream.base_url).netloc.rpartition("@")[2]
+        # a name may hold a lone surrogate, which no JSON can carry
+        name = (upstream.model or "the model asked for").encode(errors="replace").decode()
+        return f"{name} at {address}"[:MAX_NAME]
+
+    @property
+    def stage_rules(self) -> StageRules:
+        """Where a comparison begins, and who moves it on."""
+        return StageRules(
+            begins=self.stage,
+            shares=self.canary.shares,
+            mode=self.gate.mode,
+            trial_every=self.gate.trial_every,
+            trial_requests=self.gate.trial_requests,
+        )
+
+    @model_validator(mode="after")
+    def _auto_decides(self) -> Self:
+        if self.gate.mode == "auto" and self.gate.trial_every is None:
+            raise ValueError(
+                "gate.mode is auto, so set gate.trial_every (steps): while training never waits, each step makes "
+                "another challenger, and what was proven of one says nothing of the next"
+            )
+        return self
 
     @field_validator("incumbent", mode="before")
     @classmethod

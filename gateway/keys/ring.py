@@ -144,7 +144,9 @@ class KeyRing:
         self._used[virtual.id] = now
         routes = frozenset(virtual.routes) if virtual.routes is not None else None
         return Holder(
-            Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train), virtual.admin, virtual
+            Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train, virtual.side),
+            virtual.admin,
+            virtual,
         )
 
     def count(self, holder: Holder) -> None:

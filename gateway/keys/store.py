@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, Field
 
 from swarm.credentials import Credential, CredentialFile, exclusively, read_private, replace_private
+from swarm.evidence.pairs import Side
 from swarm.types import Model
 
 #: Begins every key, so that scanners for leaked secrets know one.
@@ -31,6 +32,8 @@ class VirtualKey(Credential):
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_in_flight: int | None = Field(default=None, ge=1, description="requests served at once; more of them wait")
     train: bool | None = Field(default=None, description="whether its requests may be trained; null: as the route says")
+
+    side: Side | None = Field(default=None, description="who answers its requests in a canary; null: drawn")
 
     def names(self) -> tuple[str, str]:
         return self.id, self.label
@@ -58,6 +61,7 @@ class KeyFile(CredentialFile[VirtualKey]):
         requests_per_minute: int | None = None,
         max_in_flight: int | None = None,
         train: bool | None = None,
+        side: Side | None = None,
         lifetime: timedelta | None = None,
     ) -> tuple[VirtualKey, str]:
         """A new key; its text, the second of what is returned, is shown here and never again.
@@ -77,6 +81,7 @@ class KeyFile(CredentialFile[VirtualKey]):
             requests_per_minute=requests_per_minute,
             max_in_flight=max_in_flight,
             train=train,
+            side=side,
         )
         return key, text
 

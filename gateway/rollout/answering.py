@@ -232,6 +232,7 @@ async def best(
     session: SessionLink | None,
     policy: Policy,
     untrained: Untrained | None = None,
+    behind: Callable[[GroupRun], None] | None = None,
 ) -> Decided:
     """The best of the answers that ``policy`` waits for.
 
@@ -241,6 +242,7 @@ async def best(
         session: its position in a conversation, if it is part of one.
         policy: how long to wait for the others, and whether to sample them where none can be trained.
         untrained: claim nothing.
+        behind: called with the group once its answer is chosen, or none could be sampled.
 
     Raises:
         RequestError: more choices than the group has answers, or the engine refuses the request.
@@ -250,7 +252,16 @@ async def best(
     """
 
     async def use(run: GroupRun) -> Decided:
-        return await _decide(run, incoming, session, policy)
+        try:
+            decided = await _decide(run, incoming, session, policy)
+        except SwarmGatewayError as exc:
+            # of an engine that is away nothing follows
+            if behind is not None and not isinstance(exc, EpisodeLostError | UnavailableError):
+                behind(run)
+            raise
+        if behind is not None:
+            behind(run)
+        return decided
 
     return await run_with_group(training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained)
 

@@ -25,6 +25,7 @@ from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import FatalRequestError, HookError, RelayedError, SwarmGatewayError
+from swarm.evidence.pairs import Pair
 from swarm.protocol import MAX_NAME
 from swarm.types import Notes
 
@@ -135,17 +136,9 @@ class GroupRun:
         """
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
-        candidates = [
-            self._candidate(position, index, sample, (feedback or {}).get(index))
-            for position, (index, sample) in enumerate(self.samples.items())
-        ]
         try:
             with phase("hook"):
-                hooks, task, context = self.training.hooks, self.shaped.submission.task, self.shaped.context
-                if self.reference is None:
-                    score = await hooks.score(task, candidates, context)
-                else:
-                    score = await self.reference.score(hooks, task, candidates, context)
+                score = await self._scored(self.reference, feedback or {})
             self._failure = None
             return score
         except HookError as exc:
@@ -153,6 +146,18 @@ class GroupRun:
             self._failure = exc
             hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
             return None
+
+    async def compared(self, reference: Reference) -> Pair:
+        """The pair of the answers, once all are there, and ``reference``, judged in a call of its own; it trains
+        nothing."""
+        while self._sampling:
+            await asyncio.wait(self._sampling)
+        if self.samples and self.shaped.drop is not DropReason.SUBMIT_HOOK:
+            try:
+                await self._scored(reference, {})
+            except HookError as exc:
+                hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
+        return reference.pair(self.shaped, self.samples, self.outcomes)
 
     # ------------------------------------------------------------------ its end
 
@@ -329,6 +334,16 @@ class GroupRun:
         return notes().model_copy(update=mine)
 
     # ------------------------------------------------------------------ inside
+
+    async def _scored(self, reference: Reference | None, feedback: Mapping[int, Feedback]) -> GroupScore:
+        candidates = [
+            self._candidate(position, index, sample, feedback.get(index))
+            for position, (index, sample) in enumerate(self.samples.items())
+        ]
+        hooks, task, context = self.training.hooks, self.shaped.submission.task, self.shaped.context
+        if reference is None:
+            return await hooks.score(task, candidates, context)
+        return await reference.score(hooks, task, candidates, context)
 
     async def _sample(
         self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from gateway.rollout.sampling import Sample, Shaped
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner
 from reward_hooks.contract import sendable, texts_of
 from swarm.errors import HookError, SwarmGatewayError
-from swarm.evidence.pairs import MAX_NAME, Pair, SideResult, Terms
+from swarm.evidence.pairs import MAX_NAME, Pair, Side, SideResult, Terms
 from swarm.types import Task
 
 #: How a caller names who gave a candidate, see :class:`reward_hooks.Candidate`.
 INCUMBENT = "incumbent"
 _REFUSES = "content_filter"
+
+
+class Drawn(NamedTuple):
+    """Who answered the user of a request; names as of :class:`swarm.evidence.pairs.Pair`."""
+
+    side: Side = "incumbent"
+    position: float | None = None
+    begun: tuple[int, int] = (0, 0)
 
 
 class Reference:
@@ -29,12 +37,14 @@ class Reference:
         candidate: its answer, with any index; ``source`` says whose it is.
         tokens: of the answer; ``None``: its server does not say.
         terms: under which both are compared, but for what only the group knows.
+        drawn: who answered the user, and what else a pair has of that.
     """
 
-    def __init__(self, candidate: Candidate, tokens: int | None, terms: Terms) -> None:
+    def __init__(self, candidate: Candidate, tokens: int | None, terms: Terms, drawn: Drawn) -> None:
         self._candidate = candidate
         self._tokens = tokens
         self._terms = terms
+        self._drawn = drawn
         self._ours: Sequence[float] = ()
         self._theirs: float | None = None
         self._failure = "nothing was judged"
@@ -67,7 +77,8 @@ class Reference:
     ) -> Pair:
         """What both sides did, as far as the group has come; ``samples`` and ``outcomes`` as of a group."""
         rules = self._terms.rules
-        failed = len(outcomes) - len(samples)
+        # what was cancelled because others were enough did not fail
+        failed = sum(isinstance(outcome, SwarmGatewayError) for outcome in outcomes)
         ours = [rules.scaled(value) for value in self._ours]
         theirs = None if self._theirs is None else rules.scaled(self._theirs)
         rewards = [value for value in ours if value is not None]
@@ -87,7 +98,7 @@ class Reference:
                     "num_repeat": len(outcomes),
                 }
             ),
-            challenger=_side(list(samples.values()), len(outcomes), None if why else fmean(rewards)),
+            challenger=_side(list(samples.values()), len(outcomes), failed, None if why else fmean(rewards)),
             incumbent=SideResult(
                 reward=None if why else theirs,
                 refused=_refuses(self._candidate.message, self._candidate.finish_reason),
@@ -96,18 +107,21 @@ class Reference:
                 tokens=self._tokens,
                 finish=sendable(self._candidate.finish_reason)[:MAX_NAME],
             ),
+            side=self._drawn.side,
+            position=self._drawn.position,
+            begun=self._drawn.begun,
             unjudged=why[:MAX_NAME],
         )
 
 
-def _side(samples: Sequence[Sample], answers: int, reward: float | None) -> SideResult:
+def _side(samples: Sequence[Sample], answers: int, failed: int, reward: float | None) -> SideResult:
     def mean(amount: Callable[[Sample], float]) -> float | None:
         return fmean(map(amount, samples)) if samples else None
 
     return SideResult(
         answers=answers,
         reward=reward,
-        failed=(answers - len(samples)) / answers if answers else 1.0,
+        failed=failed / answers if answers else 1.0,
         refused=mean(lambda sample: _refuses(sample.answer.message, sample.answer.finish_reason)) or 0.0,
         latency_seconds=mean(lambda sample: sample.latency),
         characters=mean(lambda sample: _characters(sample.answer.message)),

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
+from gateway.rollout.following import StageFollower
 from gateway.rollout.sampling import Sampler, Unclaimed
 from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats, SwarmStatus
@@ -151,6 +152,7 @@ class Swarm:
         engine: where the engine is without an episode.
         open_groups: scored groups that wait for feedback.
         background: work that outlives its request.
+        stages: who answers the users of routes with an incumbent.
         report: its last known status; empty before the first.
         down_since: the first failed status since the server last answered.
     """
@@ -165,6 +167,7 @@ class Swarm:
         self.engine = Engine(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
         self.sampler = Sampler(self._http)
+        self.stages = StageFollower(self.client)
         self._held = AsyncExitStack()
         self.report = ServerReport()
         self._read_at = self._heard_at = float("-inf")
@@ -185,6 +188,7 @@ class Swarm:
 
     async def __aexit__(self, *exc: Any) -> None:
         self.open_groups.close()
+        await self.stages.close()
         await self._held.__aexit__(*exc)
 
     def status(self) -> SwarmStatus:
@@ -341,6 +345,7 @@ class Swarm:
             if self.down_since is not None:
                 logger.warning("the swarm server at %s answers again", self.url)
             self.down_since = None
+            self.stages.look(status.stage_changes, status.stages)
             job, engine = status.job, status.engine
             now = ServerReport(
                 model=status.model or (job.model_name if job is not None else ""),

@@ -26,6 +26,7 @@ from reward_hooks import HookRunner
 from swarm.cards import model_card
 from swarm.concurrency import Background
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
+from swarm.protocol import FollowedRoute
 
 #: Grace of the work that closes old connections, at shutdown.
 _LAST_SECONDS = 15.0
@@ -295,7 +296,11 @@ class LiveRoutes:
             if upstream is None:
                 upstream = self._upstreams[upstream_key] = await Upstream(*upstream_key).__aenter__()
         serve = planned.settings.serve
-        shadow = Shadow(planned.name, serve, stats) if serve is not None else None
+        shadow: Shadow | None = None
+        if serve is not None:
+            follower = trainings[""].swarm.stages
+            follower.follow(FollowedRoute(route=planned.name, incumbent=serve.incumbent_name, rules=serve.stage_rules))
+            shadow = Shadow(planned.name, serve, stats, follower)
         return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats, shadow=shadow)
 
     async def _retire(self, old: RouteTable) -> None:

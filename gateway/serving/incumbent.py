@@ -14,14 +14,35 @@ from typing import Any, TypeVar
 from adapters.dialects import SampledAnswer
 from adapters.dialects.reading import answer_in, answer_of_chunks
 from gateway.types import Decided, Live, Outcome, Relayed
+from swarm.evidence.pairs import Side
 
-SOURCE = "x-swarm-source"
+#: Says who answered, and where in [0, 1) the conversation was drawn.
+SOURCE, POSITION = "x-swarm-source", "x-swarm-position"
+CHALLENGER: Side = "challenger"
+INCUMBENT: Side = "incumbent"
 #: Bytes of an answer, or chunks of a translated one, beyond which it is not kept.
 MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
 
 T = TypeVar("T")
 #: Reads the answer; raises :class:`swarm.errors.UpstreamError` where it cannot.
 Read = Callable[[], SampledAnswer]
+
+
+async def delivered(outcome: Outcome) -> None:
+    """Take an answer to its end, for nobody."""
+    try:
+        match outcome:
+            case Relayed(body=body) if not isinstance(body, bytes):
+                async for _ in body:
+                    pass
+            case Live():
+                async for _ in outcome.chunks:
+                    pass
+            case _:
+                pass
+    finally:
+        if outcome.close is not None:
+            await outcome.close()
 
 
 class Overheard:
@@ -76,7 +97,7 @@ class Overheard:
             finally:
                 self._done(self)
 
-        return replace(outcome, headers={**outcome.headers, SOURCE: "incumbent"}, close=closed)
+        return replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT}, close=closed)
 
     def _whole(self, read: Read) -> None:
         self.seconds, self.read = self._loop.time() - self._began, read

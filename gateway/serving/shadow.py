@@ -1,32 +1,37 @@
-"""The stage ``shadow``: the incumbent answers the user; behind that, the challenger answers the same request N times,
-both are judged, the challenger learns, and the pair of both is evidence.
+"""What happens behind a user's answer, so that both sides are compared. Behind the incumbent's, the challenger answers
+the same request N times, both are judged, and the challenger learns; behind the challenger's, the incumbent is asked
+too. The pair of both is evidence.
 
 Invariant: a group in the shadow begins after the user has the whole answer, waits for nobody's place, and whatever
-becomes of it, no user is told. Only a request that may be trained is sampled.
+becomes of it, no user is told. Only a request that may be trained is compared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
+from typing import Any
 
 from adapters.dialects import SampledAnswer
 from gateway.config.takeover import ServeConfig
 from gateway.rollout.answering import PassedThroughError, run_with_group
+from gateway.rollout.following import StageFollower
 from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import Policy, passes
-from gateway.rollout.reference import INCUMBENT, Reference
+from gateway.rollout.reference import INCUMBENT, Drawn, Reference
 from gateway.rollout.server import Training
-from gateway.serving.incumbent import Overheard
+from gateway.routing.upstream import Upstream
+from gateway.serving.incumbent import Overheard, delivered
+from gateway.serving.sides import Draw, Sides, position_of
 from gateway.stats import DropReason, Stats
 from gateway.types import Incoming, LeftOut, Prospect
 from reward_hooks import Candidate
-from reward_hooks.contract import sendable
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, GateRules, Pair, Terms
+from swarm.evidence.stages import ServingStage
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +50,20 @@ class Shadow:
         route: its name.
         serve: its settings.
         stats: counts what becomes of the groups.
+        follower: knows its stage.
+
+    Attributes:
+        sides: who answers which request.
     """
 
-    def __init__(self, route: str, serve: ServeConfig, stats: Stats) -> None:
+    def __init__(self, route: str, serve: ServeConfig, stats: Stats, follower: StageFollower) -> None:
         self._route = route
         self._serve = serve
         self._stats = stats
+        self.sides = Sides(route, serve, lambda: follower.stage(route, serve.incumbent_name))
         self._running = 0
 
-    def overhears(self, training: Training, incoming: Incoming) -> Overheard:
+    def overhears(self, training: Training, incoming: Incoming, draw: Draw) -> Overheard:
         """What the incumbent's answer to ``incoming`` passes through: then the challenger answers too."""
 
         def done(overheard: Overheard) -> None:
@@ -61,13 +71,32 @@ class Shadow:
             if why:
                 self._stats.shadows[why] += 1
                 return
-            self._running += 1
-            task = training.swarm.background.start(
-                self._follow(training, incoming, overheard), "answering behind the incumbent"
-            )
-            task.add_done_callback(self._ended)
+            self._begin(training, self._follow(training, incoming, overheard, draw), "answering behind the incumbent")
 
         return Overheard(incoming.path, done)
+
+    def asks(
+        self, training: Training, incoming: Incoming, draw: Draw, upstream: Upstream
+    ) -> Callable[[GroupRun], None] | None:
+        """What is done with the challenger's group once its answer is chosen: then the incumbent is asked too.
+        ``None``: this request is not drawn by ``watch_share``."""
+        assert draw.stage is not None, "nobody answers in a stage that is not known"
+        if position_of(incoming.request_id, f"watch {draw.stage.salt}") >= self._serve.watch_share:
+            return None
+
+        def behind(run: GroupRun) -> None:
+            if self._running >= self._serve.max_shadows:
+                self._stats.shadows[BUSY] += 1
+                return
+            # a later change of the request is none of the incumbent's
+            asked = replace(incoming, prospect=Prospect(), left_out=LeftOut())
+            self._begin(training, self._compare(training, asked, draw, upstream, run), "asking the incumbent too")
+
+        return behind
+
+    def _begin(self, training: Training, work: Coroutine[Any, Any, str], name: str) -> None:
+        self._running += 1
+        training.swarm.background.start(work, name).add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[str]) -> None:
         self._running -= 1
@@ -95,7 +124,23 @@ class Shadow:
             return NOT_WHOLE
         return BUSY if self._running >= self._serve.max_shadows else ""
 
-    async def _follow(self, training: Training, incoming: Incoming, overheard: Overheard) -> str:
+    async def _compare(
+        self, training: Training, incoming: Incoming, draw: Draw, upstream: Upstream, run: GroupRun
+    ) -> str:
+        """One answer of the incumbent behind a group; returns what became of it."""
+        overheard = Overheard(incoming.path, lambda _: None)
+        try:
+            await delivered(overheard.outcome(await upstream.relay(incoming, "")))
+            if overheard.read is None:
+                return NOT_WHOLE
+            answer = overheard.read()
+        except SwarmGatewayError as exc:
+            return exc.code or exc.type
+        pair = await run.compared(self._reference(training, incoming, answer, overheard.seconds, draw))
+        await _record(training, pair)
+        return "unjudged" if pair.unjudged else COMPARED
+
+    async def _follow(self, training: Training, incoming: Incoming, overheard: Overheard, draw: Draw) -> str:
         """One group behind the incumbent's answer; returns what became of it."""
         assert overheard.read is not None, "only a whole answer is followed"
         try:
@@ -110,8 +155,7 @@ class Shadow:
         )
         training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-        tokens = _count(answer, "completion_tokens")
-        reference = Reference(_candidate(answer, overheard.seconds), tokens, self._terms(training, incoming))
+        reference = self._reference(training, incoming, answer, overheard.seconds, draw)
         if swarm.gone_for(0.0) is not None:
             return AWAY
 
@@ -145,19 +189,22 @@ class Shadow:
         if not end.drop:
             return TRAINED
         # the end of its group did not take the pair along
-        try:
-            await swarm.client.record_pair(end.pair)
-        except SwarmGatewayError as exc:
-            logger.warning("a pair of group %s is lost: %s", end.pair.group_id, exc)
+        await _record(training, end.pair)
         return COMPARED if end.drop in NEEDS_NONE and not end.pair.unjudged else end.drop
 
-    def _terms(self, training: Training, incoming: Incoming) -> Terms:
-        upstream = self._serve.incumbent.upstream
-        name = f"{upstream.model or incoming.call.model or 'its model'} at {urlsplit(upstream.base_url).netloc}"
+    def _reference(
+        self, training: Training, incoming: Incoming, answer: SampledAnswer, seconds: float, draw: Draw
+    ) -> Reference:
+        drawn = Drawn(draw.side, draw.position, self.sides.take_begun())
+        tokens = _count(answer, "completion_tokens")
+        return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn)
+
+    def _terms(self, training: Training, stage: ServingStage | None) -> Terms:
         return Terms(
             route=self._route[:MAX_NAME],
-            # a name may hold a lone surrogate, which JSON bodies can carry
-            incumbent=sendable(name)[:MAX_NAME],
+            incumbent=self._serve.incumbent_name,
+            stage="shadow" if stage is None else stage.label,
+            share=0.0 if stage is None else stage.share,
             model=training.swarm.report.model[:MAX_NAME],
             hook=training.hooks.source[:MAX_NAME],
             code=training.hooks.code[:MAX_NAME],
@@ -171,6 +218,13 @@ class _End:
 
     pair: Pair
     drop: str
+
+
+async def _record(training: Training, pair: Pair) -> None:
+    try:
+        await training.swarm.client.record_pair(pair)
+    except SwarmGatewayError as exc:
+        logger.warning("a pair of group %s is lost: %s", pair.group_id, exc)
 
 
 def _candidate(answer: SampledAnswer, seconds: float) -> Candidate:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
+from time import monotonic
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from swarm.client import wire
@@ -31,7 +32,10 @@ from swarm.protocol import (
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
+    FollowedRoute,
+    FollowStagesRequest,
     RecordPairRequest,
+    StagesResponse,
     SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
@@ -247,6 +251,20 @@ class AsyncSwarmClient:
         body = wire.checked(RecordPairRequest, {"client_uuid": self.client_uuid, "pair": pair})
         await self._calls.perform(wire.Call("POST", "/record_pair", SuccessResponse, body))
 
+    async def follow_stages(
+        self, routes: Sequence[FollowedRoute], after_change: int | None, wait_seconds: float
+    ) -> StagesResponse:
+        """The stages once they have changed since ``after_change``, or after ``wait_seconds``; one attempt.
+
+        Raises:
+            UnavailableError: no server.
+            ConflictError: it has no job yet.
+        """
+        fields = {"client_uuid": self.client_uuid, "after_change": after_change, "wait_seconds": wait_seconds}
+        body = wire.checked(FollowStagesRequest, fields | {"routes": [route.model_dump() for route in routes]})
+        call = wire.Call("POST", "/follow_stages", StagesResponse, body, wait_seconds + wire.WAIT_GRACE)
+        return await self._calls.perform(call, deadline=monotonic() + wait_seconds)
+
     async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort episodes. Never raises: if no server answers within seconds, or the caller is cancelled, the calls go
         on in the background; :meth:`close` waits for them, up to a deadline.
@@ -369,6 +387,11 @@ class AsyncSwarmClient:
     code_archive = of(_setup, EngineSetup.code_archive)
     select_code = of(_setup, EngineSetup.select_code)
     resolve_config = of(_setup, EngineSetup.resolve_config)
+    policies = of(_setup, EngineSetup.policies)
+    explain_policy = of(_setup, EngineSetup.explain_policy)
+    promote_policy = of(_setup, EngineSetup.promote_policy)
+    roll_back_policy = of(_setup, EngineSetup.roll_back_policy)
+    pin_policy = of(_setup, EngineSetup.pin_policy)
     runs = of(_setup, EngineSetup.runs)
     run_record = of(_setup, EngineSetup.run_record)
     auto_sync_train_config_and_start_engine = of(_setup, EngineSetup.auto_sync_train_config_and_start_engine)

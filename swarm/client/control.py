@@ -22,6 +22,12 @@ from swarm.errors import ConfigError, ConflictError, RequestError
 from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (
     CodeStatus,
+    MovePolicyRequest,
+    PinPolicyRequest,
+    PoliciesResponse,
+    PolicyExplanation,
+    PolicyStatus,
+    PromotePolicyRequest,
     ResolveConfigRequest,
     ResolvedJob,
     RunRecord,
@@ -236,6 +242,41 @@ class EngineSetup:
         query = {"sender": this_user()}
         call = wire.Call("POST", "/code/select", SyncTrainCodeResponse, body, _CHANGE_SECONDS, query)
         return await self._changed(call, force_restart)
+
+    async def policies(self) -> PoliciesResponse:
+        """The challengers of the routes behind the server, and what is proven of each."""
+        return await self._calls.perform(wire.Call("GET", "/policies", PoliciesResponse))
+
+    async def explain_policy(self, route: str = "", incumbent: str = "") -> PolicyExplanation:
+        """One of them, line by line.
+
+        Raises:
+            NotFoundError: there is none of that route.
+            RequestError: several are meant.
+        """
+        query = {"of": route, "incumbent": incumbent}
+        return await self._calls.perform(wire.Call("GET", "/policies/explain", PolicyExplanation, query=query))
+
+    async def promote_policy(self, wanted: PromotePolicyRequest) -> PolicyStatus:
+        """Let a challenger answer more of the users. Needs the admin scope, as all that moves a stage.
+
+        Raises:
+            ConflictError: it moved since ``version``, is live, or nobody is promoted there.
+            NotFoundError, RequestError: see :meth:`explain_policy`.
+        """
+        return await self._move("promote", wanted)
+
+    async def roll_back_policy(self, wanted: MovePolicyRequest) -> PolicyStatus:
+        """Let the incumbent answer everybody; errors as of :meth:`promote_policy`."""
+        return await self._move("rollback", wanted)
+
+    async def pin_policy(self, wanted: PinPolicyRequest) -> PolicyStatus:
+        """Let no verdict move a challenger, or let verdicts move it again; errors as of :meth:`promote_policy`."""
+        return await self._move("pin", wanted)
+
+    async def _move(self, what: str, wanted: MovePolicyRequest) -> PolicyStatus:
+        query = {"sender": this_user()}
+        return await self._calls.perform(wire.Call("POST", f"/policies/{what}", PolicyStatus, wanted, query=query))
 
     async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:
         """The answer to a change; if the server died in the middle of a restart, the engine is started here."""

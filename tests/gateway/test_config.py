@@ -30,8 +30,12 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ("hooks: h\nmodel_aliases: ['']", "model_aliases"),
         ("- hooks", "must be a mapping"),
         (
-            f"hooks: h\nserve: {{{INCUMBENT}, stage: canary}}",
-            "'canary' is not built yet: this version has 'shadow' only",
+            f"hooks: h\nserve: {{{INCUMBENT}, gate: {{mode: auto}}}}",
+            r"gate\.mode is auto, so set gate\.trial_every",
+        ),
+        (
+            f"hooks: h\nserve: {{{INCUMBENT}, canary: {{shares: [0.5, 0.2]}}}}",
+            r"each is above that before it, not \[0\.5, 0\.2\]",
         ),
         (f"hooks: h\nserve: {{{INCUMBENT}, stage: dark}}", r"serve\.stage: "),
         ("hooks: h\nserve: {stage: shadow}", r"serve\.incumbent: "),

@@ -16,7 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.job import TrainJob
+from swarm.protocol import FollowStagesRequest, StagesResponse
+from swarm.server.episodes.stages import Stages
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
 from tests.standins.vllm import chat_chunk, role_chunk, sse, usage_chunk
@@ -109,6 +112,7 @@ class Swarm:
         self.traceparents: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.pairs: list[dict[str, Any]] = []
+        self.stages = Stages(lambda _: None)
         self.aborted: set[str] = set()
         self.sampling = 0
         self.cancelled = 0
@@ -120,6 +124,7 @@ class Swarm:
                 Route("/get_engine_status", self._engine_status),
                 Route("/claim_group", self._claim_group, methods=["POST"]),
                 Route("/end_group", self._end_group, methods=["POST"]),
+                Route("/follow_stages", self._follow_stages, methods=["POST"]),
                 Route("/record_pair", self._record_pair, methods=["POST"]),
                 Route("/abort_episode", self._abort_episode, methods=["POST"]),
                 Route("/episodes/{uuid}/v1/chat/completions", self._sample, methods=["POST"]),
@@ -194,6 +199,19 @@ class Swarm:
         self.pairs.append(await request.json())
         await self._notify()
         return JSONResponse({"success": True, "error": None})
+
+    async def _follow_stages(self, request: Request) -> Response:
+        wanted = FollowStagesRequest.model_validate(await request.json())
+        self.stages.follow((route.route, route.incumbent, route.rules) for route in wanted.routes)
+        self.stages.serves(self.step)
+        await self._notify()
+        changed = self.stages.changed.until(lambda: self.stages.changes != wanted.after_change, wanted.wait_seconds)
+        try:
+            await until_gone(request.receive, changed)
+        except ClientGoneError:
+            return Response(status_code=499)
+        answer = StagesResponse(changes=self.stages.changes, stages=list(self.stages.pointers.values()))
+        return JSONResponse(answer.model_dump(mode="json"))
 
     async def _abort_episode(self, request: Request) -> Response:
         self.aborted.add((await request.json())["episode_uuid"])

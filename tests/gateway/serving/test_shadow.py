@@ -299,4 +299,4 @@ async def test_an_odd_answer_costs_no_group(swarm: Swarm, upstream: Upstream, op
         await became(http, trained=1)
     [pair] = pairs_of(swarm)
     assert (pair.incumbent.finish, pair.incumbent.tokens) == ("\\ud800", None)
-    assert pair.terms.incumbent.startswith("tiny at ")
+    assert pair.terms.incumbent.startswith("the model asked for at ")

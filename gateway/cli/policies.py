@@ -1,0 +1,123 @@
+"""``swarm-gateway policies``: which challenger answers whom, what proves it, and how a person moves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.output import tell
+from gateway.cli.target import AsJson, ServerTarget, targeted
+
+if TYPE_CHECKING:
+    from swarm.protocol import PolicyStatus
+
+app = typer.Typer(
+    help="Challengers and incumbents: who answers whom, and what is proven. Learn more in Takeover.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="route of the gateway; default: the only one")]
+Before = Annotated[str, typer.Option("--incumbent", help="the route's incumbent; default: the only one")]
+Reason = Annotated[str, typer.Option("--reason", "-r", help="why, for the audit log and for whoever looks later")]
+Seen = Annotated[
+    int | None, typer.Option("--version", help="refuse if the stage has another version by now (`list` shows it)")
+]
+
+
+@app.command("list")
+@targeted
+def list_policies(target: ServerTarget, as_json: AsJson = False) -> None:
+    """The challenger of each route, its stage, and the verdict in it."""
+    with target.connect() as client:
+        policies = client.policies()
+    lines = [_line(policy) for policy in policies.policies] or ["no route has an incumbent here"]
+    waits = ["training waits for a verdict, or because a challenger answers users"] if policies.training_waits else []
+    tell(as_json, policies.model_dump(mode="json"), *lines, *waits)
+
+
+@app.command()
+@targeted
+def explain(target: ServerTarget, name: Name = "", incumbent: Before = "", as_json: AsJson = False) -> None:
+    """The verdict on one challenger line by line: terms, evidence, error budget, sides, and who moved it last."""
+    with target.connect() as client:
+        explained = client.explain_policy(name, incumbent)
+    tell(as_json, explained.model_dump(mode="json"), *explained.lines)
+
+
+@app.command()
+@targeted
+def promote(
+    target: ServerTarget,
+    reason: Reason,
+    name: Name = "",
+    incumbent: Before = "",
+    share: Annotated[
+        float | None, typer.Option(help="of the conversations that begin, 1: live; default: the next of canary.shares")
+    ] = None,
+    version: Seen = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a challenger answer more of the users."""
+    from swarm.client.wire import checked
+    from swarm.protocol import PromotePolicyRequest
+
+    fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "share": share}
+    with target.connect() as client:
+        moved = client.promote_policy(checked(PromotePolicyRequest, fields))
+    tell(as_json, moved.model_dump(mode="json"), _line(moved))
+
+
+@app.command()
+@targeted
+def rollback(
+    target: ServerTarget,
+    reason: Reason,
+    name: Name = "",
+    incumbent: Before = "",
+    version: Seen = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the incumbent answer everybody from now on; what runs ends as it began, and training goes on."""
+    from swarm.client.wire import checked
+    from swarm.protocol import MovePolicyRequest
+
+    fields: dict[str, Any] = {"route": name, "incumbent": incumbent, "version": version, "reason": reason}
+    with target.connect() as client:
+        moved = client.roll_back_policy(checked(MovePolicyRequest, fields))
+    tell(as_json, moved.model_dump(mode="json"), _line(moved))
+
+
+@app.command()
+@targeted
+def pin(
+    target: ServerTarget,
+    reason: Reason,
+    name: Name = "",
+    incumbent: Before = "",
+    off: Annotated[bool, typer.Option("--off", help="let verdicts move it again")] = False,
+    version: Seen = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a challenger in its stage: no verdict moves it, not even one that it is worse."""
+    from swarm.client.wire import checked
+    from swarm.protocol import PinPolicyRequest
+
+    fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "pinned": not off}
+    with target.connect() as client:
+        moved = client.pin_policy(checked(PinPolicyRequest, fields))
+    tell(as_json, moved.model_dump(mode="json"), _line(moved))
+
+
+def _line(policy: PolicyStatus) -> str:
+    from gateway.views.format import printable
+
+    stage = policy.stage
+    challenger = "no version yet" if stage.challenger is None else f"version {stage.challenger}"
+    parts = [
+        f"{stage.route}: {challenger} against {stage.incumbent}",
+        f"{stage.label}{' (rolled back)' if stage.rolled_back else ''}{' (pinned)' if stage.pinned else ''}"
+        f", stage version {stage.version}, by {stage.by}: {stage.why}",
+        policy.verdict.sentence if policy.verdict is not None else "nothing is compared yet in this stage",
+    ]
+    return printable(" | ".join([*parts, f"waits for a person: {policy.waits}"] if policy.waits else parts))

@@ -1,0 +1,81 @@
+"""``StageFollower``: the stages of one swarm server, as a gateway that follows them knows them.
+
+Invariant: it knows what the server said last; what it has never been told is not known, and then the incumbent answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from swarm.client import AsyncSwarmClient
+from swarm.concurrency import backoff
+from swarm.errors import StateError, SwarmGatewayError
+from swarm.evidence.stages import ServingStage
+from swarm.protocol import FollowedRoute
+
+logger = logging.getLogger(__name__)
+
+#: Seconds of one long poll; a change ends it at once.
+_POLL_SECONDS = 10.0
+#: Pauses of a server that is away, or that does not wait.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+
+
+class StageFollower:
+    """The stages that ``client`` is told of, once there is a route to follow."""
+
+    def __init__(self, client: AsyncSwarmClient) -> None:
+        self._client = client
+        self._routes: dict[tuple[str, str], FollowedRoute] = {}
+        self._stages: dict[tuple[str, str], ServingStage] = {}
+        self._changes = 0
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, route: FollowedRoute) -> None:
+        """Tell the server of ``route``, and follow it."""
+        key = route.route, route.incumbent
+        if self._routes.get(key) == route:
+            return
+        self._routes[key] = route
+        if self._following is not None:
+            self._following.cancel()
+        self._following = asyncio.create_task(self._follow(), name="following stages")
+
+    def stage(self, route: str, incumbent: str) -> ServingStage | None:
+        """The stage of a route, as far as it is known."""
+        return self._stages.get((route, incumbent))
+
+    def look(self, changes: int, stages: Iterable[ServingStage]) -> None:
+        """Take the stages of a status of the server, unless they are older than what is known."""
+        if changes >= self._changes > 0:
+            self._take(changes, stages)
+
+    async def close(self) -> None:
+        """Follow no longer."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        failures, after, loop = 0, None, asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                answer = await self._client.follow_stages([*self._routes.values()], after, _POLL_SECONDS)
+            except StateError:
+                return  # the client is closed
+            except SwarmGatewayError as exc:
+                failures += 1
+                logger.debug("the stages cannot be followed: %s", exc)
+            else:
+                failures = failures + 1 if answer.changes == after and loop.time() - began < _POLL_SECONDS / 2 else 0
+                after = answer.changes
+                self._take(answer.changes, answer.stages)
+            if failures:
+                await asyncio.sleep(backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
+
+    def _take(self, changes: int, stages: Iterable[ServingStage]) -> None:
+        self._changes = changes
+        self._stages = {stage.key: stage for stage in stages}

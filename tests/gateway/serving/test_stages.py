@@ -1,0 +1,149 @@
+"""Canary, live and rollback through whole gateways, before a swarm server whose stage machine is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.evidence.pairs import Pair
+from tests.gateway.conftest import OpenGateway, ask, gateway_before, write_hooks
+from tests.gateway.serving.test_shadow import became, pairs_of, serve
+from tests.standins.swarm import Swarm, error
+from tests.standins.upstream import CHAT, Upstream
+
+pytestmark = pytest.mark.anyio
+
+REWARD = """
+def on_compute_relative_reward(task, candidates, context):
+    return [len(one.text.split()) / 10 for one in candidates]
+"""
+
+
+def move(swarm: Swarm, share: float) -> None:
+    [stage] = swarm.stages.pointers.values()
+    if share:
+        swarm.stages.promote(stage, stage.version, share, "ann", "because")
+    else:
+        swarm.stages.roll_back(stage, stage.version, "ann", "worse")
+
+
+async def knows(http: Any, label: str) -> None:
+    async with asyncio.timeout(10):
+        while (await http.get("/status")).json()["routes"]["default"]["stage"] != label:
+            pass
+
+
+async def test_live_the_challenger_answers_and_the_incumbent_is_asked_behind(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=1), reward=REWARD) as http:
+        await knows(http, "live")
+        response = await ask(http)
+        # the best of four has four words
+        assert response.json()["choices"][0]["message"]["content"] == "word word word word"
+        assert (response.headers["x-swarm-source"], response.headers["x-swarm-policy-version"]) == ("challenger", "7")
+        assert response.headers["x-swarm-trained"] == "true" and 0 <= float(response.headers["x-swarm-position"]) < 1
+        await became(http, compared=1)
+    [end] = swarm.ends
+    assert end["pair"] is None
+    [pair] = pairs_of(swarm)
+    assert (pair.side, pair.terms.stage, pair.terms.share, pair.begun) == ("challenger", "live", 1, (1, 0))
+    assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.25), pytest.approx(0.3))
+    assert pair.position == pytest.approx(float(response.headers["x-swarm-position"]), abs=1e-6)
+    assert len(upstream.got) == 1
+
+
+async def test_what_the_challenger_cannot_the_incumbent_answers(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=1), reward=REWARD) as http:
+        await knows(http, "live")
+        swarm.answer = lambda *_: error(400, "too long for a small model")
+        for headers in ({}, {"x-swarm-policy": "odd"}):
+            response = await ask(http, headers=headers)
+            assert response.status_code == 200, response.text
+            assert response.json()["choices"][0]["message"]["content"] == "from the upstream"
+            assert response.headers["x-swarm-source"] == "incumbent"
+        swarm.answer = lambda *_: error(500, "boom")
+        assert (await ask(http)).headers["x-swarm-source"] == "incumbent"
+        await swarm.until(lambda: len(pairs_of(swarm)) == 2)
+    assert {(pair.challenger.failed, pair.side) for pair in pairs_of(swarm)} == {(1, "challenger")}
+    assert not swarm.open_episodes
+
+
+async def test_a_canary_has_both_sides_and_a_conversation_keeps_its_own(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    canary = {"canary": {"shares": [0.5]}, "stage": "canary", "watch_share": 0, "max_shadows": 100}
+    async with open_gateway(**serve(upstream, **canary), reward=REWARD) as http:
+        await knows(http, "canary 0.5")
+        sides: dict[int, str] = {}
+        for share in (0.5, 1.0):
+            if share == 1:
+                move(swarm, share)
+                await knows(http, "live")
+            for session in range(12):
+                response = await ask(http, headers={"x-swarm-session": f"s{session}"})
+                side = sides.setdefault(session, response.headers["x-swarm-source"])
+                assert response.headers["x-swarm-source"] == side
+        assert set(sides.values()) == {"challenger", "incumbent"}
+        pinned = await ask(http, headers={"x-swarm-session": "new", "x-swarm-side": "incumbent"})
+        assert pinned.headers["x-swarm-source"] == "incumbent"
+        assert (await ask(http, headers={"x-swarm-session": "newer"})).headers["x-swarm-source"] == "challenger"
+        behind = sum(side == "incumbent" for side in sides.values())
+        await swarm.until(lambda: len(pairs_of(swarm)) == 2 * behind + 1)
+    found: list[Pair] = pairs_of(swarm)
+    assert {pair.side for pair in found} == {"incumbent"}
+    assert {pair.terms.stage for pair in found} == {"canary 0.5", "live"}
+
+
+async def test_a_rollback_reaches_every_new_answer_of_three_gateways_within_a_second(
+    swarm: Swarm, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = serve(upstream, stage="live", watch_share=0, shadow_fraction=0)
+    write_hooks(tmp_path / "hooks", REWARD)
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        gateways = [
+            await stack.enter_async_context(gateway_before(swarm.url, tmp_path, REWARD, **settings)) for _ in range(3)
+        ]
+        for http in gateways:
+            await knows(http, "live")
+        answers: list[tuple[float, str, int]] = []
+        warm, enough, alarm = asyncio.Event(), asyncio.Event(), math.inf
+
+        async def user(number: int) -> None:
+            while not enough.is_set():
+                began = loop.time()
+                response = await ask(gateways[number % 3], headers={"x-swarm-session": f"u{number}"})
+                answers.append((began, response.headers.get("x-swarm-source", ""), response.status_code))
+                if len(answers) >= 32:
+                    warm.set()
+                if sum(began > alarm + 0.2 for began, _, _ in answers) >= 32:
+                    enough.set()
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for number in range(16):
+                group.create_task(user(number))
+            await warm.wait()
+            alarm = loop.time()
+            move(swarm, 0)
+    assert {status for _, _, status in answers} == {200}
+    assert {source for began, source, _ in answers if began <= alarm - 0.5} <= {"challenger"}
+    late = [began - alarm for began, source, _ in answers if source != "incumbent" and began > alarm]
+    assert max(late, default=0.0) <= 1.0
+
+
+async def test_what_was_never_told_is_the_incumbents(
+    nobody: str, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live"), swarm_url=nobody) as http:
+        response = await ask(http)
+        assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
+        assert (await http.get("/status")).json()["routes"]["default"]["stage"] is None
+    assert len(upstream.got) == 1 and CHAT in upstream.answers
