@@ -123,8 +123,9 @@ class Pipeline:
         if draw.side == "challenger":
             asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
             asked.left_out.add(incoming.call.left_out)
+            behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
             try:
-                outcome = await self._trained(asked, route, training, shadow.asks(training, incoming, draw, upstream))
+                outcome = await self._trained(asked, route, training, behind_it)
             except RequestError as exc:
                 # the incumbent may take what the challenger cannot
                 reason = exc.code or exc.type

@@ -178,7 +178,7 @@ class Stats(_Part):
     fallbacks: Counter[str] = Field(default_factory=Kinds, description="answers without a group of the swarm's, by why")
     errors: Counter[str] = Field(default_factory=Kinds, description="that callers got, by code")
     shadows: Counter[str] = Field(
-        default_factory=Kinds, description="requests that an incumbent answered, by what the challenger's group became"
+        default_factory=Kinds, description="requests of routes with an incumbent, by what became of what ran behind"
     )
 
 

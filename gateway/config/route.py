@@ -294,5 +294,10 @@ class RouteSettings(Model):
             raise ValueError("serve and upstream exclude each other: the incumbent answers every request")
         if self.train_fraction != 1.0:
             raise ValueError("with serve, shadow_fraction says which requests train: leave train_fraction out")
+        if self.serve.gate.trial_every is not None and self.when_batch_waits != "best":
+            raise ValueError(
+                "with gate.trial_every a batch waits for the verdict on groups that are not trained: leave "
+                "when_batch_waits at best"
+            )
         if self.feedback_window_seconds:
             raise ValueError("with serve, users rate the incumbent's answers: leave feedback_window_seconds out")

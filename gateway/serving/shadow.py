@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,10 @@ from gateway.rollout.group import GroupRun
 from gateway.rollout.policy import Policy, passes
 from gateway.rollout.reference import INCUMBENT, Drawn, Reference
 from gateway.rollout.server import Training
-from gateway.routing.upstream import Upstream
 from gateway.serving.incumbent import Overheard, delivered
 from gateway.serving.sides import Draw, Sides, position_of
 from gateway.stats import DropReason, Stats
-from gateway.types import Incoming, LeftOut, Prospect
+from gateway.types import Incoming, LeftOut, Outcome, Prospect
 from reward_hooks import Candidate
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
@@ -41,6 +40,9 @@ LEFT_OUT, BUSY, NOT_WHOLE, UNREAD = "left_out", "busy", "not_whole", "unread"
 REFUSED, AWAY = "refused", "engine_away"
 #: Seconds added to the deadlines of judging and submitting.
 _GRACE = 30.0
+
+#: Asks the incumbent.
+Ask = Callable[[Incoming], Awaitable[Outcome]]
 
 
 class Shadow:
@@ -75,9 +77,7 @@ class Shadow:
 
         return Overheard(incoming.path, done)
 
-    def asks(
-        self, training: Training, incoming: Incoming, draw: Draw, upstream: Upstream
-    ) -> Callable[[GroupRun], None] | None:
+    def asks(self, training: Training, incoming: Incoming, draw: Draw, ask: Ask) -> Callable[[GroupRun], None] | None:
         """What is done with the challenger's group once its answer is chosen: then the incumbent is asked too.
         ``None``: this request is not drawn by ``watch_share``."""
         assert draw.stage is not None, "nobody answers in a stage that is not known"
@@ -90,7 +90,7 @@ class Shadow:
                 return
             # a later change of the request is none of the incumbent's
             asked = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-            self._begin(training, self._compare(training, asked, draw, upstream, run), "asking the incumbent too")
+            self._begin(training, self._compare(training, asked, draw, ask, run), "asking the incumbent too")
 
         return behind
 
@@ -124,13 +124,11 @@ class Shadow:
             return NOT_WHOLE
         return BUSY if self._running >= self._serve.max_shadows else ""
 
-    async def _compare(
-        self, training: Training, incoming: Incoming, draw: Draw, upstream: Upstream, run: GroupRun
-    ) -> str:
+    async def _compare(self, training: Training, incoming: Incoming, draw: Draw, ask: Ask, run: GroupRun) -> str:
         """One answer of the incumbent behind a group; returns what became of it."""
         overheard = Overheard(incoming.path, lambda _: None)
         try:
-            await delivered(overheard.outcome(await upstream.relay(incoming, "")))
+            await delivered(overheard.outcome(await ask(incoming)))
             if overheard.read is None:
                 return NOT_WHOLE
             answer = overheard.read()

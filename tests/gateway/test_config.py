@@ -34,6 +34,10 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
             r"gate\.mode is auto, so set gate\.trial_every",
         ),
         (
+            f"hooks: h\nwhen_batch_waits: single\nserve: {{{INCUMBENT}, gate: {{trial_every: 2}}}}",
+            "leave when_batch_waits at best",
+        ),
+        (
             f"hooks: h\nserve: {{{INCUMBENT}, canary: {{shares: [0.5, 0.2]}}}}",
             r"each is above that before it, not \[0\.5, 0\.2\]",
         ),

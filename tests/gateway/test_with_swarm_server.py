@@ -389,3 +389,54 @@ async def test_a_challenger_in_the_shadow_is_compared_on_both_statuses(
     assert comparison["verdict"]["sentence"].startswith("not decided: -0.10 [-")
     information = rig.controller.pool.information()
     assert (information.completed_tasks, information.completed_episodes, information.running_episodes) == (1, 2, 0)
+
+
+async def test_a_challenger_is_promoted_by_the_verdict_answers_and_is_taken_back(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path
+) -> None:
+    # the judge changes its mind once the file is there
+    judge = f"""
+from pathlib import Path
+
+def on_compute_relative_reward(task, candidates, context):
+    turned = Path({str(tmp_path / "turned")!r}).exists()
+    return [float((one.source == "incumbent") == turned) for one in candidates]
+"""
+    # a step was done: its weights are on trial
+    rig.controller.rollout_ready(server.ready(rig.vllm_address, 3))
+    rig.vllm.default = lambda sent: several(plain_choice([1]), plain_choice([1, 2, 3], index=1))(sent)
+    gate = {"mode": "auto", "trial_every": 3, "max_length": None}
+    serve = {
+        "incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}},
+        "canary": {"shares": [0.5]},
+        "gate": gate,
+        "watch_share": 1,
+        "max_shadows": 100,
+    }
+    stages, sources = rig.controller.pool.stages, list[str]()
+    trainer = asyncio.create_task(rig.controller.next_batch())
+    url = str(rig.client.base_url)
+    async with gateway_before(url, tmp_path, reward=judge, serve=serve) as http, asyncio.timeout(60):
+
+        async def until(*labels: str) -> None:
+            while (label := stages.find("default", "").label) != labels[-1]:
+                assert label in labels, label
+                response = await http.post(CHAT, json=BODY, headers={"x-swarm-session": f"s{len(sources)}"})
+                assert response.status_code == 200, response.text
+                sources.append(response.headers["x-swarm-source"])
+
+        while not stages.pointers:
+            await http.get("/status")
+        assert stages.holds
+        await until("shadow", "canary 0.5")
+        assert set(sources) == {"incumbent"}
+        await until("canary 0.5", "live")
+        assert set(sources) == {"incumbent", "challenger"}
+        assert stages.holds and not trainer.done()
+        (tmp_path / "turned").touch()
+        await until("live", "shadow")
+    stage = stages.find("default", "")
+    assert (stage.rolled_back, stage.trial, stage.by) == (True, False, "the verdict")
+    assert stage.why.startswith("worse by ")
+    # what waited is trained now
+    assert len((await asyncio.wait_for(trainer, 30)).groups) == server.JOB.batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,34 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
     missing = await rig.client.get("/policies/explain", params={"of": "no"})
     assert missing.status_code == 404
     assert (await rig.client.post("/policies/promote", json={"reason": ""})).status_code in (400, 422)
+
+
+@pytest.mark.anyio
+async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_before_or_after(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    await controller.episodes.follow_stages([("chat", "gpt", RULES)], None, 0.0)
+    await controller.episodes.synced()
+    stages = controller.pool.stages
+    for number in range(20):
+        before = stages.find("chat", "")
+
+        def move(stages: Stages, seen: ServingStage = before) -> ServingStage:
+            if seen.share < 1:
+                return stages.promote(seen, seen.version, None, "ann", "up")
+            return stages.roll_back(seen, seen.version, "ann", "down")
+
+        moving = asyncio.create_task(controller.episodes.move_stage(move))
+        # another moment of the writer's each time
+        for _ in range(number % 5):
+            await asyncio.sleep(0)
+        copy = tmp_path / f"copy{number}"
+        copy.mkdir()
+        for name in ("journal.db", "journal.db-wal"):
+            shutil.copy(tmp_path / name, copy)
+        after = await moving
+        killed = Journal.open(copy / "journal.db")
+        [row] = killed.recover().stages
+        assert ServingStage.model_validate_json(row.stage) in (before, after)
+        await killed.close()
+    await journal.close()
