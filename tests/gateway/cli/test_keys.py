@@ -97,3 +97,10 @@ def test_a_configuration_without_a_file_of_keys_says_what_to_add(tmp_path: Path)
     (tmp_path / "gateway.yaml").write_text("hooks: length")
     result = run("list", "-c", str(tmp_path / "gateway.yaml"))
     assert isinstance(result.exception, ConfigError) and "keys_file: keys.json" in result.exception.message
+
+
+def test_a_key_may_have_a_side(config: Path) -> None:
+    text = run("create", "staff", "--side", "challenger", "-c", str(config)).stdout.strip()
+    assert listed(config)[0]["side"] == "challenger"
+    assert "the challenger's" in run("list", "-c", str(config)).stdout
+    assert KeyRing(read_gateway(config)).holder(text.encode()).caller.side == "challenger"

@@ -1,0 +1,64 @@
+"""``policies`` at the swarm server and through a gateway: who moved what, with which reason, is in the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.root import app
+from gateway.keys.store import KeyFile
+from swarm.job import TrainJob
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from tests.gateway.conftest import gateway_before
+from tests.standins import engine
+from tests.standins.upstream import Upstream
+from tests.standins.vllm import listening
+
+pytestmark = pytest.mark.anyio
+
+
+async def command(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, ["policies", *arguments])
+
+
+async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SWARM_TOKEN", "SWARM_GATEWAY_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    config = ServerConfig(run_dir=tmp_path / "run", token="secret")
+    server = create_app(config, engine_command=engine.command("train"))
+    _, key = KeyFile(tmp_path / "keys.json").create("ann", admin=True)
+    settings: dict[str, Any] = {
+        "serve": {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}},
+        "swarm_token": "secret",
+        "keys_file": tmp_path / "keys.json",
+    }
+    async with listening(server) as url:
+        swarm = ("--swarm-url", url, "--token", "secret")
+        assert "no route has an incumbent here" in (await command("list", *swarm)).stdout
+        server.state.controller.sync_job(TrainJob(model="tiny", batch_size=2, num_repeat=2))
+        stages = server.state.controller.pool.stages
+        async with gateway_before(url, tmp_path, **settings) as http, asyncio.timeout(30):
+            through = ("--gateway-url", str(http.base_url), "--api-key", key)
+            assert await stages.changed.until(lambda: bool(stages.pointers), 20)
+            version = str(stages.find("", "").version)
+            up = await command("promote", *through, "--reason", "read 50", "--version", version, "--json")
+            assert up.exit_code == 0, (up.output, up.exception)
+            assert json.loads(up.stdout)["stage"]["why"] == "read 50"
+            late = await command("promote", *swarm, "--reason", "me too", "--version", version)
+            assert "has moved since" in str(late.exception)
+            assert "(pinned)" in (await command("pin", *swarm, "-r", "demo")).stdout
+            lines = (await command("explain", "default", *through)).stdout.splitlines()
+            assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
+            down = await command("rollback", *swarm, "--reason", "users complain")
+            assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
+    log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
+    whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
+    assert whats == [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
+    assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"
+    assert log[0]["sender"].startswith("gateway key ann for ")
