@@ -193,7 +193,7 @@ class Shadow:
     def _reference(
         self, training: Training, incoming: Incoming, answer: SampledAnswer, seconds: float, draw: Draw
     ) -> Reference:
-        drawn = Drawn(draw.side, draw.position, self.sides.take_begun())
+        drawn = Drawn(draw.side, draw.position, self.sides.take_begun(draw.stage))
         tokens = _count(answer, "completion_tokens")
         return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn)
 

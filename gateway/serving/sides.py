@@ -101,8 +101,11 @@ class Sides:
         self._remember(conversation, side)
         return Draw(side, stage, position)
 
-    def take_begun(self) -> tuple[int, int]:
-        """Conversations that began with the challenger and with the incumbent since the last call, in this stage."""
+    def take_begun(self, stage: ServingStage | None) -> tuple[int, int]:
+        """Conversations that began with the challenger and with the incumbent since the last call, if ``stage`` still is
+        that of now."""
+        if stage is None or stage.share != self._share:
+            return 0, 0
         begun = self._begun["challenger"], self._begun["incumbent"]
         self._begun = dict.fromkeys(self._begun, 0)
         return begun

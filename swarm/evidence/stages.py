@@ -144,7 +144,7 @@ class ServingStage(BaseModel):
         """Under other rules, from now on."""
         if rules == self.rules:
             return self
-        return self._next(rules=rules, trial=self.trial and rules.trial_every is not None)
+        return self._next(rules=rules, trial=rules.trial_every is not None and (self.trial or self.share > 0))
 
     def set_pinned(self, pinned: bool, at: float, by: str, why: str) -> Self:
         """Held where it is, or no longer."""
@@ -153,9 +153,7 @@ class ServingStage(BaseModel):
     def begun_again(self, at: float, why: str) -> Self:
         """Back to where a comparison begins: the weights are none of those before."""
         first = self.rules.first
-        return self._next(
-            share=first, before=self.share, at=at, by=SERVER, why=why, challenger=None, trial=False, tried=0
-        )
+        return self._next(share=first, before=first, at=at, by=SERVER, why=why, challenger=None, trial=False, tried=0)
 
     def serving(self, version: int, at: float) -> Self:
         """The weights of ``version`` are served from now on."""
@@ -179,8 +177,12 @@ class ServingStage(BaseModel):
             if served:
                 return self.moved(0.0, at, VERDICT, evidence.verdict().sentence) if auto else self
             return self._untried()
-        if not self.trial or self.share == 1:
+        if not self.trial:
             return self
+        if self.share == 1:
+            # what was promoted stays what was proven; what began live learns on
+            over = rules.begins == "live" and (evidence.promotable() or evidence.requests >= rules.trial_requests)
+            return self._untried() if over else self
         if evidence.promotable():
             if auto:
                 return self.moved(rules.after(self.share), at, VERDICT, evidence.verdict().sentence)

@@ -325,7 +325,7 @@ class EpisodePool:
         if trainer is Trainer.BOOTING and serving is not Serving.DOWN:
             return TRAINER_AWAY
         waits = always and trainer in (Trainer.COMPUTING, Trainer.DONE) and self.collection.full
-        waits = waits or (self.collection.ready and self.stages.holds)
+        waits = waits or (self.stages.holds and self.collection.ready)
         return BATCH_WAITS if waits or self._engine.trained_out else ""
 
     def information(self) -> PoolInformation:

@@ -128,7 +128,7 @@ def test_a_header_or_a_key_pins_a_side() -> None:
     assert route.draw(theirs, 1) == "challenger"
     assert route.draw(theirs, key_id="k", side="challenger") == "challenger"
     assert route.draw(theirs, key_id="k", headers={"x-swarm-side": "odd"}) in ("challenger", "incumbent")
-    assert route.gateways[0].take_begun() in ((0, 0), (1, 0), (0, 1))
+    assert route.gateways[0].take_begun(route.stage) in ((0, 0), (1, 0), (0, 1))
 
 
 def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share() -> None:
@@ -137,9 +137,9 @@ def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share(
     for number in range(2000):
         for turn in range(2):
             route.draw(text=f"hello {number}", turn=turn)
-    ours, theirs = route.gateways[0].take_begun()
+    ours, theirs = route.gateways[0].take_begun(route.stage)
     assert ours + theirs == 2000 and abs(ours / 2000 - 0.25) < 0.04
-    assert route.gateways[0].take_begun() == (0, 0)
+    assert route.gateways[0].take_begun(route.stage) == (0, 0)
 
 
 def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:
@@ -147,7 +147,7 @@ def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:
     route.move(0.5)
     for key in ("a", "b", "c"):
         assert len({route.draw(f"s{number}", key_id=key) for number in range(20)}) == 1
-    assert route.gateways[0].take_begun() == (0, 0)
+    assert route.gateways[0].take_begun(route.stage) == (0, 0)
     route = Route(sticky="request")
     route.move(0.5)
     drawn = [route.draw("same", request_id=f"r{number}") for number in range(40)]

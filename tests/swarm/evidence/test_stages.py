@@ -113,6 +113,24 @@ def test_other_weights_begin_where_the_configuration_says(begins: Any, share: fl
     assert (again.share, again.challenger, again.trial, again.tried) == (share, None, False, 0)
 
 
+def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_same() -> None:
+    stage = begun(AUTO.model_copy(update={"begins": "live"}))
+    assert (stage.share, stage.trial) == (1, True)
+    for differences in (BETTER, [0.4, -0.4] * 200):
+        over = stage.judged(evidence(stage, *differences), 3.0)
+        assert (over.share, over.trial) == (1, False)
+    assert stage.judged(evidence(stage, *WORSE), 3.0).rolled_back
+
+
+def test_rules_that_change_move_nothing_and_whoever_answers_users_trains_no_more() -> None:
+    free = AUTO.model_copy(update={"mode": "manual", "trial_every": None})
+    stage = begun(free).moved(0.05, 3.0, "ann", "look")
+    assert not stage.trial and stage.set_rules(free) is stage
+    held = stage.set_rules(AUTO)
+    assert (held.share, held.trial, held.version) == (0.05, True, stage.version + 1)
+    assert not held.set_rules(free).trial
+
+
 def test_sides_that_are_not_what_was_drawn_hold_a_promotion_back() -> None:
     stage = begun().moved(0.25, 3.0, VERDICT, "better")
     fine, uneven = evidence(stage, *BETTER), evidence(stage, *BETTER)
