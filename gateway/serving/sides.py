@@ -102,7 +102,7 @@ class Sides:
         return Draw(side, stage, position)
 
     def take_begun(self, stage: ServingStage | None) -> tuple[int, int]:
-        """Conversations that began with the challenger and with the incumbent since the last call, if ``stage`` still is
+        """Conversations that began with the challenger and with the incumbent since the last call, while ``stage`` is
         that of now."""
         if stage is None or stage.share != self._share:
             return 0, 0
