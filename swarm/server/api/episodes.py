@@ -89,7 +89,9 @@ class EpisodeRoutes:
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),
-            ControlRoute("POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job),
+            ControlRoute(
+                "POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job, response_model=StagesResponse
+            ),
             ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
             ControlRoute("POST", "/abort_episode", self.abort_episode, "claim", refusals={503: BACKLOG}),
             ControlRoute("POST", "/can_continue_episode", self.can_continue_episode, "claim", refusals=no_job),

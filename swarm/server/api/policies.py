@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query
@@ -76,42 +77,27 @@ class PolicyRoutes:
 
     async def promote(self, request: Request, wanted: PromotePolicyRequest) -> PolicyStatus:
         """Let the challenger answer more of the users."""
-        by = _person(request)
-        return await self._moved(
-            request,
-            wanted,
-            "promote",
-            lambda stages, seen: stages.promote(seen, wanted.version, wanted.share, by, wanted.reason),
-        )
+        return await self._moved(request, wanted, partial(Stages.promote, share=wanted.share))
 
     async def roll_back(self, request: Request, wanted: MovePolicyRequest) -> PolicyStatus:
         """Let the incumbent answer everybody from now on, and training go on."""
-        by = _person(request)
-        return await self._moved(
-            request, wanted, "rollback", lambda stages, seen: stages.roll_back(seen, wanted.version, by, wanted.reason)
-        )
+        return await self._moved(request, wanted, Stages.roll_back)
 
     async def pin(self, request: Request, wanted: PinPolicyRequest) -> PolicyStatus:
         """Let no verdict move the challenger, or let verdicts move it again."""
-        by = _person(request)
-        return await self._moved(
-            request,
-            wanted,
-            "pin",
-            lambda stages, seen: stages.pin(seen, wanted.version, wanted.pinned, by, wanted.reason),
-        )
+        return await self._moved(request, wanted, partial(Stages.pin, pinned=wanted.pinned))
 
     async def _moved(
-        self,
-        request: Request,
-        wanted: MovePolicyRequest,
-        what: str,
-        move: Callable[[Stages, ServingStage], ServingStage],
+        self, request: Request, wanted: MovePolicyRequest, move: Callable[..., ServingStage]
     ) -> PolicyStatus:
-        async with self.audit.command(request, f"policies {what}") as details:
+        name, sender = request.scope["caller"].name, sender_of(request)
+        by = f"{name} for {sender}" if sender else name
+        async with self.audit.command(request, request.url.path.strip("/").replace("/", " ")) as details:
             details |= wanted.model_dump(exclude_defaults=True)
             stage = await self.episodes.move_stage(
-                lambda stages: move(stages, stages.find(wanted.route, wanted.incumbent))
+                lambda stages: move(
+                    stages, stages.find(wanted.route, wanted.incumbent), wanted.version, by, wanted.reason
+                )
             )
             details |= {"stage": stage.label, "to_version": stage.version, "challenger": stage.challenger}
         return self._status(stage)
@@ -135,11 +121,6 @@ class PolicyRoutes:
             elif verdict.promotable and stage.share < 1 and stage.rules.mode != "never":
                 waits = "promote"
         return PolicyStatus(stage=stage, verdict=verdict, waits=waits)
-
-
-def _person(request: Request) -> str:
-    name, sender = request.scope["caller"].name, sender_of(request)
-    return f"{name} for {sender}" if sender else name
 
 
 def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyStatus) -> list[str]:

@@ -143,7 +143,9 @@ class Stages:
             raise RequestError(f"say which route, and which incumbent: {_listed(fitting)}", param="route")
         return fitting[0]
 
-    def promote(self, seen: ServingStage, version: int | None, share: float | None, by: str, why: str) -> ServingStage:
+    def promote(
+        self, seen: ServingStage, version: int | None, by: str, why: str, *, share: float | None = None
+    ) -> ServingStage:
         """Give the challenger ``share`` of the conversations (``None``: the next one).
 
         Raises:
@@ -168,7 +170,7 @@ class Stages:
         """
         return self._set(self._unmoved(seen, version).moved(0.0, self._wall(), by, why))
 
-    def pin(self, seen: ServingStage, version: int | None, pinned: bool, by: str, why: str) -> ServingStage:
+    def pin(self, seen: ServingStage, version: int | None, by: str, why: str, *, pinned: bool) -> ServingStage:
         """Let no verdict move it, or let verdicts move it again.
 
         Raises:

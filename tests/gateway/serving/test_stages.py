@@ -27,7 +27,7 @@ def on_compute_relative_reward(task, candidates, context):
 def move(swarm: Swarm, share: float) -> None:
     [stage] = swarm.stages.pointers.values()
     if share:
-        swarm.stages.promote(stage, stage.version, share, "ann", "because")
+        swarm.stages.promote(stage, stage.version, "ann", "because", share=share)
     else:
         swarm.stages.roll_back(stage, stage.version, "ann", "worse")
 

@@ -43,10 +43,14 @@ def may(scope: TokenScope, path: str) -> bool:
     """What the contract says, written independently of the routes."""
     if scope == "admin":
         return True
-    if path.startswith(("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_", "/record_")):
+    if path.startswith(
+        ("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_", "/record_", "/follow_")
+    ):
         return scope == "claim"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path.startswith("/v1/models")
+    if path in ("/policies", "/policies/explain"):
+        return True
     return path in ("/status", "/metrics", "/openapi.json", "/code", "/config", "/config/{number}") or path.startswith(
         ("/get_engine", "/get_cur", "/get_server", "/get_verbose")
     )

@@ -74,14 +74,14 @@ def test_each_change_is_the_next_version_and_one_row_and_any_beginning_of_the_ro
                         terms = {"challenger": before.challenger, "stage": before.label, "share": 0.0}
                         comparisons.add(pair(f"g{groups}", ours=value[0], theirs=value[1], **terms))
                 case "promote":
-                    stages.promote(before, before.version, value, "ann", "because")
+                    stages.promote(before, before.version, "ann", "because", share=value)
                 case "roll_back":
                     stages.roll_back(before, before.version, "ann", "because")
                 case "pin":
-                    stages.pin(before, before.version, value, "ann", "because")
+                    stages.pin(before, before.version, "ann", "because", pinned=value)
                 case "stale":
                     with pytest.raises(ConflictError, match="has moved since"):
-                        stages.promote(before, before.version - 1, None, "bob", "late")
+                        stages.promote(before, before.version - 1, "bob", "late")
                     assert stages.find("chat", "") is before
                 case _:
                     stages.begin_run(f"run{number}")
@@ -105,7 +105,7 @@ def test_each_change_is_the_next_version_and_one_row_and_any_beginning_of_the_ro
 def test_of_two_who_saw_the_same_one_moves_it() -> None:
     stages, _ = opened()
     saw = stages.find("chat", "gpt")
-    stages.promote(saw, saw.version, None, "ann", "first")
+    stages.promote(saw, saw.version, "ann", "first")
     with pytest.raises(
         ConflictError, match=r"has moved since version 1: it is canary 0\.05 \(version 2, by ann: first\)"
     ):
@@ -201,7 +201,7 @@ async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_befor
 
         def move(stages: Stages, seen: ServingStage = before) -> ServingStage:
             if seen.share < 1:
-                return stages.promote(seen, seen.version, None, "ann", "up")
+                return stages.promote(seen, seen.version, "ann", "up")
             return stages.roll_back(seen, seen.version, "ann", "down")
 
         moving = asyncio.create_task(controller.episodes.move_stage(move))
