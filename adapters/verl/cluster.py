@@ -20,7 +20,7 @@ import psutil
 from adapters.verl.config import Device
 from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.machine import cluster_address
-from adapters.verl.weights_socket import RUN_VARIABLE
+from adapters.verl.meeting import RUN_VARIABLE
 from swarm.job import TrainJob
 from swarm.link.imported import ImportedCode, imported, top_level
 from swarm.link.segments import remove_segments
