@@ -88,7 +88,9 @@ class SwarmTrainer(PPOTrainerSync):
         worker = SwarmCpuWorker if self.config.trainer.device == "cpu" else SwarmWorker
         self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(worker))
         RolloutReplicaRegistry.register("vllm", self._replica_class)
-        self.stage("loading the model into the trainer", str(self.config.actor_rollout_ref.model.path))
+        step = self._checkpoints.latest() if self.config.trainer.resume_mode == "auto" else 0
+        what = f"checkpoint of step {step}" if step else str(self.config.actor_rollout_ref.model.path)
+        self.stage("loading the model into the trainer", what)
         # verl imports vLLM only when the model is loaded, which is in another process: do it meanwhile
         threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
 
