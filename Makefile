@@ -43,7 +43,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n $$(($$(nproc) + 1)) --dist worksteal $(ARGS)
 
 test-engine: $(READY)
-	$(BIN)/python -m pytest -m engine tests $(ARGS)
+	$(BIN)/python -m pytest -m engine tests/engine $(ARGS)
 
 # opt-in: other people's clients, each in an environment of its own under .client-envs (needs uv, npm and Node 20; clients that need a later Node bring it)
 test-clients: $(READY)
@@ -66,7 +66,7 @@ $(GPU_PINS)/.ready: requirements/gpu.lock requirements/cpu.lock pyproject.toml |
 
 test-gpu-pins: $(GPU_PINS)/.ready
 	$(GPU_PINS)/bin/python -m pytest -m "not engine" -n auto --dist worksteal tests/adapters/verl $(ARGS)
-	$(GPU_PINS)/bin/python -m pytest -m engine tests $(ARGS)
+	$(GPU_PINS)/bin/python -m pytest -m engine tests/engine $(ARGS)
 
 # opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact
 test-lowest: $(READY)

@@ -17,6 +17,11 @@ _ADDED = {
     "job": "swarm.agentjet.yaml_job:read_job",
     # loads a workflow: like :func:`swarm.client.workflow.load_workflow`, in two forms more
     "workflow": "swarm.agentjet.workflow:load_workflow",
+    # what the server does for clients that were written for another server: a subclass of
+    # :class:`swarm.server.foreign.ForeignClients`
+    "foreign_clients": "swarm.agentjet.compat:AgentJetClients",
+    # what they are answered in place of "the prompt is too long": (error, job, owner of the call) -> answer, or None
+    "overflow_answer": "swarm.agentjet.compat:overflow_answer",
     # verl's engine for language models, as a subclass
     "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }

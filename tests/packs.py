@@ -59,7 +59,6 @@ PACKS: dict[str, Pack] = {
         ("swarm.agentjet", "gateway.cli.agentjet"),
         (
             "tests/swarm/agentjet",
-            "tests/swarm/server/*agentjet*.py",
             "tests/gateway/cli/test_agentjet.py",
             "tests/adapters/verl/test_agentjet_job.py",
             "tests/clients/test_agentjet.py",

@@ -59,6 +59,10 @@ class Checkpoints:
         those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
         set_aside(self._folder, after=_latest(self._folder) if resumes else 0)
 
+    def latest(self) -> int:
+        """The step of the latest; 0 where there is none."""
+        return _latest(self._folder)
+
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
         self._rewards.append(mean)

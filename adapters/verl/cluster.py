@@ -20,13 +20,13 @@ import psutil
 from adapters.verl.config import Device
 from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.machine import cluster_address
-from adapters.verl.weights_socket import RUN_VARIABLE
+from adapters.verl.meeting import RUN_VARIABLE
 from swarm.job import TrainJob
 from swarm.link.imported import ImportedCode, imported, top_level
 from swarm.link.segments import remove_segments
 
-#: Ray puts sockets at ``<temp>/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
-MAX_TEMP_LENGTH = 36
+#: Ray puts sockets at ``<temp>/ray/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
+MAX_TEMP_LENGTH = 32
 #: tries to start a cluster
 RAY_STARTS = 3
 #: actors of one run, each of which asks Ray for one CPU that it does not use up
@@ -42,7 +42,7 @@ class RayFolder:
     whoever cleans up is removed here.
 
     Attributes:
-        path: where Ray puts its sessions; short enough for sockets and for this user only.
+        path: holds Ray's sessions; short enough for sockets and for this user only.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -120,7 +120,8 @@ def init_arguments(
         return {**common, "address": cluster_address(), **chosen}
     local: dict[str, Any] = {
         "address": "local",
-        "_temp_dir": str(temp_dir),
+        # Ray opens its own folder to everybody
+        "_temp_dir": str(temp_dir / "ray"),
         "_node_ip_address": "127.0.0.1",
         "num_cpus": LOGICAL_CPUS,
         "include_dashboard": False,

@@ -28,9 +28,9 @@ from adapters.verl.cluster import (
 )
 from adapters.verl.core_log import LAG, core_exception
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.output import spare_output
-from adapters.verl.weights_socket import RUN_VARIABLE
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
@@ -150,8 +150,10 @@ class _Run:
         chosen = f"on {device}, serving {serving}{' (auto)' if job.serving == 'auto' else ''}, {parsers}"
         print(f"engine: {model} {chosen}", flush=True)
         link.send(BootProgress(stage="starting Ray", detail=chosen))
-        os.environ.update(environment)
         self._ray_folder = RayFolder(self._run_dir)
+        if job.nnodes == 1:
+            environment[RANKS_FOLDER] = str(self._ray_folder.path)
+        os.environ.update(environment)
 
         import ray
 

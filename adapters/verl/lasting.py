@@ -6,7 +6,12 @@ its device in the same place again. Imported by whoever starts vLLM: it imports 
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 import ray
+from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from adapters.verl.replicas import FIRST_SERVER, check_serving, has_server
@@ -20,19 +25,24 @@ class LastingReplica(vLLMReplica):
     """
 
     taken_over = False
+    #: of :func:`start_early`
+    early: Future[None] | None = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(lifetime="detached")(vLLMHttpServer)
 
     async def launch_servers(self) -> None:
-        """Start the server, or take over the one that serves."""
-        if not has_server():
+        """Start the server, or take over the one that was started early or serves."""
+        if self.early is not None:
+            await asyncio.wrap_future(self.early)
+        elif not has_server():
             await super().launch_servers()
             return
         server = ray.get_actor(FIRST_SERVER)
-        check_serving(server)
-        self.taken_over = True
+        if self.early is None:
+            check_serving(server)
+            self.taken_over = True
         self.servers = [server]
         self._server_handle = server
         host, port = await server.get_server_address.remote()
@@ -40,3 +50,23 @@ class LastingReplica(vLLMReplica):
 
     async def sleep(self) -> None:
         """Nothing: it serves while the trainer computes. verl's own waits until no request runs."""
+
+
+class _NoDevice:
+    """In the place of a worker, whose device verl asks for to have vLLM share it."""
+
+    class __ray_call__:
+        @staticmethod
+        async def remote(_: Any) -> tuple[str, str]:
+            return ray.get_runtime_context().get_node_id(), "0"
+
+
+def start_early(config: Any) -> None:
+    """Begin to start the server of a run on a CPU, by verl's full configuration, before the trainer has a worker.
+
+    Each of both loads libraries for some ten seconds, on one core; a GPU, which they share, is left to one at a time.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    replica = LastingReplica(0, rollout, config.actor_rollout_ref.model, rollout.n_gpus_per_node)
+    replica.rollout_mode, replica.workers = RolloutMode.HYBRID, [_NoDevice()]
+    LastingReplica.early = ThreadPoolExecutor(1, "vllm").submit(asyncio.run, vLLMReplica.launch_servers(replica))

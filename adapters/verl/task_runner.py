@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import ray
 
 from adapters.verl import deadline
 from adapters.verl.output import spare_output
-from adapters.verl.replicas import has_server
+from adapters.verl.replicas import has_server, outlives_trainer
 from swarm.job import ServingMode
 from swarm.link.engine import EngineEnd
 from swarm.link.imported import ImportedCode, imported
@@ -59,6 +58,12 @@ class TaskRunner:
             OmegaConf.resolve(config)
             queue = ThreadPoolExecutor(1).submit(tq.init, config.transfer_queue)
 
+            if config.trainer.device == "cpu" and outlives_trainer(config) and not has_server():
+                # vLLM takes longest
+                from adapters.verl.lasting import start_early
+
+                start_early(config)
+
             from verl.trainer.ppo.utils import need_critic, need_reference_policy
             from verl.utils.config import validate_config
             from verl.utils.logging_utils import configure_verl_logging
@@ -79,15 +84,15 @@ class TaskRunner:
         validate_config(
             config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-        with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
-            queue.result()
         trainer: Any = None
         succeeded = False
         try:
             feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
-            with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder), _announce_vllm(self._link):
+            with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder):
                 trainer = SwarmTrainer(config, self._link, feed, folder, serves_on)
                 trainer.init()
+            with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
+                queue.result()
             trainer.fit(feed)
             succeeded = True
         except StopRequested:
@@ -106,28 +111,3 @@ def _leave() -> None:
 
     # Ray ends the rest when the driver, which has lost the server too, goes
     os._exit(1)
-
-
-class _announce_vllm:
-    """Reports the stage "starting vLLM" when verl creates the server: verl's setup has no hook between its parts."""
-
-    def __init__(self, link: EngineEnd) -> None:
-        self._link = link
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="announce-vllm", daemon=True)
-
-    def __enter__(self) -> None:
-        if has_server():
-            # it serves, and is taken over
-            self._done.set()
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(timeout=5.0)
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.5):
-            if has_server():
-                self._link.send(BootProgress(stage="starting vLLM"))
-                return

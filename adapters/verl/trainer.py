@@ -23,7 +23,7 @@ from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
-from adapters.verl.replicas import VllmServers, outlives_trainer
+from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, Warned, WeightSync
@@ -87,11 +87,22 @@ class SwarmTrainer(PPOTrainerSync):
 
         worker = SwarmCpuWorker if self.config.trainer.device == "cpu" else SwarmWorker
         self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(worker))
-        if outlives_trainer(self.config):
-            RolloutReplicaRegistry.register("vllm", _lasting_replica)
-        self.stage("loading the model into the trainer", str(self.config.actor_rollout_ref.model.path))
+        RolloutReplicaRegistry.register("vllm", self._replica_class)
+        step = self._checkpoints.latest() if self.config.trainer.resume_mode == "auto" else 0
+        what = f"checkpoint of step {step}" if step else str(self.config.actor_rollout_ref.model.path)
+        self.stage("loading the model into the trainer", what)
         # verl imports vLLM only when the model is loaded, which is in another process: do it meanwhile
         threading.Thread(target=importlib.import_module, args=(VLLM_MODULE,), daemon=True).start()
+
+    def _replica_class(self) -> type[RolloutReplica]:
+        """Of vLLM; verl asks for it when the trainer has its model."""
+        # it imports vLLM
+        from adapters.verl.lasting import LastingReplica, vLLMReplica
+
+        lasts = outlives_trainer(self.config)
+        if LastingReplica.early or not (lasts and has_server()):
+            self.stage("starting vLLM")
+        return LastingReplica if lasts else vLLMReplica
 
     def on_init_end(self) -> None:
         self._replicas = VllmServers(self.llm_server_manager)
@@ -216,10 +227,3 @@ class SwarmTrainer(PPOTrainerSync):
         metrics |= self._feed.metrics
         metrics |= self._replicas.take_histories()
         self._feed.report(self.global_steps, plain_metrics(metrics))
-
-
-def _lasting_replica() -> type[RolloutReplica]:
-    # it imports vLLM
-    from adapters.verl.lasting import LastingReplica
-
-    return LastingReplica

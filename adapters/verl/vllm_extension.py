@@ -6,7 +6,7 @@ import vllm._custom_ops as ops
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.platforms import current_platform
 
-from adapters.verl.weights_socket import private_handle
+from adapters.verl.meeting import private_handle
 
 if current_platform.is_cpu():
     # vLLM packs linear weights for oneDNN once and frees the originals: a later load finds nothing to load into, fails

@@ -20,8 +20,8 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from adapters.verl.meeting import meet_in_a_file, private_handle
 from adapters.verl.steps import micro_batch_rows
-from adapters.verl.weights_socket import private_handle
 from swarm.packs import added
 
 #: by how much the trainer lowers its priority on a CPU. At 5, a token takes vLLM as long beside the trainer as without
@@ -100,6 +100,10 @@ class SwarmWorker(ActorRolloutRefWorker):
 
     actor_worker_cls = SwarmTrainingWorker
     ref_worker_cls = SwarmTrainingWorker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        meet_in_a_file()
+        super().__init__(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

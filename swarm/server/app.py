@@ -21,7 +21,7 @@ from swarm.errors import ConfigError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
-from swarm.server.api.agentjet import AgentJetRoutes, StateShown
+from swarm.packs import added
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
@@ -38,6 +38,7 @@ from swarm.server.engine.history import History
 from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
+from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 
 #: in the run folder
@@ -107,14 +108,15 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     # another engine resolves its configuration itself
     resolver = Resolver(config.run_dir) if engine_command is None else None
     changes = Changes(config, controller, supervisor, snapshots, resolver)
+    foreign: ForeignClients = (added("foreign_clients") or ForeignClients)(config, controller, log)
     routes: list[BaseRoute] = [
-        *EpisodeRoutes(config, controller.episodes, meters, names, log).routes(),
+        *EpisodeRoutes(config, controller.episodes, meters, names, log, foreign).routes(),
         *data_plane.routes(),
         *ServingRoutes(data_plane).routes(),
-        *EngineRoutes(controller, changes, StateShown(controller), monitor, audit).routes(),
-        *CodeRoutes(config, changes, snapshots, audit, log).routes(),
+        *EngineRoutes(controller, changes, foreign, monitor, audit).routes(),
+        *CodeRoutes(config, changes, snapshots, audit, log, foreign).routes(),
         *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),
-        *AgentJetRoutes(config, controller, log).routes(),
+        *foreign.routes(),
         *MetricsRoutes(monitor).routes(),
         *PolicyRoutes(controller.episodes, audit).routes(),
         *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),

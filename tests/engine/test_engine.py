@@ -157,6 +157,12 @@ async def check_tools_are_refused(ready: RolloutReady) -> None:
         await upstream.close()
 
 
+def listening(engine: EngineProcess) -> set[str]:
+    """The addresses at which processes of the run take TCP connections."""
+    found = [one for process in engine.processes() for one in process.net_connections("tcp")]
+    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+
+
 def segments() -> set[str]:
     shm = Path("/dev/shm")
     return {path.name for path in shm.iterdir()} if shm.is_dir() else set()
@@ -213,6 +219,8 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert {"starting Ray", "starting vLLM", "first weight sync"} <= {stage for _, _, stage in engine.boot}
         assert (ready.model, ready.policy_version, ready.next_step) == ("tiny", 0, 1)
         assert all(address.startswith("127.0.0.1:") for address in ready.addresses)
+        assert listening(engine) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        assert (tmp_path / "run" / "ray").stat().st_mode & 0o777 == 0o700
         assert distance(await served_logprobs(client, ready), reference_logprobs(model)) < 1e-3
 
         await check_tools_are_refused(ready)

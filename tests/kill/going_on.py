@@ -189,7 +189,9 @@ class GoingOn:
             "hooks": "hooks",
             "port": self._ports[1],
             # episodes of a gateway that was killed are soon given to others
-            **dict.fromkeys(("claim_wait_seconds", "sample_timeout_seconds", "submit_timeout_seconds"), 10.0),
+            **dict.fromkeys(("claim_wait_seconds", "submit_timeout_seconds"), 10.0),
+            # a trainer that was killed is there again in this time, on a busy machine too
+            "sample_timeout_seconds": 30.0,
         }
         text = yaml.safe_dump({"job": job, "swarm": swarm, "gateway": gateway})
         (self.folder / "up.yaml").write_text(text)

@@ -19,12 +19,13 @@ from starlette.routing import BaseRoute
 from swarm.errors import ConflictError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import read_body
 from swarm.protocol import CodeStatus, RefusedResponse, SelectCodeRequest, SyncTrainCodeResponse
-from swarm.server.api.agentjet import refused, without_effect
+from swarm.server.api.engine import refused
 from swarm.server.audit import AuditLog, sender_of
 from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.snapshots import Sent, Snapshots
+from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import VerboseLog
 
 #: code is sent as a zip to this path
@@ -46,6 +47,7 @@ class CodeRoutes:
     snapshots: Snapshots
     audit: AuditLog
     log: VerboseLog
+    foreign: ForeignClients
 
     def routes(self) -> list[BaseRoute]:
         binary = {"type": "string", "format": "binary"}
@@ -96,7 +98,7 @@ class CodeRoutes:
                 sent = Sent(sender_of(request) or caller.name, *texts)
                 done = await self.changes.sync_code(archive, sent, force=flag(request, "force_restart"))
                 details |= _change_details(done)
-                if why := await asyncio.to_thread(without_effect, Path(done.temp_ajet_code_path)):
+                if why := await asyncio.to_thread(self.foreign.without_effect, Path(done.temp_ajet_code_path)):
                     # AgentJet's clients do not show the answer; their monitor shows this
                     self.log.push("code", why)
                     done = done.model_copy(update={"message": f"{done.message}. But {why}"})

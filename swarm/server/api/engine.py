@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.concurrency import ClientGoneError, until_gone
-from swarm.errors import ConflictError, NotFoundError
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.protocol import (
     RefusedResponse,
     ResolveConfigRequest,
@@ -29,16 +29,17 @@ from swarm.protocol import (
     SyncTrainConfigRequest,
     SyncTrainConfigResponse,
 )
-from swarm.server.api.agentjet import StateShown, refused, sees_uuids
+from swarm.server.api.pool import episode_buffer, pool_information
 from swarm.server.audit import AuditLog
-from swarm.server.auth import ControlRoute
+from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.history import History
 from swarm.server.engine.runs import MAX_STEPS
+from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import EPISODES, Monitor, VerboseLog
 from swarm.states import EngineState
-from swarm.status import EngineStatus, ServerStatus
+from swarm.status import EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
 
 #: why a route that changes what is on disk may be refused for now
 BACKLOG = "the journal or the engine cannot take it now; `retry-after` says when to come back"
@@ -46,13 +47,19 @@ MAX_WAIT = 60.0
 MAX_EPISODES = 10_000
 
 
+def refused(exc: SwarmGatewayError, status: int) -> Response:
+    """A refusal of a job or of code, in AgentJet's words."""
+    body = RefusedResponse(success=False, error=exc.message, code=exc.code or "refused")
+    return Response(body.model_dump_json(), status, {"x-should-retry": "false"}, media_type="application/json")
+
+
 @dataclass(frozen=True)
 class EngineRoutes:
-    """``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
+    """``/start_engine``, ``/stop_engine``, ``/get_engine_status``, ``/status`` and the pool's counts."""
 
     controller: Controller
     changes: Changes
-    shown: StateShown
+    foreign: ForeignClients
     monitor: Monitor
     audit: AuditLog
 
@@ -64,14 +71,17 @@ class EngineRoutes:
             ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
             ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
             ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
+            ControlRoute("GET", "/get_current_batch_rollout_pool_information", self.pool_information, "read"),
+            # it shows the ids of everyone's episodes, and whoever knows an episode's id may end it
+            ControlRoute("POST", "/get_episode_buffer", self.get_episode_buffer, "admin"),
         ]
 
     async def start_engine(self, request: Request) -> StartEngineResponse:
         """Start the engine with the synced job."""
         async with self.audit.command(request, "engine start"):
             pid = await self.changes.start()
-        # AgentJet's client must not see the state from before the start when it looks next
-        await asyncio.sleep(self.shown.until_forgotten())
+        # a client with a cache must not see the state from before the start when it looks next
+        await asyncio.sleep(self.foreign.until_forgotten())
         return StartEngineResponse(success=True, pid=pid)
 
     async def stop_engine(self, request: Request) -> SuccessResponse:
@@ -87,7 +97,7 @@ class EngineRoutes:
 
         It stays WEIGHT_SYNCING for some seconds after clients agreed to a sync.
         """
-        return self.shown.status() if exact is None else self.controller.engine_status()
+        return self.foreign.status() if exact is None else self.controller.engine_status()
 
     async def status(
         self,
@@ -111,8 +121,18 @@ class EngineRoutes:
                 await until_gone(request.receive, waiting)
             except ClientGoneError:
                 return Response(status_code=499)
-        status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=sees_uuids(request))
+        caller: TokenHolder = request.scope["caller"]
+        status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=caller.sees_uuids)
         return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status
+
+    async def pool_information(self, request: Request) -> PoolInformation:
+        """What the current batch has and still needs."""
+        caller: TokenHolder = request.scope["caller"]
+        return pool_information(self.controller, whole_uuids=caller.sees_uuids)
+
+    async def get_episode_buffer(self) -> EpisodeBufferResponse:
+        """The running episodes."""
+        return episode_buffer(self.controller)
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ from swarm.protocol import (
     SuccessResponse,
     WithdrawClaimRequest,
 )
-from swarm.server.api import agentjet
 from swarm.server.api.engine import BACKLOG
 from swarm.server.auth import ClientNames, ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.episodes.episode import LATE_CODES, ClaimWish, Grant
+from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts
 
@@ -69,6 +69,7 @@ class EpisodeRoutes:
     meters: Meters
     names: ClientNames
     log: VerboseLog
+    foreign: ForeignClients
 
     def routes(self) -> list[BaseRoute]:
         claims = {409: "an idempotency key of another claim", 503: BACKLOG}
@@ -149,11 +150,11 @@ class EpisodeRoutes:
         try:
             dropped = await self.episodes.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key)
         except ConflictError as exc:
-            # AgentJet's client sends no keys
-            if key or exc.code not in LATE_CODES:
+            late = None if key or exc.code not in LATE_CODES else self.foreign.late_end(exc)
+            if late is None:
                 raise
             self.log.push("episodes", exc.message)
-            return agentjet.late_end(exc)
+            return late
         return self._ended(dropped, [wanted])
 
     async def end_group(self, request: Request, wanted: EndGroupRequest) -> EndedResponse:
@@ -230,8 +231,9 @@ class EpisodeRoutes:
             unless_batch_waits=wanted.unless_batch_waits,
         )
         wait = wanted.wait_seconds
-        if not as_group and "wait_seconds" not in wanted.model_fields_set:
-            wish, wait = wish._replace(while_closed=True), agentjet.HELD_SECONDS
+        held = self.foreign.held_seconds
+        if held is not None and not as_group and "wait_seconds" not in wanted.model_fields_set:
+            wish, wait = wish._replace(while_closed=True), held
         came = time.monotonic()
         try:
             outcome = await self.episodes.claim(wish, wait, request.receive)

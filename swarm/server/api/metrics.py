@@ -83,6 +83,7 @@ def _engine(status: ServerStatus) -> Iterator[Metric]:
     states = {state.name.lower(): float(state is status.engine.engine_status) for state in EngineState}
     yield gauge("swarm_engine_state", "1 for the state that the engine is in", states, "state")
     yield gauge("swarm_engine_state_seconds", "Since the engine entered its state", status.engine_seconds)
+    yield gauge("swarm_engine_warnings", "Warnings of this engine that `/status` tells", len(status.warnings))
     yield gauge("swarm_policy_version", "Step whose weights are served", status.engine.global_step)
     yield counter("swarm_weight_syncs", "Entries into WEIGHT_SYNCING", status.weight_syncs)
 

@@ -30,11 +30,11 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.asgi import bearer, error_response, read_json
+from swarm.packs import added
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.agentjet_answers import answers_overflow, overflow_answer, overflow_chunks
-from swarm.server.dataplane.answers import Body
+from swarm.server.dataplane.answers import Body, chunks_of
 from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
@@ -210,9 +210,9 @@ class DataPlane:
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except ContextLengthError as exc:
-            if not answers_overflow(controller.job, owner):
+            if (instead := self._instead_of(exc, owner)) is None:
                 raise
-            content = encode(dialect.answer(asked, overflow_answer(exc, controller.job)))
+            content = encode(dialect.answer(asked, instead))
             return Response(content, media_type="application/json", headers=dict(headers))
         headers = {POLICY_VERSION: str(done.version), **headers}
         if group_size is not None:
@@ -244,16 +244,21 @@ class DataPlane:
     async def _or_overflow(
         self, chunks: AsyncGenerator[list[Body]], owner: CallOwner, *, usage: bool
     ) -> AsyncGenerator[list[Body]]:
-        """``chunks``, or AgentJet's answer to a prompt that is too long."""
+        """``chunks``, or the answer of :meth:`_instead_of`."""
         try:
             async with aclosing(chunks):
                 async for together in chunks:
                     yield together
         except UpstreamRefusalError as exc:
-            job = self.controller.job
-            if (error := too_long(exc, job)) is None or not answers_overflow(job, owner):
+            error = too_long(exc, self.controller.job)
+            if error is None or (instead := self._instead_of(error, owner)) is None:
                 raise
-            yield overflow_chunks(overflow_answer(error, job), usage=usage)
+            yield chunks_of(instead, usage=usage)
+
+    def _instead_of(self, error: ContextLengthError, owner: CallOwner) -> Body | None:
+        """What a pack answers to a prompt that is too long; ``None``: the error stands."""
+        answer = added("overflow_answer")
+        return answer(error, self.controller.job, owner) if answer else None
 
 
 class EventStreamResponse(Response):

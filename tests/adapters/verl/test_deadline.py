@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters.verl.deadline import deadline, forget_deadline, passed_deadline
-from adapters.verl.weights_socket import RUN_VARIABLE, private_handle
+from adapters.verl.meeting import RUN_VARIABLE, private_handle
 
 HANG = """
 import threading, sys

@@ -161,8 +161,8 @@ while time.monotonic() < end:
 @pytest.mark.parametrize("answer", COSTLY)
 def test_one_bad_answer_does_not_cost_the_others_their_reward(gateway: Gateway, answer: str) -> None:
     good = "def f(x):\n    return x * 2\n"
-    tests = [{"call": "f(2)", "returns": 4.0}, {"call": "f(1.5)", "returns": 3.0}, "assert f(3) == 6"]
-    rewards = gateway.rewards([good, COSTLY[answer], good], *tests)
+    # one test: some of the answers use up all of its time
+    rewards = gateway.rewards([good, COSTLY[answer], good], {"call": "f(2)", "returns": 4.0})
     assert rewards == [1.0, 0.0, 1.0]
 
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from starlette.applications import Starlette
 
+from swarm.agentjet import compat
 from swarm.agentjet.yaml_job import convert
 from swarm.job import dump_job
 from swarm.link.messages import RolloutReady
-from swarm.server.api import agentjet
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -26,8 +26,8 @@ from swarm.types import StepResult
 from tests.standins import engine
 from tests.standins.vllm import ENGINE_MODEL, ScriptedVllm
 from tests.standins.vllm import listening as serving
+from tests.swarm.agentjet.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient, Claimed
 from tests.swarm.agentjet.test_yaml_job import composed
-from tests.swarm.server.agentjet_client import NO_EPISODES, POST_ROLLING, SYNCING, AgentJetClient, Claimed
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -170,7 +170,7 @@ async def test_from_sync_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_the_engine_tells_why_there_is_nothing_to_claim(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentjet, "HELD_SECONDS", 0.01)
+    monkeypatch.setattr(compat.AgentJetClients, "held_seconds", 0.01)
     client = await swarm.start()
     running = [await run(client.begin_episode) for _ in range(4)]
     refused = await run(client.claim_once, "train", 240.0, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from swarm.server.api.agentjet import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
+from swarm.agentjet.compat import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
@@ -19,9 +19,9 @@ from swarm.status import EngineStatus
 from tests.standins import engine
 from tests.standins.vllm import ScriptedVllm
 from tests.standins.vllm import listening as serving
-from tests.swarm.server.agentjet_client import AgentJetClient, AprilClient
+from tests.swarm.agentjet.agentjet_client import AgentJetClient, AprilClient
+from tests.swarm.agentjet.test_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
 from tests.swarm.server.batching.conftest import Clock
-from tests.swarm.server.test_agentjet_conformance import ROOT, Swarm, eventually, job_config, rollout, run, served
 
 pytestmark = pytest.mark.anyio
 ANY, ALL = "rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight"

@@ -1,0 +1,201 @@
+"""What the server does for AgentJet's clients: routes that only they and their monitors use, those of its trainer, and
+answers in AgentJet's words.
+
+Invariant: names of other callers' episodes are given in full only to callers that may do anything; requests of
+AgentJet's own trainer are refused and change nothing.
+
+AgentJet's trainer registers episodes and reports its state over HTTP. Here the server drives the engine over its own
+link (:mod:`swarm.link`), and claims create the episodes, so AgentJet's trainer cannot be plugged in: if it were
+answered with success, it would wait for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from adapters.dialects import ChatDialect
+from swarm.errors import ConflictError, ContextLengthError
+from swarm.job import TrainJob
+from swarm.link.imported import top_level
+from swarm.protocol import (
+    BoolResponse,
+    IsEpisodeClaimedRequest,
+    LateEndResponse,
+    ServerExperimentDirResponse,
+    SuccessResponse,
+)
+from swarm.server.auth import ControlRoute
+from swarm.server.dataplane.calls import CallOwner
+from swarm.server.engine.controller import Controller
+from swarm.server.foreign import ForeignClients
+from swarm.states import EngineState
+from swarm.status import (
+    EngineStatus,
+    PushVerboseLogRequest,
+    VerboseLogsResponse,
+)
+
+#: Its clients of March and April 2026 cache the engine's state for 0.5 s.
+REMEMBERED_SECONDS = 0.6
+#: Every 5 s its clients check, in a slightly old state, whether the sync that they agreed to has begun.
+SHOWN_SECONDS = 7.0
+
+#: How long a claim waits for the next batch to open: refused, its clients would sleep for 15 s. They give a request up
+#: after 30 s.
+HELD_SECONDS = 20.0
+
+#: what its agents look for
+SIGNATURE = "AgentJet: Exceeded max model context length. token_overflow"
+
+#: Paths that AgentJet's trainer posts to.
+TRAINER_PATHS = (
+    "/register_episode",
+    "/update_engine_status",
+    "/update_current_batch_rollout_pool_information",
+    "/update_current_batch_rollout_pool_information_and_fetch_instruction",
+)
+
+
+class StateShown:
+    """The engine's state as AgentJet's clients must see it (``/get_engine_status``), because they poll it rarely.
+
+    A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, even if the engine rolls again or is
+    done: otherwise a client that agreed would wait for ever. Whoever believes it merely claims later.
+    """
+
+    def __init__(self, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._offline_told = -math.inf
+
+    def status(self) -> EngineStatus:
+        status = self._controller.engine_status()
+        boots = status.engine_status is EngineState.BOOTING
+        if not boots and self._clock() - self._controller.episodes.agreement_over < SHOWN_SECONDS:
+            shown = EngineState.WEIGHT_SYNCING
+            detail = status.engine_status_detail
+            if status.engine_status is not shown:
+                detail = f"the sync that clients agreed to is over; the engine is {status.engine_status}: {detail}"
+            return status.model_copy(update={"engine_status": shown, "engine_status_detail": detail})
+        if status.engine_status is EngineState.OFFLINE:
+            self._offline_told = self._clock()
+        return status
+
+    def until_forgotten(self) -> float:
+        """Seconds until no client still has OFFLINE in its cache."""
+        return max(0.0, self._offline_told + REMEMBERED_SECONDS - self._clock())
+
+
+class AgentJetClients(ForeignClients):
+    """What AgentJet's client needs beside claims and ends."""
+
+    held_seconds = HELD_SECONDS
+
+    @cached_property
+    def _shown(self) -> StateShown:
+        return StateShown(self.controller)
+
+    def status(self) -> EngineStatus:
+        """See :class:`StateShown`."""
+        return self._shown.status()
+
+    def until_forgotten(self) -> float:
+        """See :class:`StateShown`."""
+        return self._shown.until_forgotten()
+
+    def without_effect(self, code: Path) -> str:
+        """AgentJet's client sends the package of its own trainer."""
+        if top_level(code) != ["ajet"]:
+            return ""
+        return (
+            "the folder has only `ajet`, AgentJet's own trainer, which nothing here imports: what was changed in it "
+            "has no effect. This engine's trainer is verl with the modules in `adapters/verl`"
+        )
+
+    def late_end(self, error: ConflictError) -> Response:
+        """Its client reads a 400 with these words as «go on», and every other error as «run the task once more»."""
+        body = LateEndResponse(
+            success=False,
+            error=error.message,
+            code=error.code or "conflict",
+            detail=f"{error.message} (as in {EngineState.WEIGHT_SYNCING}: an end that comes too late is an abort)",
+        )
+        return Response(body.model_dump_json(), 400, {"x-should-retry": "false"}, media_type="application/json")
+
+    def routes(self) -> list[BaseRoute]:
+        always = {409: "always"}
+        return [
+            ControlRoute("POST", "/is_episode_claimed", self.is_episode_claimed, "claim"),
+            ControlRoute("GET", "/get_server_experiment_dir", self.get_server_experiment_dir, "read"),
+            ControlRoute("POST", "/push_verbose_log", self.push_verbose_log, "admin"),
+            ControlRoute("GET", "/get_verbose_logs", self.get_verbose_logs, "read"),
+            *(ControlRoute("POST", path, self.trainer, "admin", refusals=always) for path in TRAINER_PATHS),
+        ]
+
+    async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
+        """Whether an episode runs."""
+        controller = self.controller
+        return BoolResponse(success=controller.has_job and controller.pool.running.get(wanted.episode_uuid) is not None)
+
+    async def get_server_experiment_dir(self) -> ServerExperimentDirResponse:
+        """The run folder."""
+        folder = str(self.config.run_dir.absolute()) if self.controller.has_job else None
+        return ServerExperimentDirResponse(server_experiment_dir=folder)
+
+    async def push_verbose_log(self, wanted: PushVerboseLogRequest) -> SuccessResponse:
+        """Show a line in the monitor for half a minute."""
+        self.log.push(wanted.tag, wanted.message)
+        return SuccessResponse(success=True)
+
+    async def get_verbose_logs(self) -> VerboseLogsResponse:
+        """The lines that the monitor shows now."""
+        return VerboseLogsResponse(entries=self.log.entries())
+
+    async def trainer(self, request: Request) -> Response:
+        """Refused: for AgentJet's own trainer."""
+        raise ConflictError(
+            f"{request.url.path} is for AgentJet's own trainer; this server drives its engine over a link of its own: "
+            "sync a job (POST /sync_train_config) and start it (POST /start_engine)",
+            code="foreign_trainer",
+        )
+
+
+def overflow_answer(error: ContextLengthError, job: TrainJob, owner: CallOwner) -> dict[str, Any] | None:
+    """The chat completion in place of ``error`` to a call of an episode, for jobs in AgentJet's form.
+
+    An agent written for AgentJet is told by an answer, not by an error, that its conversation has become too long: it
+    looks for :data:`SIGNATURE` in it, and ends the episode with the reward that it has earned by then. A group, whose
+    answer may go to a user of the gateway, is never answered so. Nothing of such an answer was sampled or is recorded.
+    """
+    if job.dialect != "agentjet" or len(owner.episodes) != 1 or owner.episodes[0].claim.group_uuid:
+        return None
+    prompt = int(error.body()["error"]["prompt_tokens"])
+    words = (
+        f"{SIGNATURE}(prompt_token_length.{prompt}>=max_model_len.{job.max_model_len}"
+        f"-max_response_length_in_one_turn.{job.max_turn_length or 0})"
+    )
+    return {
+        "id": f"{ChatDialect.id_prefix}{secrets.token_hex(16)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": job.model_name,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": words},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
+        ],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
+    }
