@@ -25,7 +25,7 @@ from gateway.rollout.unrecorded import straight
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.serving.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
-from gateway.serving.sides import Draw
+from gateway.serving.sides import LONGEST_WAIT, Draw
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
@@ -124,6 +124,9 @@ class Pipeline:
             asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
             asked.left_out.add(incoming.call.left_out)
             behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
+            # with an incumbent at hand, nobody waits for a training step
+            waits = {"claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT), "offline_wait_seconds": 0.0}
+            training = replace(training, settings=training.settings.model_copy(update=waits))
             try:
                 outcome = await self._trained(asked, route, training, behind_it)
             except RequestError as exc:

@@ -22,6 +22,8 @@ from swarm.evidence.stages import ServingStage
 
 #: Asks for a side, where it serves.
 SIDE = "x-swarm-side"
+#: Seconds for which a request of the challenger's waits for its turn; then the incumbent answers.
+LONGEST_WAIT = 1.0
 #: Conversations whose side is remembered, the latest.
 _MOST = 100_000
 #: Seconds for which a conversation that is not known may have begun before the last move of the share.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from swarm.evidence.pairs import Pair
+from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway, ask, gateway_before, write_hooks
 from tests.gateway.serving.test_shadow import became, pairs_of, serve
 from tests.standins.swarm import Swarm, error
@@ -74,6 +75,15 @@ async def test_what_the_challenger_cannot_the_incumbent_answers(
         await swarm.until(lambda: len(pairs_of(swarm)) == 2)
     assert {(pair.challenger.failed, pair.side) for pair in pairs_of(swarm)} == {(1, "challenger")}
     assert not swarm.open_episodes
+
+
+async def test_nobody_waits_for_a_training_step(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
+        await knows(http, "live")
+        await swarm.set_state(EngineState.WEIGHT_SYNCING)
+        async with asyncio.timeout(10):
+            response = await ask(http)
+        assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
 
 
 async def test_a_canary_has_both_sides_and_a_conversation_keeps_its_own(
