@@ -17,6 +17,8 @@ _ADDED = {
     "job": "swarm.agentjet.yaml_job:read_job",
     # loads a workflow: like :func:`swarm.client.workflow.load_workflow`, in two forms more
     "workflow": "swarm.agentjet.workflow:load_workflow",
+    # what a gateway serves at /ui, of its configuration and its keys
+    "page": "gateway.page.page:WebPage",
     # verl's engine for language models, as a subclass
     "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }

@@ -36,6 +36,8 @@ Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 
 
 #: The choices of ``--scope``; the server's own list decides.
 Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])
+#: Of ``--page``: the key's own list decides.
+Page = StrEnum("Page", ["LOOK", "JUDGE", "DECIDE"])
 
 
 @keys.command("create")
@@ -55,7 +57,13 @@ def create_key(
         ),
     ] = None,
     expires: Expires = None,
-    admin: Annotated[bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload")] = False,
+    page: Annotated[
+        Page | None,
+        typer.Option(help="what it opens of the page (`ui`): each also the ones before it; default: nothing"),
+    ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload, and all of the page")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once. A running gateway takes it within about a second."""
@@ -69,6 +77,7 @@ def create_key(
         requests_per_minute=requests_per_minute,
         max_in_flight=max_in_flight,
         train=train,
+        page=page and page.value,
         lifetime=parse_lifetime(expires),
     )
     if as_json:
@@ -90,6 +99,7 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
     for key in keys:
         parts = [f"{key.id}  {key.label:<24} {key.state(datetime.now(UTC)):<8}", ",".join(key.routes or ["all routes"])]
         parts += ["admin"] if key.admin else []
+        parts += [f"page: {key.page}"] if key.page else []
         parts += [f"{key.requests_per_minute}/min"] if key.requests_per_minute else []
         parts += [f"{key.max_in_flight} at once"] if key.max_in_flight else []
         parts += [] if key.train is None else ["trained" if key.train else "never trained"]
