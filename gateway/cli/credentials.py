@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
-    from gateway.keys.store import KeyFile
+    from gateway.keys.store import KeyFile, PageScope
     from swarm.credentials import Credential
 
 keys = typer.Typer(help="Keys of applications, kept as digests; a running gateway takes them.", no_args_is_help=True)
@@ -77,7 +77,7 @@ def create_key(
         requests_per_minute=requests_per_minute,
         max_in_flight=max_in_flight,
         train=train,
-        page=page and page.value,
+        page=cast("PageScope | None", page and str(page)),
         lifetime=parse_lifetime(expires),
     )
     if as_json:

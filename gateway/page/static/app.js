@@ -64,6 +64,7 @@ function sayGone() {
 async function open(again = false) {
   const mine = ++opening;
   clearTimeout(timer);
+  if (!again) toastBox.className = "toast";
   if (!app.me && !(await known())) return;
   const [, name = "groups", rest = ""] = /^#\/(\w+)\/?(.*)$/s.exec(location.hash) ?? [];
   const [part, params = ""] = rest.split("?");

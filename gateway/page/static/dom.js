@@ -64,7 +64,7 @@ export function age(at, before = "", after = " ago") {
 function tell(element) {
   const [before, after] = JSON.parse(element.dataset.words);
   const seconds = Math.max(0, Date.now() / 1000 - Number(element.dataset.at));
-  element.textContent = seconds < 5 ? `${before}just now` : `${before}${span(seconds)}${after}`;
+  element.textContent = seconds < 5 ? `${before}just now` : `${before}${span(Math.max(5, Math.round(seconds)))}${after}`;
 }
 
 /** Bring all ages up to date. */

@@ -119,6 +119,8 @@ export function differences(text, base) {
     for (let j = others.length - 1; j >= 0; j--)
       lengths[i * width + j] =
         words[i] === others[j] ? lengths[(i + 1) * width + j + 1] + 1 : Math.max(lengths[(i + 1) * width + j], lengths[i * width + j + 1]);
+  // where hardly anything is shared, marks would say nothing
+  if (lengths[0] < 0.5 * words.length) return [[text, false]];
   const parts = [];
   for (let i = 0, j = 0; i < words.length; i++) {
     while (j < others.length && words[i] !== others[j] && lengths[i * width + j + 1] > lengths[(i + 1) * width + j]) j++;
@@ -129,5 +131,6 @@ export function differences(text, base) {
     if (before && (before[1] === !same || (blank && before[1]))) before[0] += words[i];
     else parts.push([words[i], !same && !blank]);
   }
-  return parts;
+  // the blank behind a difference is none
+  return parts.flatMap(([part, differs]) => (differs ? [[part.trimEnd(), true], [part.slice(part.trimEnd().length), false]] : [[part, false]]));
 }

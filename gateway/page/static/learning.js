@@ -63,16 +63,16 @@ export async function openPolicies(main, app) {
   const compared = answer.servers.flatMap((server) => (server.comparisons ?? []).map((comparison) => ({ ...comparison, at: server.at })));
   const routes = answer.routes.map((route) => {
     const server = answer.servers.find(({ url }) => url === route.server);
-    const stage = route.stage ? [h("span.tag.open", {}, route.stage), " the incumbent answers users as the stage says"] : server ? "the trained model answers everybody" : "an upstream answers; nothing is trained";
+    const stage = route.stage ? [h("span.tag.open", {}, route.stage), " The incumbent answers users as the stage says."] : server ? "The trained model answers everybody." : "An upstream answers; nothing is trained.";
     const verdicts = compared.filter((comparison) => comparison.route === route.name).map(verdictOf);
     return panel(route.name, answer.at, h("p", {}, stage), server?.at ? h("p.note", {}, `Weights of step ${server.step} of ${server.model || "no model"}, ${route.trained} groups trained since the gateway's start.`) : null, server?.problem ? h("p.note.warn", {}, server.problem) : null, verdicts, route.stage && !verdicts.length ? h("p", {}, "No pair is judged yet: each request that both sides answer is one.") : null);
   });
-  show(main, head("Policies", main, "policies"), routes, routes.length && !answer.routes.some((route) => route.stage) ? h("p.note", {}, "No route compares its policy with another one. `serve` in a route's settings puts the trained model behind an incumbent until it has proven itself.") : null);
+  show(main, head("Policies", main, "policies"), routes, routes.length && !compared.length && !answer.routes.some((route) => route.stage) ? h("p.note", {}, "No route compares its policy with another one. ", h("code", {}, "serve"), " in a route's settings puts the trained model behind an incumbent until it has proven itself.") : null);
   return { keys: keysOf(app, main, "policies"), every: 10 };
 }
 
 function verdictOf({ incumbent, challenger, verdict, at }) {
-  const reach = Math.max(0.05, Math.abs(verdict.low), Math.abs(verdict.high));
+  const reach = 1.15 * Math.max(0.04, Math.abs(verdict.low), Math.abs(verdict.high));
   const marks = [...Object.entries(verdict.suites).map(([name, finding]) => `${name}: ${finding.replaceAll("_", " ")}`), ...verdict.guards.map((name) => `worse ${name}`)];
   return h(
     "div.verdict",

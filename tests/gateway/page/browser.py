@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -74,9 +75,10 @@ class Tab:
 
     async def until(self, expression: str, holds: Callable[[Any], object] = bool) -> Any:
         """Wait until the expression's value fits."""
+        paced = f"new Promise((done) => setTimeout(() => done({expression}), 20))"
         async with asyncio.timeout(SECONDS):
-            while not holds(value := await self.js(expression)):
-                await asyncio.sleep(0.02)
+            while not holds(value := await self.js(paced)):
+                pass
         return value
 
     async def sees(self, words: str, selector: str = "body") -> None:
@@ -103,9 +105,10 @@ class Tab:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
-    async def screenshot(self, path: Path) -> None:
+    async def screenshot(self) -> bytes:
+        """A PNG of what is seen."""
         answer = await self.command("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(answer["data"]))
+        return base64.b64decode(answer["data"])
 
 
 class Browser:
@@ -140,16 +143,18 @@ async def browser(folder: Path) -> AsyncIterator[Browser]:
     options += ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions"]
     options += ["--no-sandbox"] if os.geteuid() == 0 else []
     process = await asyncio.create_subprocess_exec(
-        program, *options, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        program, *options, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
+    assert process.stderr is not None
     try:
-        port = folder / "DevToolsActivePort"
         async with asyncio.timeout(SECONDS):
-            while not port.is_file() or "\n" not in port.read_text():
-                await asyncio.sleep(0.02)
-        address = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
+            while (line := await process.stderr.readline()) and b"DevTools listening on" not in line:
+                pass
+        address = f"http://{urlsplit(line.split()[-1].decode()).netloc}"
+        draining = asyncio.create_task(process.stderr.read())
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SECONDS)) as http:
             yield Browser(http, address, process.pid)
+        draining.cancel()
     finally:
         process.terminate()
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.keys.store import KeyFile
+from gateway.keys.store import KeyFile, PageScope
 from tests.gateway.conftest import Http, OpenGateway, ask
 
 JSON = {"content-type": "application/json"}
@@ -87,7 +87,8 @@ class Visitor:
 @asynccontextmanager
 async def site_before(open_gateway: OpenGateway, folder: Path, **settings: Any) -> AsyncIterator[Site]:
     file = KeyFile(folder / "keys.json")
-    keys = {scope: file.create(f"{scope}er", page=scope)[1] for scope in ("look", "judge", "decide")}
+    people: dict[str, PageScope] = {"Lena": "look", "Jo": "judge", "Dana": "decide"}
+    keys: dict[str, str] = {scope: file.create(name, page=scope)[1] for name, scope in people.items()}
     keys |= {"app": file.create("shop")[1], "admin": file.create("boss", admin=True)[1]}
     settings = {"ui": {"judgements": str(folder / "judgements.jsonl")}, "reward": REASONS, **settings}
     async with open_gateway(keys_file=file.path, **settings) as http:

@@ -67,7 +67,7 @@ async def test_a_judgement_trains_while_the_group_is_open(
         [row] = await visitor.groups()
         assert row["open"] and row["fate"] == ""
         kept = (await visitor.judge(row["id"], pick=1, correction="better", blind=True)).json()
-        assert kept["trains"] and kept["who"] == "judgeer"
+        assert kept["trains"] and kept["who"] == "Jo"
         # the gateway goes: the group is closed with what was judged
     rewards = [output["reward"] for output in ends(swarm)]
     assert rewards == [0.0, 1.0, 0.0, 0.0]

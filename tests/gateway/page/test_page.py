@@ -87,7 +87,7 @@ async def test_a_scope_opens_what_it_says_and_no_more(site: Site, scope: str, st
 
 async def test_a_revoked_key_is_out_at_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     visitor = await site.visit("look")
-    KeyFile(tmp_path / "keys.json").revoke("looker")
+    KeyFile(tmp_path / "keys.json").revoke("Lena")
     async with asyncio.timeout(20):
         while (answer := await visitor.http.get("/ui/api/me")).status_code == 200:
             pass
