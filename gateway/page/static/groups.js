@@ -30,6 +30,7 @@ export async function openGroups(main, params, app) {
   app.follow(answer.last);
   let rows = answer.groups;
   const fresh = new Map();
+  let touched = false;
   let chosen = Math.max(0, rows.findIndex((row) => row.id === app.last));
 
   const go = (name, value) => {
@@ -72,6 +73,7 @@ export async function openGroups(main, params, app) {
     );
 
   function choose(place) {
+    touched = true;
     if (!rows.length) return;
     list.children[chosen + 1]?.setAttribute("aria-selected", "false");
     chosen = Math.max(0, Math.min(rows.length - 1, place));
@@ -82,7 +84,7 @@ export async function openGroups(main, params, app) {
   }
   show(main, head, agreementLine(answer.agreement), pill, list);
   draw();
-  if (rows.length) choose(chosen);
+  if (chosen) choose(chosen);
 
   return {
     group(row) {
@@ -94,8 +96,9 @@ export async function openGroups(main, params, app) {
       }
       fresh.set(row.id, row);
       const plain = view === "newest" && [...query.keys()].every((name) => name === "view");
-      if (plain && chosen === 0 && scrollY < 40) {
-        rows = [...[...fresh.values()].reverse(), ...rows].slice(0, 100);
+      // nothing moves under the eyes of who reads
+      if (plain && !touched && scrollY < 40) {
+        rows = [...fresh.values(), ...rows].sort((a, b) => b.at - a.at).slice(0, 100);
         answer = { ...answer, at: Date.now() / 1000, fitting: answer.fitting + fresh.size };
         fresh.clear();
         draw();
