@@ -100,6 +100,8 @@ export function stream(last, does) {
   };
   source.onerror = broken;
   return {
+    /** The id of the last event. */
+    last: () => next?.last() ?? last,
     close() {
       clearTimeout(timer);
       source.close();

@@ -172,6 +172,16 @@ on("slow", (seconds) => {
   else if (!goneSince) say("");
 });
 on("login", login);
+// a browser has six connections to one gateway: a tab that nobody sees holds none
+let left = null;
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden && events) {
+    left = events.last();
+    events.close();
+    events = null;
+  } else if (!document.hidden && app.me && !events) app.follow(left ?? "");
+  tick();
+});
 addEventListener("hashchange", () => open());
 addEventListener("unhandledrejection", (event) => app.toast(`The page has a fault: ${event.reason?.message ?? event.reason}`, true));
 setInterval(tick, 5000);

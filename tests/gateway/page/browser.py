@@ -93,9 +93,10 @@ class Tab:
     async def press(self, *keys: str) -> None:
         for key in keys:
             text = _KEYS.get(key, key)
-            fields = {"key": key, "text": text} if text else {"key": key}
-            await self.command("Input.dispatchKeyEvent", type="keyDown", **fields)
-            await self.command("Input.dispatchKeyEvent", type="keyUp", key=key)
+            fields = {"key": key, "windowsVirtualKeyCode": 27 if key == "Escape" else 0}
+            down = {"text": text} if text else {}
+            await self.command("Input.dispatchKeyEvent", type="keyDown", **fields, **down)
+            await self.command("Input.dispatchKeyEvent", type="keyUp", **fields)
 
     async def write(self, text: str) -> None:
         await self.command("Input.insertText", text=text)
