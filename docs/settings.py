@@ -21,7 +21,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway.cli.root import app
-from gateway.config.gateway import GatewayConfig, RequestLogConfig, RouteConfig, TLSConfig, TracingConfig
+from gateway.config.gateway import GatewayConfig, PageConfig, RequestLogConfig, RouteConfig, TLSConfig, TracingConfig
 from gateway.config.route import DataConfig, PassRule, RouteSettings, UpstreamConfig
 from gateway.config.takeover import GateConfig, Incumbent, IncumbentUpstream, ServeConfig
 from gateway.launch.train import EvalConfig, TaskSources, TrainFile
@@ -80,6 +80,7 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ("A rule of requests that pass through", PassRule, "An entry of a route's `pass_through`."),
     ("TLS", TLSConfig, "The gateway's `tls`: files in PEM form."),
     ("The request log", RequestLogConfig, "The gateway's `request_log`; it holds what users said."),
+    ("The page", PageConfig, "The gateway's `ui`; see [the page](page.md)."),
     ("Traces", TracingConfig, "The gateway's `tracing`; needs `pip install 'swarm-gateway[otel]'`."),
     ("Training on tasks", TrainFile, "The file of `swarm-gateway train`. Paths start from its folder."),
     ("Sources of tasks", TaskSources, "Its `tasks`."),

@@ -6,9 +6,9 @@ import asyncio
 import gc
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,17 +25,19 @@ from gateway.api.endpoint import DialectEndpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
 from gateway.api.others import AnyOther, CountTokens, EngineCall
 from gateway.api.responses import KeptResponse, ResponsesEndpoint
-from gateway.config.gateway import GatewayConfig
+from gateway.config.gateway import LOOPBACK_HOSTS, GatewayConfig
 from gateway.keys.ring import OPEN, KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
+from gateway.sessions.watching import GroupWatcher
 from swarm.concurrency import Background
-from swarm.errors import SwarmGatewayError
+from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
 from swarm.http.serve import TLSFiles, bind, run_app
+from swarm.packs import added
 
 _DESCRIPTION = """\
 Answers like vLLM, in the dialect of the address. Other requests under `/v1` go on to the upstream of their route, if it
@@ -65,27 +67,50 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     plan = Plan.of(config)
     check_telemetry(config)
     keys = KeyRing(config)
+    page = _page(config, keys)
 
     @asynccontextmanager
     async def lifespan(app: App) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
             gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
+            gateway.sessions.watcher = page.watcher if page is not None else None
             async with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
 
     return App(
-        routes=_routes(),
+        routes=[*_routes(), *(page.routes if page is not None else ())],
         middleware=[
             Middleware(RequestMiddleware),
             Middleware(TelemetryMiddleware),
             # a browser asks without a key what it may send
             *_cors(config.cors_origins),
             Middleware(LoopbackGuard, enabled=keys.open, remedy=_REMEDY, origins=config.cors_origins),
-            Middleware(KeyMiddleware, keys=keys),
+            Middleware(KeyMiddleware, keys=keys, exempt=page.path if page is not None else ""),
             Middleware(ErrorMiddleware, body_limit=_body_limit, on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,
     )
+
+
+class _Page(Protocol):
+    """What the pack of the page adds: ``routes`` below ``path``, which check who calls themselves."""
+
+    path: str
+    routes: Sequence[BaseRoute]
+    watcher: GroupWatcher
+
+
+def _page(config: GatewayConfig, keys: KeyRing) -> _Page | None:
+    """
+    Raises:
+        ConfigError: a page is wanted, and its pack is not installed.
+    """
+    if config.ui is None:
+        return None
+    make = added("page")
+    if make is None:
+        raise ConfigError("ui: the page is not installed here")
+    return make(config.ui, keys, beyond_loopback=config.host not in LOOPBACK_HOSTS)
 
 
 def _cors(origins: list[str]) -> list[Middleware]:

@@ -44,6 +44,7 @@ _FIXED = (
     "access_log",
     "request_log",
     "tracing",
+    "ui",
 )
 
 

@@ -139,8 +139,9 @@ class Candidate(Model):
     as the model wrote them, see :attr:`malformed_calls`. Token counts are the engine's; ``latency_seconds`` is from the
     request to the last byte. ``request`` is the body from which the answer was sampled (empty if unknown). ``logprobs``
     is the choice's object in OpenAI's form if ``request`` asked for it. ``session`` holds the turns before this one, if
-    there is a session. Only a delivered answer can have ``feedback``. ``source`` is ``incumbent`` for the
-    answer that the user got of an incumbent (see Takeover): it is judged and never trained.
+    there is a session. Only an answer that was delivered, or that somebody judged, can have ``feedback``.
+    ``source`` is ``incumbent`` for the answer that the user got of an incumbent (see Takeover): it is judged and never
+    trained.
     """
 
     index: int = Field(ge=0)

@@ -1,5 +1,5 @@
 """Intervals of means and of their differences (Student, "The probable error of a mean", Biometrika 6, 1908; Welch,
-Biometrika 34, 1947), and how many values it takes to tell a difference."""
+Biometrika 34, 1947) and of shares, and how many values it takes to tell a difference."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ def welch_interval(sample: Sequence[float], other: Sequence[float], confidence: 
     freedom = math.floor(freedom * 100) / 100
     half = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(total)
     return Interval(difference, difference - half, difference + half)
+
+
+def wilson_interval(hits: int, trials: int, confidence: float) -> Interval:
+    """Wilson's interval of a share (Journal of the American Statistical Association 22, 1927); of no trials 0 to 1."""
+    if trials == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    z, share = NormalDist().inv_cdf((1 + confidence) / 2), hits / trials
+    scale = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def values_to_tell(mean: float, deviation: float, confidence: float, power: float = 0.8) -> int | None:

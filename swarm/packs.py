@@ -22,6 +22,8 @@ _ADDED = {
     "foreign_clients": "swarm.agentjet.compat:AgentJetClients",
     # what they are answered in place of "the prompt is too long": (error, job, owner of the call) -> answer, or None
     "overflow_answer": "swarm.agentjet.compat:overflow_answer",
+    # what a gateway serves at /ui, of its configuration and its keys
+    "page": "gateway.page.page:WebPage",
     # verl's engine for language models, as a subclass
     "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
-    from gateway.keys.store import KeyFile
+    from gateway.keys.store import KeyFile, PageScope
     from swarm.credentials import Credential
 
 keys = typer.Typer(help="Keys of applications, kept as digests; a running gateway takes them.", no_args_is_help=True)
@@ -36,6 +36,8 @@ Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 
 
 #: The choices of ``--scope``; the server's own list decides.
 Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])
+#: Of ``--page``: the key's own list decides.
+Page = StrEnum("Page", ["LOOK", "JUDGE", "DECIDE"])
 
 
 @keys.command("create")
@@ -59,7 +61,13 @@ def create_key(
         typer.Option(help="who answers its requests where a challenger has a share of them; default: drawn"),
     ] = None,
     expires: Expires = None,
-    admin: Annotated[bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload")] = False,
+    page: Annotated[
+        Page | None,
+        typer.Option(help="what it opens of the page (`ui`): each also the ones before it; default: nothing"),
+    ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="opens /admin too, such as POST /admin/reload, and all of the page")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once. A running gateway takes it within about a second."""
@@ -74,6 +82,7 @@ def create_key(
         max_in_flight=max_in_flight,
         train=train,
         side=side,
+        page=cast("PageScope | None", page and str(page)),
         lifetime=parse_lifetime(expires),
     )
     if as_json:
@@ -95,6 +104,7 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
     for key in keys:
         parts = [f"{key.id}  {key.label:<24} {key.state(datetime.now(UTC)):<8}", ",".join(key.routes or ["all routes"])]
         parts += ["admin"] if key.admin else []
+        parts += [f"page: {key.page}"] if key.page else []
         parts += [f"{key.requests_per_minute}/min"] if key.requests_per_minute else []
         parts += [f"{key.max_in_flight} at once"] if key.max_in_flight else []
         parts += [] if key.train is None else ["trained" if key.train else "never trained"]

@@ -60,6 +60,18 @@ class RequestLogConfig(Model):
     )
 
 
+class PageConfig(Model):
+    """The page at ``/ui``, where people look at groups and judge them; ``ui: {}`` takes the defaults."""
+
+    judgements: Path | None = Field(
+        default=None,
+        description="file of what was judged, by whom and when, a line of JSON each; default: memory alone",
+    )
+    max_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1024, description="of the groups that the page shows; the oldest leave"
+    )
+
+
 class TLSConfig(Model):
     """Files in PEM form."""
 
@@ -114,6 +126,7 @@ class GatewayConfig(RouteSettings):
     access_log: bool = Field(default=False, description="one log line per request, without its texts")
     request_log: RequestLogConfig | None = Field(default=None, description="whole requests and answers in a file")
     tracing: TracingConfig | None = Field(default=None, description="OpenTelemetry")
+    ui: PageConfig | None = Field(default=None, description="serve the page at /ui; default: there is none")
 
     model_aliases: list[ModelName] = Field(
         default=[],
@@ -209,7 +222,7 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
     """Make the paths of keys, certificates and the request log in ``data`` absolute; they start from ``folder``."""
     if isinstance(data.get("keys_file"), str):
         data["keys_file"] = str((folder / data["keys_file"]).resolve())
-    for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",))):
+    for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):
             files = cast("dict[str, Any]", data[section])
             files |= {name: str((folder / files[name]).resolve()) for name in names if isinstance(files.get(name), str)}

@@ -127,9 +127,12 @@ class KeyRing:
         Raises:
             AuthenticationError: an unknown key, or one that is revoked or expired.
         """
+        return self.holder_of(digest(key))
+
+    def holder_of(self, key_digest: bytes) -> Holder:
+        """As :meth:`holder`, by the SHA-256 of a key."""
         if self.open:
             return Holder(Caller(), admin=True)
-        key_digest = digest(key)
         virtual = self._virtual.find(key_digest) if self._virtual is not None else None
         fixed = matching(key_digest, self._fixed)
         if fixed is not None:
@@ -213,14 +216,19 @@ class KeyRing:
 
 
 class KeyMiddleware:
-    """Refuses with 401, 403 or 429, in the dialect of the path."""
+    """Refuses with 401, 403 or 429, in the dialect of the path.
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    Args:
+        exempt: path whose routes check who calls themselves, as those below it do; empty: none.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, exempt: str = "") -> None:
         self.app = app
         self._keys = keys
+        self._exempt = exempt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN or self._is_exempt(scope["path"]):
             await self.app(scope, receive, send)
             return
         who = ""
@@ -241,6 +249,9 @@ class KeyMiddleware:
         if holder.caller.train is False:
             may_keep(texts=False)
         await self.app(scope, receive, send)
+
+    def _is_exempt(self, path: str) -> bool:
+        return bool(self._exempt) and f"{path}/".startswith(f"{self._exempt}/")
 
     def _audited(self, scope: Scope, who: Callable[[], str], send: Send) -> Send:
         """``send`` that first notes commands and refusals: who sent what, from where, and with which status."""

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -19,6 +20,8 @@ from swarm.types import Model
 
 #: Begins every key, so that scanners for leaked secrets know one.
 KEY_PREFIX = "sk-swarm-"
+#: ``look`` at groups, ``judge`` them too, ``decide`` on policies too.
+PageScope = Literal["look", "judge", "decide"]
 _ID_BYTES, _SECRET_BYTES = 6, 24
 
 
@@ -32,8 +35,8 @@ class VirtualKey(Credential):
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_in_flight: int | None = Field(default=None, ge=1, description="requests served at once; more of them wait")
     train: bool | None = Field(default=None, description="whether its requests may be trained; null: as the route says")
-
     side: Side | None = Field(default=None, description="who answers its requests in a canary; null: drawn")
+    page: PageScope | None = Field(default=None, description="what it opens of the page; null: nothing, unless admin")
 
     def names(self) -> tuple[str, str]:
         return self.id, self.label
@@ -62,6 +65,7 @@ class KeyFile(CredentialFile[VirtualKey]):
         max_in_flight: int | None = None,
         train: bool | None = None,
         side: Side | None = None,
+        page: PageScope | None = None,
         lifetime: timedelta | None = None,
     ) -> tuple[VirtualKey, str]:
         """A new key; its text, the second of what is returned, is shown here and never again.
@@ -82,6 +86,7 @@ class KeyFile(CredentialFile[VirtualKey]):
             max_in_flight=max_in_flight,
             train=train,
             side=side,
+            page=page,
         )
         return key, text
 

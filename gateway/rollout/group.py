@@ -20,6 +20,7 @@ from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
+from gateway.sessions.watching import WatchedGroup
 from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
@@ -136,16 +137,17 @@ class GroupRun:
         """
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
+        candidates = self._candidates(feedback or {})
         try:
             with phase("hook"):
-                score = await self._scored(self.reference, feedback or {})
+                score = await self._scored(self.reference, candidates)
             self._failure = None
-            return score
         except HookError as exc:
             logger.debug("group %s has no rewards: %s", self.shaped.group_id, exc)
-            self._failure = exc
+            self._failure, score = exc, None
             hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
-            return None
+        self._show(candidates, score)
+        return score
 
     async def compared(self, reference: Reference) -> Pair:
         """The pair of the answers, once all are there, and ``reference``, judged in a call of its own; it trains
@@ -154,7 +156,7 @@ class GroupRun:
             await asyncio.wait(self._sampling)
         if self.samples and self.shaped.drop is not DropReason.SUBMIT_HOOK:
             try:
-                await self._scored(reference, {})
+                await self._scored(reference, self._candidates({}))
             except HookError as exc:
                 hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
         return reference.pair(self.shaped, self.samples, self.outcomes)
@@ -172,6 +174,8 @@ class GroupRun:
             delivered: the indices of the delivered answers, best first.
         """
         self._delivered = frozenset(delivered)
+        if self._session is not None and (watcher := self._session.sessions.watcher) is not None:
+            watcher.settling(self.shaped.group_id, delivered, self._session.turn)
         self._settling = self.swarm.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
         )
@@ -226,9 +230,8 @@ class GroupRun:
         if self._session is not None and best is not None:
             closing = await self._session.closing(self.swarm.open_groups)
             credit = closing.credit
-            if closing.feedback:
-                by_index = {delivered[at]: feedback for at, feedback in closing.feedback.items() if at < len(delivered)}
-                score = await self.judge(by_index)
+            if feedback := closing.by_index(delivered):
+                score = await self.judge(feedback)
         if score is not None:
             self.training.stats.recent.add(score)
         reason = self._objection(indices, score)
@@ -253,6 +256,8 @@ class GroupRun:
             )
             self._session.ledger.add(reason, len(usages), sampled, masked)
             add_up(self._session.ledger.accounted, self._accounted)
+            if (watcher := self._session.sessions.watcher) is not None:
+                watcher.over(self.shaped.group_id, reason)
 
     def _outcome(self, settling: asyncio.Task[str | None]) -> str | None:
         """Why the group, which has ended, was not trained."""
@@ -335,11 +340,13 @@ class GroupRun:
 
     # ------------------------------------------------------------------ inside
 
-    async def _scored(self, reference: Reference | None, feedback: Mapping[int, Feedback]) -> GroupScore:
-        candidates = [
+    def _candidates(self, feedback: Mapping[int, Feedback]) -> list[Candidate]:
+        return [
             self._candidate(position, index, sample, feedback.get(index))
             for position, (index, sample) in enumerate(self.samples.items())
         ]
+
+    async def _scored(self, reference: Reference | None, candidates: Sequence[Candidate]) -> GroupScore:
         hooks, task, context = self.training.hooks, self.shaped.submission.task, self.shaped.context
         if reference is None:
             return await hooks.score(task, candidates, context)
@@ -357,6 +364,28 @@ class GroupRun:
             outcomes = [exc] * len(indices)
         for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
+
+    def _show(self, candidates: Sequence[Candidate], score: GroupScore | None) -> None:
+        """Show the judged group to whoever watches, unless a text of it may not be kept."""
+        session, hooks = self._session, self.training.hooks
+        if session is None or session.sessions.watcher is None:
+            return
+        if session.incoming.consent.withholds([candidate.message for candidate in candidates]):
+            return
+        group = WatchedGroup(
+            self.shaped.group_id,
+            session.incoming,
+            session.scope.route,
+            session.name,
+            hooks.source,
+            hooks.code,
+            tuple(self.samples),
+            candidates,
+            score,
+            self._failure,
+            session.turn,
+        )
+        session.sessions.watcher.judged(group)
 
     def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:
         answer = sample.answer

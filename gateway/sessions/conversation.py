@@ -124,6 +124,7 @@ class DeliveredTurn:
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
         choice_feedback: the caller's feedback, by index among the delivered answers.
+        judgements: of people who looked at the group, by index of the answer in it.
         observed: signals about the best delivered answer, by name.
         left: the user went back beyond it, so that the session's outcome is none of its.
         retried: the client lost it on the way and asked again: no turn of the session.
@@ -144,6 +145,7 @@ class DeliveredTurn:
     choices: int = 1
     size: int = 0
     choice_feedback: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
+    judgements: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     observed: dict[str, float] = field(default_factory=dict[str, float])
     left: bool = False
     retried: bool = False
@@ -169,7 +171,7 @@ class DeliveredTurn:
                 await groups.keep(self._hold)
         finally:
             self.open = False
-        return Closing(self.feedback(), self.credit)
+        return Closing(self.feedback(), self.credit, dict(self.judgements))
 
     def feedback(self) -> dict[int, Feedback]:
         """Feedback and signals, by index among the delivered answers; the caller's own signals take precedence."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from reward_hooks import Feedback
 from swarm.client import AsyncSwarmClient
@@ -34,10 +34,24 @@ class Closing:
         feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
             with it as ``Candidate.feedback``.
         credit: added to the advantage of the best delivered answer for the session as a whole.
+        judgements: by the answer's index in the group; ask the hook again with them too.
     """
 
     feedback: Mapping[int, Feedback]
     credit: float
+    judgements: Mapping[int, Feedback] = field(default_factory=dict[int, Feedback])
+
+    def by_index(self, delivered: Sequence[int]) -> dict[int, Feedback]:
+        """All of it by index in the group; of a rating by the user and one by a judgement, the judgement's counts.
+
+        Args:
+            delivered: the indices of the delivered answers, best first.
+        """
+        feedback = {delivered[at]: stated for at, stated in self.feedback.items() if at < len(delivered)}
+        for index, judgement in self.judgements.items():
+            signals = {**feedback.get(index, judgement).signals, **judgement.signals}
+            feedback[index] = judgement.model_copy(update={"signals": signals})
+        return feedback
 
 
 class Hold:

@@ -31,6 +31,7 @@ from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Memory, Position
 from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
+from gateway.sessions.watching import GroupWatcher
 from gateway.stats import SessionCounts, hook_failed
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
@@ -53,6 +54,9 @@ class Sessions:
     Args:
         max_sessions: conversations remembered.
         max_bytes: of their turns.
+
+    Attributes:
+        watcher: is shown the groups of requests that are linked here.
     """
 
     def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = 64 * 1024**2) -> None:
@@ -63,6 +67,7 @@ class Sessions:
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
         self.counts = SessionCounts()
+        self.watcher: GroupWatcher | None = None
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
         """The position of a request in its conversation.
@@ -305,6 +310,11 @@ class SessionLink:
         if (position := self.position) is not None:
             earlier = position.parent.path() if position.parent is not None else []
             self.session = position.conversation.session(earlier)
+
+    @property
+    def turn(self) -> DeliveredTurn | None:
+        """The delivered answer, once it is remembered."""
+        return self._turn
 
     def delivered(
         self,

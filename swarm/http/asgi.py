@@ -97,7 +97,12 @@ class App(Starlette):
     """A Starlette app with the given middleware and no other: each layer costs a request as much as a small endpoint.
 
     :class:`RequestMiddleware` comes first and :class:`ErrorMiddleware` last; they replace Starlette's own.
+
+    Attributes:
+        leaving: the server is being stopped: what could go on for long ends now.
     """
+
+    leaving = False
 
     def build_middleware_stack(self) -> ASGIApp:
         app: ASGIApp = self.router

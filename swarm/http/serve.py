@@ -17,12 +17,14 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from swarm.errors import ConfigError, RequestError
+from swarm.http.asgi import App
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +147,22 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvicorn.Config("", log_config=None).get_loop_factory()
 
 
+class _Server(uvicorn.Server):
+    """Tells its app at the first signal to leave, before it waits for what runs."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if isinstance(self.config.app, App):
+            self.config.app.leaving = True
+        super().handle_exit(sig, frame)
+
+
 def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -> None:
     """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have :data:`SHUTDOWN_SECONDS` to finish.
 
     Raises:
         ConfigError: the app failed to start (its log says why).
     """
-    server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls))
+    server = _Server(uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls))
     try:
         server.run(sockets=[sock])
         started = server.started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class Talk:
     """A conversation that notes what it is told."""
 
     session = None
+    sessions = SimpleNamespace(watcher=None)
     name = ""
 
     def __init__(self) -> None:

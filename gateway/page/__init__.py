@@ -1,0 +1,1 @@
+"""The page at ``/ui``, where people look at groups, judge them and decide: a pack."""

@@ -1,0 +1,188 @@
+"""Judgements: what people who looked at a group said of its answers, as feedback that trains while the group is open,
+and as evidence of how good the hook is.
+
+Invariant: a judgement is kept with who judged and when, also when it comes too late to train; of one person and group
+the last counts. Who undoes takes it out of the training, if that is still possible, and out of the evidence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from gateway.page.kept_groups import KeptGroup
+from reward_hooks import Feedback
+from swarm.credentials import append_private
+from swarm.errors import ConflictError, RequestError
+from swarm.intervals import wilson_interval
+from swarm.types import Model
+
+logger = logging.getLogger(__name__)
+
+_CONFIDENCE = 0.95
+#: Judgements that the figures are of, and bytes of their file that are read at the start.
+_MOST_JUDGEMENTS, _MOST_BYTES = 10_000, 16 * 1024 * 1024
+
+
+class GivenJudgement(Model):
+    """``pick``: the index of the best answer; ``null``: none of them is good. ``correction`` is what the picked answer
+    should have been; ``blind``: rewards were hidden."""
+
+    pick: int | None = Field(default=None, ge=0)
+    comment: str = Field(default="", max_length=10_000)
+    correction: str = Field(default="", max_length=10_000)
+    blind: bool = False
+
+    def feedback(self, indices: list[int]) -> dict[int, Feedback]:
+        """For the hook, by index: the picked answer is rated 1, and the others 0; -1 each where none is good. A
+        corrected answer was edited."""
+        if self.pick is None:
+            return {index: Feedback(rating=-1.0, comment=self.comment) for index in indices}
+        signals = {"edited": 1.0} if self.correction else {"accepted": 1.0}
+        comment = self.correction or self.comment
+        others = {index: Feedback(rating=0.0) for index in indices}
+        return {**others, self.pick: Feedback(rating=1.0, comment=comment, signals=signals)}
+
+
+class Judgements:
+    """All judgements of one gateway.
+
+    Args:
+        path: of the file that keeps them; ``None``: nothing does.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        #: by group and person
+        self._latest: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._writing = asyncio.Lock()
+        for line in _lines(path) if path is not None else ():
+            self._note(line)
+
+    async def judge(self, group: KeptGroup, who: str, judgement: GivenJudgement) -> dict[str, Any]:
+        """Take a judgement; returns what is kept of it.
+
+        Raises:
+            RequestError: the group has no answer of that index.
+            ConflictError: nobody could write it down; then it does not count.
+        """
+        if judgement.pick is not None and judgement.pick not in group.answers:
+            raise RequestError("the group has no such answer", param="pick")
+        best, pick = group.best, judgement.pick
+        entry = {
+            "when": datetime.now(UTC).isoformat(),
+            "who": who,
+            "group": group.id,
+            "route": group.route,
+            "request_id": group.request_id,
+            **judgement.model_dump(),
+            "trains": group.open,
+            "answers": len(group.answers),
+            "hook_best": best,
+        }
+        await self._write(entry)
+        self._note(entry)
+        group.picks.pop(who, None)
+        group.picks[who] = {**entry, "agrees": None if pick is None or not best else pick in best}
+        _apply(group)
+        return group.picks[who]
+
+    async def undo(self, group: KeptGroup, who: str) -> None:
+        """Take back the judgement of ``who``.
+
+        Raises:
+            RequestError: there is none.
+            ConflictError: nobody could write it down.
+        """
+        if who not in group.picks:
+            raise RequestError("you have not judged this group", code="nothing_to_undo")
+        entry = {"when": datetime.now(UTC).isoformat(), "who": who, "group": group.id, "undone": True}
+        await self._write(entry)
+        self._note(entry)
+        group.picks.pop(who, None)
+        _apply(group)
+
+    def agreement(self) -> dict[str, Any]:
+        """How often people pick an answer that the hook likes best, with Wilson's interval at 95 %, and how often they
+        would by chance; of groups whose rewards differ."""
+        counted = [entry for entry in self._latest.values() if entry["pick"] is not None and entry["hook_best"]]
+        hits = sum(entry["pick"] in entry["hook_best"] for entry in counted)
+        share, low, high = wilson_interval(hits, len(counted), _CONFIDENCE)
+        chance = sum(len(entry["hook_best"]) / entry["answers"] for entry in counted)
+        return {
+            "judged": len(self._latest),
+            "compared": len(counted),
+            "share": share if counted else None,
+            "low": low,
+            "high": high,
+            "chance": chance / len(counted) if counted else None,
+        }
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        name = entry["group"], entry["who"]
+        self._latest.pop(name, None)
+        if not entry.get("undone"):
+            self._latest[name] = entry
+        while len(self._latest) > _MOST_JUDGEMENTS:
+            self._latest.popitem(last=False)
+
+    async def _write(self, entry: dict[str, Any]) -> None:
+        path = self._path
+        if path is None:
+            return
+
+        def write() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_private(path, entry)
+
+        try:
+            async with self._writing:
+                await asyncio.shield(asyncio.to_thread(write))
+        except OSError as exc:
+            logger.error("a judgement is not kept: %s: %s", path, exc.strerror)
+            raise ConflictError(f"the judgement cannot be kept ({exc.strerror}), so it does not count") from exc
+
+
+def _apply(group: KeptGroup) -> None:
+    """Have the hook see the latest judgement, if the group is open."""
+    if group.turn is None or not group.turn.open:
+        return
+    latest = next(reversed(group.picks.values()), None)
+    wanted = (
+        None
+        if latest is None
+        else GivenJudgement.model_validate({name: latest[name] for name in GivenJudgement.model_fields})
+    )
+    group.turn.judgements = {} if wanted is None else wanted.feedback(list(group.answers))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file of judgements; of a long one the last. A line that is none is left out."""
+    try:
+        with path.open("rb") as reader:
+            reader.seek(max(0, path.stat().st_size - _MOST_BYTES))
+            lines = reader.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        logger.error("the judgements of %s cannot be read: %s", path, exc.strerror)
+        return []
+    entries: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and ({"group", "who", "undone"} <= entry.keys() or entry.keys() >= _WHOLE):
+            entries.append(entry)
+    return entries
+
+
+_WHOLE = {"group", "who", "pick", "hook_best", "answers"}

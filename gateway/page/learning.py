@@ -1,0 +1,136 @@
+"""Whether the model learns, and which policies compete: from the status of each swarm server and the gateway's counts.
+
+Invariant: a server is asked once for all open pages, at most every :data:`_AGE` seconds, and within a deadline; while
+it is silent, its last answer stands with its age and with what went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from typing import Any
+
+from gateway.rollout.server import Swarm
+from gateway.routing.table import Route
+from gateway.runtime import Gateway
+from gateway.types import Caller
+from swarm.errors import SwarmGatewayError
+from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.status import ServerStatus
+
+_AGE = 3.0
+_SECONDS = 8.0
+_MOST_STEPS = 500
+
+
+class Servers:
+    """The latest statuses of swarm servers, by address."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, float] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def learning(self, gateway: Gateway, caller: Caller) -> dict[str, Any]:
+        """Each server's steps and evaluations, and each route's hooks and waits; those that the caller's key opens."""
+        with gateway.routes.table.held() as table:
+            routes = [route for route in table.routes if caller.opens(route.name)]
+            swarms = dict.fromkeys(route.swarm for route in routes if route.swarm is not None)
+            answers = await asyncio.gather(*(self._ask(swarm) for swarm in swarms))
+            return {
+                "at": time.time(),
+                "servers": answers,
+                "routes": [_route(route) for route in routes],
+                "waits": _waits(gateway, {route.name for route in routes}),
+            }
+
+    async def _ask(self, swarm: Swarm) -> dict[str, Any]:
+        async with self._locks[swarm.url]:
+            now = time.monotonic()
+            if now - self._asked.get(swarm.url, -math.inf) > _AGE:
+                self._asked[swarm.url] = now
+                answer = self._answers.get(swarm.url, {"at": None, "steps": [], "evaluations": []})
+                try:
+                    async with asyncio.timeout(_SECONDS):
+                        answer = _learnt(await swarm.client.status(episodes=0))
+                except TimeoutError:
+                    answer = {**answer, "problem": f"the swarm server has not answered within {_SECONDS:g} s"}
+                except SwarmGatewayError as exc:
+                    answer = {**answer, "problem": exc.message}
+                self._answers[swarm.url] = answer
+            return {"url": swarm.url, **self._answers[swarm.url]}
+
+
+def _learnt(status: ServerStatus) -> dict[str, Any]:
+    names = {"reward": REWARD, "spread": SPREAD, "success": SUCCESS, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
+    return {
+        "at": time.time(),
+        "engine": status.engine.engine_status,
+        "step": status.engine.global_step,
+        "model": status.model,
+        "problem": status.engine_failure.reason if status.engine_failure is not None else "",
+        "steps": [
+            {"step": step.step, "seconds": step.seconds}
+            | {name: step.metrics[metric] for name, metric in names.items() if metric in step.metrics}
+            for step in status.steps[-_MOST_STEPS:]
+        ],
+        "evaluations": [
+            {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
+            for evaluation in status.evaluations[-_MOST_STEPS:]
+            if (reward := evaluation.metrics.get(f"{EVAL}reward_mean")) is not None
+        ],
+        "comparisons": [comparison.model_dump(mode="json") for comparison in status.comparisons],
+    }
+
+
+def _route(route: Route) -> dict[str, Any]:
+    stats, serve = route.stats, route.settings.serve
+    return {
+        "name": route.name,
+        "models": route.all_names,
+        "server": route.swarm and route.swarm.url,
+        "stage": serve and serve.stage,
+        "policy": route.settings.policy,
+        "window": route.settings.feedback_window_seconds,
+        "requests": stats.requests,
+        "trained": stats.groups.trained,
+        "dropped": dict(stats.groups.dropped),
+        "recent": stats.recent.model_dump(),
+        "hook_failures": dict(stats.hook_failures),
+        "hook_errors": dict(stats.hook_errors),
+    }
+
+
+def _waits(gateway: Gateway, routes: set[str]) -> dict[str, dict[str, Any]]:
+    """How long requests took since the start, in seconds, by route: the median and the 95th percentile."""
+    buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for family in gateway.telemetry.metrics.registry.collect():
+        if family.name != "gateway_request_seconds":
+            continue
+        for sample in family.samples:
+            route = sample.labels.get("route", "")
+            if sample.name.endswith("_bucket") and route in routes and sample.labels.get("policy"):
+                buckets[route][float(sample.labels["le"])] += sample.value
+    return {
+        route: {
+            "requests": int(counts[math.inf]),
+            "half": _quantile(counts, 0.5),
+            "most": _quantile(counts, 0.95),
+        }
+        for route, counts in buckets.items()
+        if counts[math.inf]
+    }
+
+
+def _quantile(counts: dict[float, float], share: float) -> float:
+    """From cumulative counts by upper bound; linear within a bucket, as Prometheus does it."""
+    wanted, low, below = share * counts[math.inf], 0.0, 0.0
+    for bound in sorted(counts):
+        if counts[bound] >= wanted:
+            if math.isinf(bound) or counts[bound] == below:
+                return low
+            return low + (bound - low) * (wanted - below) / (counts[bound] - below)
+        low, below = bound, counts[bound]
+    return low

@@ -1,0 +1,143 @@
+"""Who uses the page: a gateway key, given once, becomes a cookie.
+
+Invariant: the cookie holds no key, and scripts cannot read it. Each request looks the key up again, so a key that is
+revoked, has expired, or lost a scope ends what it opened. What a foreign site makes a browser send is refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.keys.ring import Holder, KeyRing
+from gateway.keys.store import PageScope
+from swarm.credentials import digest
+from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError
+from swarm.http.guard import is_json
+
+COOKIE = "swarm_page"
+SECONDS = 12 * 3600.0
+#: Logins that are remembered; the oldest leave.
+_MOST_LOGINS = 1000
+_LADDER: tuple[PageScope, ...] = ("look", "judge", "decide")
+#: Refused: another site's page sent it.
+_FOREIGN = ("cross-site", "same-site")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks: ``name`` stands in judgements."""
+
+    holder: Holder
+    scope: PageScope
+
+    @property
+    def name(self) -> str:
+        """Whose key it is."""
+        caller = self.holder.caller
+        return caller.label or caller.key_id or "somebody on this machine"
+
+    def may(self, scope: PageScope) -> bool:
+        """Whether the key opens that much."""
+        return _LADDER.index(self.scope) >= _LADDER.index(scope)
+
+
+class Logins:
+    """The logins of one gateway, in memory: a restart ends them.
+
+    Args:
+        keys: of the gateway.
+        secure: keep the cookie off plain HTTP.
+    """
+
+    def __init__(self, keys: KeyRing, *, secure: bool) -> None:
+        self._keys = keys
+        self._secure = secure
+        #: digest of the cookie -> digest of the key, and when it ends on the monotonic clock
+        self._logins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+
+    def log_in(self, key: str, response: Response) -> Visitor:
+        """Set the cookie for the owner of ``key``.
+
+        Raises:
+            AuthenticationError: it is none of the gateway's keys.
+            ForbiddenError: it opens nothing of the page.
+        """
+        key_digest = digest(key.strip())
+        visitor = self._visitor(key_digest)
+        cookie = secrets.token_urlsafe(32)
+        self._logins[digest(cookie)] = key_digest, time.monotonic() + SECONDS
+        while len(self._logins) > _MOST_LOGINS:
+            self._logins.popitem(last=False)
+        response.set_cookie(
+            COOKIE, cookie, max_age=int(SECONDS), path="/ui", secure=self._secure, httponly=True, samesite="strict"
+        )
+        return visitor
+
+    def log_out(self, request: Request, response: Response) -> None:
+        """Forget the login."""
+        self._logins.pop(digest(request.cookies.get(COOKIE, "")), None)
+        response.delete_cookie(COOKIE, path="/ui", secure=self._secure, httponly=True, samesite="strict")
+
+    def visitor(self, request: Request, scope: PageScope = "look") -> Visitor:
+        """Who sent this.
+
+        Raises:
+            AuthenticationError: nobody whose login is known and whose key still opens something.
+            ForbiddenError: another site's page sent it, or the key does not open ``scope``.
+        """
+        refuse_foreign(request)
+        key_digest = b""
+        if not self._keys.open:
+            login = digest(request.cookies.get(COOKIE, ""))
+            key_digest, until = self._logins.get(login, (b"", 0.0))
+            if not key_digest:
+                raise AuthenticationError("log in: the page needs a key of the gateway", code="login_needed")
+            if until < time.monotonic():
+                del self._logins[login]
+                raise AuthenticationError("your login has expired: log in again", code="login_expired")
+        visitor = self._visitor(key_digest)
+        if not visitor.may(scope):
+            raise ForbiddenError(f"your key may {visitor.scope}; this needs a key that may {scope}", code="page_scope")
+        return visitor
+
+    def objection(self, request: Request) -> str:
+        """Why this request would be refused now; empty if it would not."""
+        try:
+            self.visitor(request)
+        except SwarmGatewayError as exc:
+            return exc.message
+        return ""
+
+    def _visitor(self, key_digest: bytes) -> Visitor:
+        holder = self._keys.holder_of(key_digest)
+        scope = "decide" if holder.admin else holder.virtual and holder.virtual.page
+        if not scope:
+            raise ForbiddenError(
+                "this key does not open the page: make one with `swarm-gateway keys create NAME --page judge`",
+                code="page_scope",
+            )
+        return Visitor(holder, scope)
+
+
+def refuse_foreign(request: Request) -> None:
+    """
+    Raises:
+        ForbiddenError: a page of another site made the browser send this, or a form did.
+    """
+    headers = request.headers
+    origin = headers.get("origin")
+    foreign = headers.get("sec-fetch-site", "none") in _FOREIGN
+    if origin is not None:
+        foreign = foreign or urlsplit(origin).netloc != headers.get("host", "")
+    if foreign:
+        raise ForbiddenError("another site's page sent this", code="foreign_origin")
+    # a form cannot send JSON, and its sender needs no permission of ours
+    if request.method not in ("GET", "HEAD") and not is_json(headers.get("content-type", "").encode("latin-1")):
+        raise ForbiddenError("send JSON with `content-type: application/json`", code="foreign_origin")

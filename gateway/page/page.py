@@ -1,0 +1,228 @@
+"""``/ui``: the files of the page, the routes that its scripts read, and what each needs.
+
+Invariant: no route below ``/ui`` but the files and the login answers without a visitor of the scope that it needs.
+Every response forbids scripts, styles and frames of others, and what is not an element's text runs nowhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from adapters.dialects.jsons import encode
+from gateway.config.gateway import PageConfig
+from gateway.keys.ring import KeyRing
+from gateway.keys.store import PageScope
+from gateway.page.judging import GivenJudgement, Judgements
+from gateway.page.kept_groups import VIEWS, KeptGroup, KeptGroups
+from gateway.page.learning import Servers
+from gateway.page.login import Logins, Visitor, refuse_foreign
+from gateway.page.stream import Events
+from gateway.runtime import Gateway
+from swarm.errors import NotFoundError, RequestError
+from swarm.http.asgi import read_body
+from swarm.job import describe_validation
+
+_STATIC = Path(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+#: Rows of one answer.
+_ROWS, _MOST_ROWS = 100, 500
+Answer = Callable[[Request, Visitor], Awaitable[Any]]
+
+
+class GivenKey(BaseModel):
+    """What logs in."""
+
+    key: str = ""
+
+
+class WebPage:
+    """The page of one gateway.
+
+    Args:
+        config: its settings.
+        keys: of the gateway.
+        beyond_loopback: whether other machines reach the gateway: then the cookie needs HTTPS.
+
+    Attributes:
+        path: of all routes.
+        watcher: is shown the groups.
+    """
+
+    path = "/ui"
+
+    def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:
+        self._logins = Logins(keys, secure=beyond_loopback)
+        self._keyless = keys.open
+        self._events = Events()
+        self.watcher = KeptGroups(config.max_bytes, self._changed)
+        self._judgements = Judgements(config.judgements)
+        self._servers = Servers()
+        self.routes: Sequence[BaseRoute] = [
+            *(
+                Route(path, _file(_STATIC / name), include_in_schema=False)
+                for path, name in (
+                    ("/ui", "index.html"),
+                    ("/ui/", "index.html"),
+                    *((f"/ui/{file.name}", file.name) for file in sorted(_STATIC.iterdir())),
+                )
+            ),
+            Route("/ui/api/login", self._log_in, methods=["POST"], include_in_schema=False),
+            Route("/ui/api/logout", self._log_out, methods=["POST"], include_in_schema=False),
+            Route("/ui/api/events", self._stream, include_in_schema=False),
+            self._json("/me", "GET", "look", self._me),
+            self._json("/groups", "GET", "look", self._list),
+            self._json("/groups/{id}", "GET", "look", self._show),
+            self._json("/groups/{id}/judgement", "POST", "judge", self._judge),
+            self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
+            self._json("/learning", "GET", "look", self._learning),
+            Route("/ui/{path:path}", _nothing, include_in_schema=False),
+        ]
+
+    def _changed(self, group: KeptGroup) -> None:
+        self._events.add(group.id, group.route, group.row())
+
+    def _json(self, path: str, method: str, scope: PageScope, answer: Answer) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return _json(await answer(request, self._logins.visitor(request, scope)))
+
+        return Route(f"/ui/api{path}", endpoint, methods=[method], include_in_schema=False)
+
+    async def _log_in(self, request: Request) -> Response:
+        refuse_foreign(request)
+        wanted = await _body(request, GivenKey)
+        response = Response(status_code=204, headers=_HEADERS)
+        self._logins.log_in(wanted.key, response)
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        refuse_foreign(request)
+        response = Response(status_code=204, headers=_HEADERS)
+        self._logins.log_out(request, response)
+        return response
+
+    async def _me(self, request: Request, visitor: Visitor) -> Any:
+        gateway: Gateway = request.state.gateway
+        caller = visitor.holder.caller
+        routes = [route.name for route in gateway.routes.plan.routes if caller.opens(route.name)]
+        return {"name": visitor.name, "scope": visitor.scope, "keyless": self._keyless, "routes": routes}
+
+    async def _list(self, request: Request, visitor: Visitor) -> Any:
+        query = request.query_params
+        view = query.get("view", "newest")
+        if view not in VIEWS:
+            raise RequestError(f"there is no view {view[:40]!r}; use one of {', '.join(VIEWS)}", param="view")
+        caller, policy = visitor.holder.caller, _number(query.get("policy"), "policy")
+        limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
+        names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
+        last = self._events.latest
+        groups = self.watcher.select(caller, view, policy=policy, **names)
+        everything = self.watcher.select(caller)
+        return {
+            "at": time.time(),
+            "last": last,
+            "groups": [group.row() for group in groups[:limit]],
+            "fitting": len(groups),
+            "all": len(everything),
+            "keys": sorted({group.key for group in everything if group.key}),
+            "policies": sorted({group.policy for group in everything if group.policy is not None}, reverse=True),
+            "agreement": self._judgements.agreement(),
+        }
+
+    async def _show(self, request: Request, visitor: Visitor) -> Any:
+        group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
+        return {"at": time.time(), "me": visitor.name, **group.whole()}
+
+    async def _judge(self, request: Request, visitor: Visitor) -> Any:
+        gateway: Gateway = request.state.gateway
+        group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
+        judgement = await _body(request, GivenJudgement)
+        kept = await self._judgements.judge(group, visitor.name, judgement)
+        gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
+        self._changed(group)
+        return {**kept, "agreement": self._judgements.agreement()}
+
+    async def _undo(self, request: Request, visitor: Visitor) -> Any:
+        group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
+        await self._judgements.undo(group, visitor.name)
+        self._changed(group)
+        return {"agreement": self._judgements.agreement()}
+
+    async def _learning(self, request: Request, visitor: Visitor) -> Any:
+        gateway: Gateway = request.state.gateway
+        answer = await self._servers.learning(gateway, visitor.holder.caller)
+        return {**answer, "agreement": self._judgements.agreement()}
+
+    async def _stream(self, request: Request) -> Response:
+        visitor = self._logins.visitor(request)
+        last_id = request.headers.get("last-event-id") or request.query_params.get("last", "")
+
+        def objection() -> str:
+            leaving = getattr(request.app, "leaving", False)
+            return "the gateway is being stopped" if leaving else self._logins.objection(request)
+
+        headers = {**_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
+        events = self._events.follow(visitor.holder.caller, last_id, objection)
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+def _json(content: Any) -> Response:
+    headers = {**_HEADERS, "cache-control": "no-store"}
+    return Response(encode(content), headers=headers, media_type="application/json")
+
+
+async def _body(request: Request, model: type[Any]) -> Any:
+    try:
+        return model.model_validate_json(bytes(await read_body(request.receive)) or b"{}")
+    except ValidationError as exc:
+        raise RequestError(describe_validation(exc, "the body").message) from exc
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError(f"{name} must be a number", param=name)
+    return int(text)
+
+
+def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
+    """Serves a file of the page, which is read once."""
+    content = path.read_bytes()
+    packed = gzip.compress(content, mtime=0)
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    kind = f"{_TYPES[path.suffix]}; charset=utf-8"
+    headers = {**_HEADERS, "etag": tag, "cache-control": "no-cache", "vary": "accept-encoding", "content-type": kind}
+
+    async def endpoint(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, headers={**headers, "content-encoding": "gzip"})
+        return Response(content, headers=headers)
+
+    return endpoint
+
+
+async def _nothing(request: Request) -> Response:
+    raise NotFoundError(f"there is no {request.url.path[:200]}")

@@ -1,0 +1,188 @@
+// The frame: which screen is open, the keys, the login, and what is wrong with the gateway, in words.
+import { Failure, ask, on, stream } from "/ui/api.js";
+import { h, show, tick } from "/ui/dom.js";
+import { openGroup } from "/ui/group.js";
+import { openGroups, order } from "/ui/groups.js";
+import { openLearning, openPolicies } from "/ui/learning.js";
+
+const by = (id) => document.getElementById(id);
+const [main, banner, live, who, toastBox] = ["main", "banner", "live", "who", "toast"].map(by);
+let screen = { keys: {} };
+let opening = 0;
+let events = null;
+let goneSince = 0;
+let timer = 0;
+let toastTimer = 0;
+
+const app = {
+  me: null,
+  /** The group that was chosen last. */
+  last: "",
+  /** Read `path`; while the answer is awaited, nothing else is shown as if it were it. */
+  read: (path) => ask(path),
+  go: (id) => (location.hash = `#/group/${encodeURIComponent(id)}`),
+  list: () => (location.hash = `#/groups?${order.query}`),
+  refresh: () => open(true),
+  toast(text, bad = false) {
+    clearTimeout(toastTimer);
+    toastBox.textContent = text;
+    toastBox.className = bad ? "toast shown bad" : "toast shown";
+    toastTimer = setTimeout(() => (toastBox.className = "toast"), 6000);
+  },
+  /** Follow the events from `last` on; there is one stream. */
+  follow(last) {
+    events ??= stream(last, {
+      live() {
+        goneSince = 0;
+        live.className = "live on";
+        live.textContent = "live";
+        say("");
+      },
+      gone() {
+        goneSince ||= Date.now();
+        live.className = "live off";
+        live.textContent = "not live";
+        sayGone();
+      },
+      group: (row) => screen.group?.(row),
+      reset: () => open(true),
+    });
+  },
+};
+
+function say(text) {
+  banner.hidden = !text;
+  banner.textContent = text;
+}
+
+function sayGone() {
+  if (!goneSince) return;
+  const since = new Date(goneSince).toLocaleTimeString();
+  say(`The gateway does not answer since ${since}. What you see is from before. The page tries again by itself.`);
+}
+
+async function open(again = false) {
+  const mine = ++opening;
+  clearTimeout(timer);
+  if (!again) toastBox.className = "toast";
+  if (!app.me && !(await known())) return;
+  const [, name = "groups", rest = ""] = /^#\/(\w+)\/?(.*)$/s.exec(location.hash) ?? [];
+  const [part, params = ""] = rest.split("?");
+  for (const link of document.querySelectorAll("nav a"))
+    if (link.dataset.screen === (name === "group" ? "groups" : name)) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  const place = again ? scrollY : 0;
+  try {
+    const opened = await openers(name, decodeURIComponent(part), params || rest.slice(1))();
+    if (mine !== opening) return;
+    screen = opened;
+    app.follow("");
+    if (screen.every) timer = setTimeout(() => document.hidden || goneSince || open(true), screen.every * 1000);
+    if (!goneSince) say("");
+    scrollTo(0, place);
+  } catch (failure) {
+    if (mine !== opening || !(failure instanceof Failure)) {
+      if (mine === opening) throw failure;
+      return;
+    }
+    if (failure.status === 401) return;
+    if (!again || !main.children.length) show(main, h("div.empty", {}, h("h2", {}, "This cannot be shown now"), h("p", {}, failure.message), h("button", { onclick: () => open() }, "Try again")));
+    say(failure.message);
+    screen = { keys: { r: ["try again", () => open()] } };
+    if (failure.status === 0) timer = setTimeout(() => open(true), 5000);
+  }
+}
+
+function openers(name, part, params) {
+  if (name === "group") return () => openGroup(main, part, app);
+  if (name === "learning") return () => openLearning(main, app);
+  if (name === "policies") return () => openPolicies(main, app);
+  return () => openGroups(main, params, app);
+}
+
+/** Whether it is known who looks; else the login is shown, or why the gateway does not say. */
+async function known() {
+  try {
+    app.me = await ask("/me");
+  } catch (failure) {
+    if (failure.status === 401) return false;
+    if (failure.status === 403) return (login(failure.message), false);
+    show(main, h("div.empty", {}, h("h2", {}, "The gateway does not answer"), h("p", {}, failure.message), h("button", { onclick: () => open() }, "Try again")));
+    timer = setTimeout(() => open(), 5000);
+    return false;
+  }
+  show(who, app.me.keyless ? h("span", {}, "no keys: this machine alone") : [h("span", {}, `${app.me.name}, may ${app.me.scope}`), h("button.quiet", { onclick: leave }, "Log out")], h("button.quiet", { onclick: help, title: "keys" }, "?"));
+  return true;
+}
+
+async function leave() {
+  await ask("/logout", "POST").catch(() => {});
+  login("You are logged out.");
+}
+
+function login(message) {
+  app.me = null;
+  opening++;
+  events?.close();
+  events = null;
+  goneSince = 0;
+  live.textContent = "";
+  live.className = "live";
+  say("");
+  show(who);
+  screen = { keys: {} };
+  const key = h("input", { type: "password", autocomplete: "current-password", "aria-label": "Key of the gateway", placeholder: "sk-swarm-…", required: true });
+  const wrong = h("p.note.warn", { role: "alert" }, message);
+  const form = h("form.login", {}, h("h1", {}, "Look at the answers"), h("p", {}, "Log in with a key of this gateway that opens the page."), key, h("button.main", {}, "Log in"), wrong, h("p.note", {}, "Make one: ", h("code", {}, "swarm-gateway keys create NAME --page judge")));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    try {
+      await ask("/login", "POST", { key: key.value });
+      key.value = "";
+      if (!(await known()) && location.protocol === "http:") wrong.textContent = "The browser kept no cookie: beyond this machine, the page needs HTTPS.";
+      else await open();
+    } catch (failure) {
+      wrong.textContent = failure.message;
+    }
+  });
+  show(main, form);
+  key.focus();
+}
+
+function help() {
+  const lines = [...Object.entries(screen.keys), ["g", ["groups"]], ["i", ["is it learning?"]], ["p", ["policies"]], ["?", ["these keys"]]];
+  const dialog = h("dialog.keys", { onclose: () => dialog.remove() }, h("h2", {}, "Keys"), h("dl", {}, lines.filter(([, [text]]) => text).map(([key, [text]]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])), h("form", { method: "dialog" }, h("button.main", { autofocus: true }, "Close")));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  const inField = event.target.closest("input, textarea, select");
+  if (inField) return event.key === "Escape" ? inField.blur() : undefined;
+  if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+  const everywhere = { "?": help, g: () => (location.hash = "#/groups"), i: () => (location.hash = "#/learning"), p: () => (location.hash = "#/policies") };
+  const does = screen.keys[event.key]?.[1] ?? (app.me && everywhere[event.key]);
+  if (!does) return;
+  event.preventDefault();
+  does();
+});
+on("slow", (seconds) => {
+  if (seconds) say(`The gateway takes long to answer: ${seconds} s so far.`);
+  else if (!goneSince) say("");
+});
+on("login", login);
+// a browser has six connections to one gateway: a tab that nobody sees holds none
+let left = null;
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden && events) {
+    left = events.last();
+    events.close();
+    events = null;
+  } else if (!document.hidden && app.me && !events) app.follow(left ?? "");
+  tick();
+});
+addEventListener("hashchange", () => open());
+addEventListener("unhandledrejection", (event) => app.toast(`The page has a fault: ${event.reason?.message ?? event.reason}`, true));
+setInterval(tick, 5000);
+open();

@@ -1,0 +1,257 @@
+// One group: answers side by side, what differs between them, why the hook likes which, and what you think.
+import { ask } from "/ui/api.js";
+import { differences, dots, scale } from "/ui/draw.js";
+import { age, count, empty, h, number, save, show, span } from "/ui/dom.js";
+import { order, state } from "/ui/groups.js";
+
+/** Whether groups are judged blind; it stays on from group to group. */
+let blind = false;
+
+/** The group under `#/group/ID`. */
+export async function openGroup(main, id, app) {
+  let group;
+  try {
+    group = await app.read(`/groups/${encodeURIComponent(id)}`);
+  } catch (failure) {
+    if (failure.status !== 404) throw failure;
+    show(main, empty("This group is not here any more", failure.message, h("p", {}, h("a", { href: "#/groups" }, "Back to the list"))));
+    return { keys: { Escape: ["back to the list", () => app.list()] } };
+  }
+  app.last = id;
+  app.follow("");
+  const mayJudge = app.me.scope !== "look";
+  const shuffled = shuffle(group.answers.map((answer) => answer.index), group.id);
+  let focus = 0;
+  let marked = true;
+  let editing = null;
+  let busy = false;
+
+  const mine = () => group.judgements[app.me.name];
+  const hidden = () => blind && !mine();
+  const shown = () => (hidden() ? shuffled : group.answers.map((answer) => answer.index)).map((index) => group.answers.find((answer) => answer.index === index));
+
+  function draw() {
+    const answers = shown();
+    const secret = hidden();
+    focus = Math.min(focus, answers.length - 1);
+    const base = baseOf(answers, secret);
+    const axis = scale(group.rewards.filter((reward) => reward !== null));
+    show(
+      main,
+      h("div.crumbs", {}, h("a", { href: `#/groups?${order.query}` }, "← Groups"), h("span", {}, place()), h("button.quiet", { onclick: () => save(main, `group ${id.slice(0, 12)}`) }, "Save as a file")),
+      asked(group),
+      h("div.facts", {}, h("div", {}, facts(secret)), h("div.state", {}, secret ? h("span.tag.judged", {}, "blind") : state(group))),
+      group.why && !secret ? h("p.note.warn", {}, `The hook gave no rewards: ${group.why}`) : null,
+      secret ? null : h("div.scale", {}, dots(group, axis, 40)),
+      mayJudge ? tools(secret) : h("p.note", {}, "Your key may look. To judge, use a key that was made with --page judge."),
+      h("div.answers", {}, answers.map((answer, n) => card(answer, n, base, secret))),
+      said(),
+    );
+  }
+  const place = () => {
+    const at = order.ids.indexOf(id);
+    return at < 0 ? "" : `${at + 1} of ${order.ids.length}`;
+  };
+  const facts = (secret) => [
+    age(group.at),
+    group.route && ` · ${group.route}`,
+    group.key && ` · ${group.key}`,
+    !secret && group.policy !== null && ` · policy ${group.policy}`,
+    !secret && group.hook && ` · hook ${group.hook.split("/").pop()}`,
+    group.session && ` · session ${group.session.slice(0, 24)}`,
+    group.tools ? ` · ${count(group.tools, "tool")}` : "",
+  ];
+  const tools = (secret) =>
+    h(
+      "div.tools.no-file",
+      {},
+      h("span.hint", {}, mine() ? judgedWords() : group.open ? "Which answer is best? Your pick trains." : "Which answer is best? Too late to train, your pick counts as evidence."),
+      h("button", { "aria-pressed": String(blind), onclick: toggleBlind, title: "hide rewards and sides until you have judged" }, "Blind ", h("kbd", {}, "b")),
+      h("button", { "aria-pressed": String(marked), onclick: toggleMarks }, "Differences ", h("kbd", {}, "d")),
+      h("button", { onclick: () => edit() }, "Correct ", h("kbd", {}, "e")),
+      h("button", { onclick: () => judge(null) }, "None is good ", h("kbd", {}, "0")),
+      mine() ? h("button", { onclick: undo }, "Undo ", h("kbd", {}, "u")) : null,
+      secret ? null : h("button", { onclick: () => step(1) }, "Next ", h("kbd", {}, "j")),
+    );
+  const judgedWords = () => {
+    const pick = mine();
+    const words = pick.pick === null ? "You said that none is good." : `You picked ${pick.pick + 1}.`;
+    const agrees = pick.agrees === null || pick.agrees === undefined ? "" : pick.agrees ? " So did the hook." : " The hook prefers another.";
+    return words + agrees;
+  };
+
+  const baseOf = (answers, secret) => {
+    if (secret) return answers[0];
+    const rated = answers.filter((answer) => answer.reward !== null);
+    return rated.reduce((best, answer) => (answer.reward > best.reward ? answer : best), rated[0] ?? answers[0]);
+  };
+
+  function card(answer, n, base, secret) {
+    const picked = mine()?.pick === answer.index;
+    const text = h("div.text", {}, pieces(answer, base));
+    const element = h(
+      picked ? "article.card.picked" : "article.card",
+      { "aria-label": `answer ${n + 1}`, "aria-current": n === focus ? "true" : null, onclick: () => focusOn(n) },
+      h(
+        "header",
+        {},
+        h("button.number", { disabled: !mayJudge, title: mayJudge ? `pick answer ${n + 1}` : "", onclick: () => judge(answer.index) }, String(n + 1)),
+        secret ? h("span.reward.hidden", {}, "hidden") : h("span.reward", { title: "the hook's reward, before any judgement" }, number(answer.reward, 3)),
+        !secret && answer.final !== null && answer.final !== answer.reward ? h("span.final", { title: "after feedback" }, `→ ${number(answer.final, 3)}`) : null,
+        !secret && answer.delivered ? h("span.tag.got", {}, "the user got this") : null,
+        picked ? h("span.tag.judged", {}, "your pick") : null,
+      ),
+      answer.reasoning ? fold(`Reasoning, ${count(answer.reasoning.split(/\s+/).length, "word")}`, h("div.text.thought", {}, answer.reasoning)) : null,
+      editing === answer.index ? editor(answer) : text,
+      answer.tool_calls.map((call) => fold(`Calls ${call.function?.name ?? "a tool"}`, h("pre", {}, pretty(call.function?.arguments ?? "")))),
+      secret ? null : why(answer),
+      h("footer", {}, [count(answer.tokens, "token"), span(answer.seconds), answer.finish !== "stop" && `ended by ${answer.finish}`, !secret && answer.version !== null && `weights ${answer.version}`].filter(Boolean).join(" · ")),
+    );
+    return element;
+  }
+  const pieces = (answer, base) => {
+    if (!answer.text) return h("span.none", {}, "(no text)");
+    if (!marked || answer === base) return answer.text;
+    return differences(answer.text, base.text).map(([part, differs]) => (differs ? h("mark", {}, part) : part));
+  };
+  const why = (answer) => {
+    const parts = Object.entries(answer.components);
+    return parts.length || answer.reason
+      ? h("div.why", {}, parts.length ? h("dl", {}, parts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value, 3))])) : null, answer.reason ? h("p", {}, answer.reason) : null)
+      : null;
+  };
+  const fold = (title, ...inside) => h("details", {}, h("summary", {}, title), ...inside);
+  const said = () => {
+    const lines = Object.values(group.judgements).map((pick) => {
+      const what = pick.pick === null ? "none is good" : `answer ${pick.pick + 1}${pick.correction ? ", corrected" : ""}`;
+      return h("li", {}, h("b", {}, pick.who), `: ${what}${pick.blind ? ", blind" : ""}, ${pick.trains ? "in time to train" : "after the group was submitted"} · `, age(Date.parse(pick.when) / 1000), pick.comment ? h("q", {}, pick.comment) : null, pick.correction ? h("div.text", {}, pick.correction) : null);
+    });
+    const signals = Object.entries(group.signals).map(([name, how]) => `${name} ${number(how)}`);
+    if (group.user !== null || signals.length) lines.push(h("li", {}, h("b", {}, "the user"), `: ${[group.user === null ? "" : `rated ${number(group.user)}`, ...signals].filter(Boolean).join(", ")}`));
+    return lines.length && !hidden() ? h("section.panel", {}, h("h2", {}, "What people said"), h("ul.said", {}, lines)) : null;
+  };
+
+  function editor(answer) {
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 10000, value: answer.text });
+    area.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Escape") ((editing = null), draw());
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) judge(answer.index, area.value);
+    });
+    setTimeout(() => area.focus());
+    return h("div.editor", {}, area, h("div", {}, h("button.main", { onclick: () => judge(answer.index, area.value) }, "Keep the correction ", h("kbd", {}, "Ctrl Enter")), h("button", { onclick: () => ((editing = null), draw()) }, "Cancel ", h("kbd", {}, "Esc"))));
+  }
+  function edit() {
+    if (!mayJudge) return;
+    editing = shown()[focus].index;
+    draw();
+  }
+  async function judge(pick, correction = "") {
+    if (!mayJudge || busy) return;
+    const wasBlind = hidden();
+    busy = true;
+    try {
+      const kept = await ask(`/groups/${encodeURIComponent(id)}/judgement`, "POST", { pick, correction, blind: wasBlind });
+      editing = null;
+      const trains = kept.trains ? "It trains: the hook sees it when the group closes." : "Too late to train: it counts as evidence.";
+      app.toast(`${pick === null ? "None is good." : `Picked ${pick + 1}.`} ${trains}`);
+      await refresh();
+    } catch (failure) {
+      app.toast(failure.message, true);
+    } finally {
+      busy = false;
+    }
+  }
+  async function undo() {
+    if (!mine() || busy) return;
+    busy = true;
+    try {
+      await ask(`/groups/${encodeURIComponent(id)}/judgement`, "DELETE");
+      app.toast("Your judgement is taken back.");
+      await refresh();
+    } catch (failure) {
+      app.toast(failure.message, true);
+    } finally {
+      busy = false;
+    }
+  }
+  async function refresh() {
+    group = await ask(`/groups/${encodeURIComponent(id)}`);
+    draw();
+  }
+  function focusOn(n) {
+    const cards = main.querySelectorAll(".card");
+    if (n < 0 || n >= cards.length) return;
+    cards[focus]?.removeAttribute("aria-current");
+    focus = n;
+    cards[n].setAttribute("aria-current", "true");
+    cards[n].scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+  const toggleBlind = () => ((blind = !blind), draw());
+  const toggleMarks = () => ((marked = !marked), draw());
+  function step(by) {
+    const next = order.ids[order.ids.indexOf(id) + by];
+    if (next) app.go(next);
+    else app.toast(by > 0 ? "That was the last group of the list." : "This is the first group of the list.");
+  }
+  draw();
+  const picks = Object.fromEntries(Array.from({ length: 9 }, (_, n) => [String(n + 1), [n ? "" : "pick an answer: 1 to 9", () => shown()[n] && judge(shown()[n].index)]]));
+  return {
+    group(row) {
+      if (row.id !== id || editing !== null || busy) return;
+      refresh().catch(() => {});
+    },
+    keys: {
+      ...picks,
+      0: ["none is good", () => judge(null)],
+      b: ["blind and shuffled, until you have judged", toggleBlind],
+      e: ["correct the marked answer", edit],
+      u: ["undo your judgement", undo],
+      l: ["mark the next answer", () => focusOn(focus + 1)],
+      ArrowRight: ["", () => focusOn(focus + 1)],
+      h: ["mark the previous answer", () => focusOn(focus - 1)],
+      ArrowLeft: ["", () => focusOn(focus - 1)],
+      d: ["show or hide differences", toggleMarks],
+      o: ["unfold or fold reasoning and tool calls", () => main.querySelectorAll("details").forEach((folded) => folded.toggleAttribute("open"))],
+      s: ["save the group as a file", () => save(main, `group ${id.slice(0, 12)}`)],
+      j: ["next group", () => step(1)],
+      k: ["previous group", () => step(-1)],
+      Escape: ["back to the list", () => app.list()],
+    },
+  };
+}
+
+function asked(group) {
+  const messages = group.prompt.map((message) => ({ role: String(message.role ?? ""), text: textOf(message) }));
+  const last = messages.pop() ?? { role: "", text: "" };
+  const earlier = messages.map(({ role, text }) => h("div.message", {}, h("b", {}, role), h("div.text", {}, text)));
+  return h("section.question", {}, earlier.length ? h("details", {}, h("summary", {}, `${count(earlier.length, "message")} before`), earlier) : null, h("div.text", {}, last.text || "(no text)"));
+}
+
+function textOf(message) {
+  const { content } = message;
+  if (typeof content === "string") return content;
+  const parts = Array.isArray(content) ? content.map((part) => part?.text ?? `[${part?.type ?? "part"}]`) : [];
+  const calls = (message.tool_calls ?? []).map((call) => `→ ${call?.function?.name}(${call?.function?.arguments ?? ""})`);
+  return [...parts, ...calls].join("\n");
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return String(text);
+  }
+}
+
+/** An order that is the same for one group and one page, and unlike from page to page. */
+function shuffle(indices, id) {
+  let seed = [...(id + performance.timeOrigin)].reduce((sum, letter) => (Math.imul(sum, 31) + letter.charCodeAt(0)) >>> 0, 7);
+  const random = () => ((seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0) / 2 ** 32);
+  const order = [...indices];
+  for (let i = order.length - 1; i > 0; i--) {
+    const j = Math.floor(random() * (i + 1));
+    [order[i], order[j]] = [order[j], order[i]];
+  }
+  return order;
+}

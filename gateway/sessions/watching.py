@@ -1,0 +1,56 @@
+"""What a gateway shows of its groups while they are judged: to whoever watches, if anybody does.
+
+Invariant: only groups whose texts may be kept are shown; a watcher holds nothing up and changes nothing by watching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.sessions.conversation import DeliveredTurn
+from gateway.types import Incoming
+from reward_hooks import Candidate, GroupScore
+from swarm.errors import HookError
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGroup:
+    """A group that its hook has just judged.
+
+    Attributes:
+        session: the name of its conversation; may be empty.
+        hook, code: where the hook comes from, and the digest of its files.
+        indices: of the answers in the group; ``candidates`` and the rewards of ``score`` are in this order.
+        score: the rewards; ``None``: the hook gave none, ``failure`` says why.
+        turn: the delivered answer, once there is one that may be remembered.
+    """
+
+    group_id: str
+    incoming: Incoming
+    route: str
+    session: str
+    hook: str
+    code: str
+    indices: Sequence[int]
+    candidates: Sequence[Candidate]
+    score: GroupScore | None
+    failure: HookError | None
+    turn: DeliveredTurn | None
+
+
+class GroupWatcher(Protocol):
+    """Is called in the event loop of the requests; must not raise."""
+
+    def judged(self, group: WatchedGroup) -> None:
+        """The hook has judged; once more where feedback or further answers came."""
+        ...
+
+    def settling(self, group_id: str, delivered: Sequence[int], turn: DeliveredTurn | None) -> None:
+        """The answers with these indices are delivered, the best first; the group is open or waits to be submitted."""
+        ...
+
+    def over(self, group_id: str, reason: str | None) -> None:
+        """The group is trained, or, with a ``reason``, not."""
+        ...

@@ -1,0 +1,204 @@
+"""The page in a real browser, through a gateway before the stand-in swarm: every screen, every key, what happens when
+the gateway is gone, slow, or the login over; and texts that would like to run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from starlette.responses import Response
+
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.page.browser import Browser, Tab, browser, chromium
+from tests.gateway.page.conftest import Site, site_before
+from tests.standins.swarm import Swarm, said
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium on PATH"),
+]
+
+_PAYLOADS = (
+    "<script>window.ran=1</script>",
+    "<img src=x onerror=window.ran=1>",
+    "<svg onload=window.ran=1>",
+    '"><iframe srcdoc="<script>parent.ran=1</script>">',
+    "javascript:window.ran=1",
+    "</textarea></title><script>window.ran=1</script>",
+    "{{constructor.constructor('window.ran=1')()}}",
+    "<a href=javascript:window.ran=1>go</a>",
+    "\u202eright to left \u0000 nothing \U0001f600 \u2028 line",
+    "<math><mi//xlink:href='data:x,<script>window.ran=1</script>'>",
+)
+#: 100 of them: each payload in ten surroundings.
+HOSTILE = [
+    around.replace("%", payload)
+    for payload in _PAYLOADS
+    for around in ("%", "a % b", "'%'", '"%"', "`%`", "<p>%</p>", "<!--%-->", "</div>%", "&lt;%", "\n\n% \n")
+]
+
+
+@pytest.fixture
+async def chrome(tmp_path: Path) -> AsyncIterator[Browser]:
+    async with browser(tmp_path / "chrome") as running:
+        yield running
+
+
+@pytest.fixture
+async def open_site(open_gateway: OpenGateway, swarm: Swarm, tmp_path: Path) -> AsyncIterator[Site]:
+    assert swarm.job is not None
+    # half as many groups may be open
+    swarm.job = swarm.job.model_copy(update={"batch_size": 64})
+    async with site_before(open_gateway, tmp_path, feedback_window_seconds=1000, acknowledge_seconds=0.0) as site:
+        yield site
+
+
+async def log_in(tab: Tab, site: Site, scope: str = "judge", place: str = "") -> None:
+    await tab.goto(f"{site.url}/ui{place}")
+    await tab.sees("Log in")
+    await tab.write(site.keys[scope])
+    await tab.press("Enter")
+    await tab.sees("Log out")
+
+
+async def test_every_screen_and_every_key(open_site: Site, chrome: Browser) -> None:
+    site = open_site
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("No group yet")
+        for text in ("first prompt", "second prompt", "third prompt"):
+            await site.ask(text)
+        # by the stream: nothing is pressed
+        await tab.sees("third prompt")
+        selected = "document.querySelector('[aria-selected=true] .prompt')?.innerText"
+        await tab.until(selected, lambda prompt: prompt == "third prompt")
+        await tab.until("document.querySelectorAll('.row').length === 3")
+        await tab.press("j", "j", "j", "k")
+        assert await tab.js(selected) == "second prompt"
+        await tab.press("/")
+        await tab.write("first")
+        await tab.press("Enter")
+        await tab.until("document.querySelectorAll('.row').length === 1")
+        await tab.press("Escape", "g")
+        await tab.until("document.querySelectorAll('.row').length === 3")
+        await tab.press("v")
+        await tab.until("location.hash.includes('unjudged')")
+        await tab.press("Enter")
+        await tab.sees("Which answer is best? Your pick trains.")
+        assert await tab.js("document.querySelectorAll('.card').length") == 4
+        await tab.press("b")
+        await tab.sees("hidden", ".card")
+        assert "the user got this" not in await tab.text("main") and "words are" not in await tab.text("main")
+        await tab.press("2")
+        await tab.sees("You picked")
+        assert "the user got this" in await tab.text("main"), "judged: nothing is hidden any more"
+        await tab.press("u")
+        await tab.sees("Your judgement is taken back")
+        await tab.press("b", "l", "e")
+        await tab.until("document.activeElement.tagName === 'TEXTAREA'")
+        await tab.write(" corrected")
+        await tab.js("[...document.querySelectorAll('.editor button')][0].click()")
+        await tab.sees("answer 2, corrected")
+        await tab.press("d", "o", "0")
+        await tab.sees("You said that none is good")
+        before = await tab.js("location.hash")
+        await tab.press("j")
+        await tab.until("location.hash", lambda place: place != before)
+        await tab.press("Escape")
+        await tab.until("document.querySelectorAll('.row').length > 0")
+        await tab.press("?")
+        await tab.sees("open the group", "dialog")
+        await tab.press("Escape", "i")
+        await tab.sees("The hook's report card")
+        await tab.press("p")
+        await tab.sees("The trained model answers everybody")
+        assert tab.faults == []
+
+
+async def test_a_group_is_saved_as_one_file_that_runs_nothing(site: Site, chrome: Browser, tmp_path: Path) -> None:
+    await site.ask("<script>x</script> & more")
+    async with chrome.tab() as tab:
+        await tab.command("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        await log_in(tab, site, "look")
+        await tab.sees("more")
+        await tab.press("Enter")
+        await tab.sees("Your key may look")
+        await tab.press("s")
+        async with asyncio.timeout(20):
+            while not (files := list(tmp_path.glob("group-*.html"))):  # noqa: ASYNC240
+                await tab.js("new Promise((done) => setTimeout(done, 20))")
+        text = files[0].read_text()
+        assert "<script" not in text and "&lt;script&gt;x" in text and "default-src 'none'" in text
+        assert "<button" not in text and "words are" in text
+
+
+async def test_hostile_texts_neither_run_nor_break_the_page(open_site: Site, swarm: Swarm, chrome: Browser) -> None:
+    site, texts = open_site, iter(HOSTILE)
+
+    def answer(body: dict[str, object], number: int) -> Response:
+        text = next(texts, "over")
+        call = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"a": text})}}
+        return said(text, reasoning_content=text, tool_calls=[call])
+
+    swarm.answer = answer
+    for text in HOSTILE[:: len(HOSTILE) // 20]:
+        await site.ask(text)
+    visitor = await site.visit("judge")
+    groups = await visitor.groups()
+    await visitor.judge(groups[0]["id"], pick=0, comment=HOSTILE[0], correction=HOSTILE[10])
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.until("document.querySelectorAll('.row').length >= 20")
+        await tab.press("Enter")
+        for number in range(1, len(groups) + 1):
+            await tab.until(f"document.querySelector('.crumbs')?.innerText.includes('{number} of {len(groups)}')")
+            assert await tab.js("document.querySelectorAll('.card').length") == 4
+            await tab.press("o", "j")
+        assert await tab.js("window.ran") is None and await tab.js("document.scripts.length") == 1
+        assert await tab.js("document.querySelectorAll('iframe, main img, math, main script').length") == 0
+        assert tab.faults == []
+
+
+async def test_what_is_wrong_is_said_in_words(site: Site, chrome: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.ask("hello there")
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("hello there")
+        await tab.sees("live", "#live")
+        await tab.command("Network.enable")
+        net = {"downloadThroughput": -1, "uploadThroughput": -1, "latency": 2600.0}
+        await tab.command("Network.emulateNetworkConditions", offline=False, **net)
+        await tab.press("i")
+        await tab.sees("takes long to answer", "#banner")
+        await tab.sees("report card")
+        await tab.command("Network.emulateNetworkConditions", offline=True, **(net | {"latency": 0.0}))
+        await tab.press("g")
+        await tab.sees("The gateway cannot be reached.")
+        await tab.command("Network.emulateNetworkConditions", offline=False, **(net | {"latency": 0.0}))
+        await tab.press("r")
+        await tab.sees("hello there")
+        # the login is over: what comes next says so, and a new one goes on where it was
+        monkeypatch.setattr("gateway.page.login.time", SimpleNamespace(monotonic=lambda: 1e12))
+        await tab.press("i")
+        await tab.sees("your login has expired: log in again")
+        monkeypatch.undo()
+        await tab.write(site.keys["judge"])
+        await tab.press("Enter")
+        await tab.sees("report card")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_no_screen_is_wider_than_its_window(site: Site, chrome: Browser, width: int) -> None:
+    await site.ask("a prompt " + "withoutanyspace" * 30)
+    async with chrome.tab(width, 800) as tab:
+        await log_in(tab, site)
+        await tab.sees("a prompt")
+        for key, words in (("Enter", "Which answer"), ("i", "report card"), ("p", "trained model"), ("g", "a prompt")):
+            await tab.press(key)
+            await tab.sees(words)
+            assert await tab.js("document.documentElement.scrollWidth <= innerWidth"), words

@@ -1,0 +1,231 @@
+"""Groups as the page shows them, and judgements: what trains, what counts as evidence, and the stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.page.judging import Judgements
+from gateway.page.kept_groups import KeptAnswer, KeptGroup
+from gateway.page.stream import Events
+from gateway.types import Caller
+from swarm.intervals import wilson_interval
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.page.conftest import Site, site_before
+from tests.standins.swarm import Swarm, error, said
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_group_has_all_answers_with_rewards_reasons_and_weights(site: Site) -> None:
+    await site.ask("how many words?")
+    visitor = await site.visit("look")
+    [row] = await visitor.groups()
+    assert row["prompt"] == "how many words?" and row["key"] == "shop" and row["fate"] == "trained"
+    group = await visitor.get(f"/groups/{row['id']}")
+    answers = group["answers"]
+    assert [answer["reward"] for answer in answers] == [0.1, 0.2, 0.3, 0.4]
+    assert answers[3]["delivered"] and not answers[0]["delivered"]
+    assert answers[3]["components"]["words"] == 4 and answers[3]["reason"] == "4 words are many"
+    assert answers[3]["tokens"] == 3
+
+
+async def test_views_find_groups_by_rewards_words_and_what_people_said(site: Site, swarm: Swarm) -> None:
+    await site.ask("apples")
+    swarm.answer = lambda body, number: said("same words")
+    await site.ask("pears")
+    visitor = await site.visit("judge")
+
+    async def prompts(**query: Any) -> list[str]:
+        return [row["prompt"] for row in await visitor.groups(**query)]
+
+    assert await prompts() == ["pears", "apples"]
+    assert await prompts(view="best") == ["apples", "pears"] and await prompts(view="worst") == ["pears", "apples"]
+    assert await prompts(view="spread") == ["apples", "pears"]
+    assert await prompts(view="equal") == ["pears"]
+    assert await prompts(words="APPLES") == ["apples"] and await prompts(words="apples pears") == []
+    assert await prompts(key="shop") == ["pears", "apples"] and await prompts(key="other") == []
+    apples = (await visitor.groups(words="apples"))[0]["id"]
+    assert (await visitor.judge(apples, pick=3)).json()["agrees"] is True
+    assert await prompts(view="disagree") == []
+    assert (await visitor.judge(apples, pick=0)).json()["agrees"] is False
+    assert await prompts(view="disagree") == ["apples"] and await prompts(view="unjudged") == ["pears"]
+
+
+async def test_a_judgement_trains_while_the_group_is_open(
+    open_gateway: OpenGateway, swarm: Swarm, tmp_path: Path
+) -> None:
+    settings = {"feedback_window_seconds": 1000, "acknowledge_seconds": 0.0}
+    async with site_before(open_gateway, tmp_path, **settings) as site:
+        await site.ask()
+        visitor = await site.visit("judge")
+        [row] = await visitor.groups()
+        assert row["open"] and row["fate"] == ""
+        kept = (await visitor.judge(row["id"], pick=1, correction="better", blind=True)).json()
+        assert kept["trains"] and kept["who"] == "Jo"
+        # the gateway goes: the group is closed with what was judged
+    rewards = [output["reward"] for output in ends(swarm)]
+    assert rewards == [0.0, 1.0, 0.0, 0.0]
+    [line] = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
+    assert line["pick"] == 1 and line["correction"] == "better" and line["blind"] and line["when"]
+
+
+async def test_what_is_undone_does_not_train_and_is_no_evidence(
+    open_gateway: OpenGateway, swarm: Swarm, tmp_path: Path
+) -> None:
+    settings = {"feedback_window_seconds": 1000, "acknowledge_seconds": 0.0}
+    async with site_before(open_gateway, tmp_path, **settings) as site:
+        await site.ask()
+        visitor = await site.visit("judge")
+        [row] = await visitor.groups()
+        await visitor.judge(row["id"], pick=1)
+        undone = await visitor.undo(row["id"])
+        assert undone.json()["agreement"]["judged"] == 0
+        assert (await visitor.undo(row["id"])).json()["error"]["code"] == "nothing_to_undo"
+    assert [output["reward"] for output in ends(swarm)] == [0.1, 0.2, 0.3, 0.4]
+    assert Judgements(tmp_path / "judgements.jsonl").agreement()["judged"] == 0
+
+
+async def test_a_late_judgement_is_evidence_and_outlives_the_gateway(site: Site, tmp_path: Path) -> None:
+    await site.ask()
+    visitor = await site.visit("judge")
+    [row] = await visitor.groups()
+    kept = (await visitor.judge(row["id"], pick=3)).json()
+    assert not kept["trains"] and kept["agreement"]["share"] == 1.0
+    assert (await visitor.groups())[0]["fate"] == "trained"
+    with (tmp_path / "judgements.jsonl").open("a") as file:
+        file.write('no json\n{"group": "g"}\n')
+    again = Judgements(tmp_path / "judgements.jsonl").agreement()
+    assert (again["compared"], again["share"], again["chance"]) == (1, 1.0, 0.25)
+
+
+async def test_none_is_good_compares_nothing(site: Site) -> None:
+    await site.ask()
+    visitor = await site.visit("judge")
+    [row] = await visitor.groups()
+    agreement = (await visitor.judge(row["id"], pick=None)).json()["agreement"]
+    assert (agreement["judged"], agreement["compared"], agreement["share"]) == (1, 0, None)
+
+
+@pytest.mark.parametrize("body", [{"pick": 4}, {"pick": -1}, {"pick": 0, "comment": "x" * 10_001}, {"who": "me"}])
+async def test_a_wrong_judgement_is_refused(site: Site, body: dict[str, Any]) -> None:
+    await site.ask()
+    visitor = await site.visit("judge")
+    [row] = await visitor.groups()
+    assert (await visitor.judge(row["id"], **body)).status_code == 400
+
+
+async def test_a_judgement_that_cannot_be_kept_does_not_count(site: Site, tmp_path: Path) -> None:
+    await site.ask()
+    visitor = await site.visit("judge")
+    [row] = await visitor.groups()
+    (tmp_path / "judgements.jsonl").mkdir()
+    assert (await visitor.judge(row["id"], pick=0)).status_code == 409
+    assert (await visitor.groups())[0]["picks"] == {}
+
+
+async def test_a_hook_that_fails_and_a_server_that_is_gone_are_said(site: Site, swarm: Swarm) -> None:
+    swarm.answer = lambda body, number: error(500, "no")
+    visitor = await site.visit("look")
+    learning = await visitor.get("/learning")
+    assert learning["servers"][0]["step"] == 0 or learning["servers"][0]["at"]
+    assert learning["routes"][0]["name"] == "default"
+
+
+def ends(swarm: Swarm) -> list[dict[str, Any]]:
+    """The outputs of the one group that ended, in the order of its answers."""
+    [end] = swarm.ends
+    outputs = [episode["workflow_output"] for episode in end["ends"]]
+    return sorted(outputs, key=lambda output: output["log_metrics"]["words"])
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    share, low, high = wilson_interval(8, 10, 0.95)
+    assert (share, round(low, 3), round(high, 3)) == (0.8, 0.490, 0.943)
+    assert wilson_interval(0, 0, 0.95)[1:] == (0.0, 1.0)
+
+
+def test_equal_rewards_have_no_best_and_the_users_word_counts() -> None:
+    def group(*rewards: float | None) -> KeptGroup:
+        kept = KeptGroup("g", 0.0, "r", "k", "", "", [], 0, "", "", None)
+        for index, reward in enumerate(rewards):
+            kept.answers[index] = KeptAnswer(index, "", "", [], "stop", 0, None, 0.0, reward)
+        return kept
+
+    assert group(1.0, 1.0).best == [] and group(None).best == []
+    assert group(1.0, 0.0, 1.0, None).best == [0, 2]
+    kept = group(1.0, 0.0)
+    kept.answers[0].delivered, kept.user = True, -1.0
+    assert kept.disagrees
+
+
+# ---------------------------------------------------------------------- the stream
+
+
+async def read(stream: AsyncIterator[bytes], kind: str) -> dict[str, Any]:
+    """The next event of this kind."""
+    async with asyncio.timeout(20):
+        async for part in stream:
+            for event in part.decode().split("\n\n"):
+                fields = dict(line.split(": ", 1) for line in event.splitlines() if ": " in line)
+                if fields.get("event") == kind:
+                    return {"event": fields.get("id", ""), **json.loads(fields["data"])}
+    raise AssertionError("the stream ended")
+
+
+def follow(events: Events, last: str = "", caller: Caller | None = None, why: str = "") -> AsyncIterator[bytes]:
+    return events.follow(caller or Caller(), last, lambda: why)
+
+
+async def test_a_stream_goes_on_where_it_was_cut() -> None:
+    events = Events()
+    first = follow(events)
+    await read(first, "hello")
+    events.add("a", "r", {"id": "a"})
+    event = await read(first, "group")
+    events.add("b", "r", {"id": "b"})
+    resumed = follow(events, event["event"])
+    await read(resumed, "hello")
+    assert (await read(resumed, "group"))["id"] == "b"
+
+
+@pytest.mark.parametrize("last", ["other-1", "x", "-", "other-²"])
+async def test_a_page_that_missed_too_much_reads_everything_anew(last: str) -> None:
+    events = Events()
+    await read(follow(events, last), "reset")
+    epoch = events.latest.split("-")[0]
+    for number in range(3000):
+        events.add(str(number), "r", {})
+    await read(follow(events, f"{epoch}-1"), "reset")
+    await read(follow(events, f"{epoch}-9999999"), "reset")
+
+
+async def test_of_one_group_the_last_row_is_sent_and_of_other_routes_none() -> None:
+    events = Events()
+    start = events.latest
+    for number in range(3):
+        events.add("a", "mine", {"number": number})
+        events.add("b", "other", {"number": number})
+    stream = follow(events, start, Caller("k", frozenset({"mine"})))
+    assert (await read(stream, "group"))["number"] == 2
+
+
+async def test_a_stream_of_a_key_that_is_revoked_ends_with_the_reason() -> None:
+    stream = follow(Events(), why="this API key is revoked")
+    assert (await read(stream, "bye"))["why"] == "this API key is revoked"
+    assert [part async for part in stream] == []
+
+
+async def test_the_stream_over_http_tells_of_a_group(site: Site) -> None:
+    visitor = await site.visit("look")
+    async with visitor.http.stream("GET", "/ui/api/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        parts = answer.aiter_bytes()
+        await read(parts, "hello")
+        await site.ask("live")
+        assert (await read(parts, "group"))["prompt"] == "live"
