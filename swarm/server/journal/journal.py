@@ -12,15 +12,18 @@ import math
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
+from swarm.server.journal.erasure import Found, bury, erase, find, report, undone
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
-from swarm.server.journal.sqlite import recover
-from swarm.server.journal.writer import Question, Retention, Writer
+from swarm.server.journal.sqlite import past_ending, recover
+from swarm.server.journal.writer import ResultT, Retention, Work, Writer
 from swarm.status import JournalStatus
+from swarm.subjects import DataReport, Subject, Tombstone
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ CLOSE_SECONDS = 10.0
 SYNC_SECONDS = 10.0
 #: age of the oldest row that is not on disk, in seconds, from which on the disk sets the pace of claims
 BEHIND_SECONDS = 0.05
+#: seconds that a deletion may take, and a look at all episodes
+ERASE_SECONDS = 300.0
 
 
 class Journal:
@@ -63,10 +68,14 @@ class Journal:
         try:
             connection = open_to_write(path)
             try:
+                # a deletion that was killed, or a journal from before it
+                erase(connection, path, undone(connection, path.parent))
                 return cls(path, lock, connection, Retention(connection, keep_episodes, keep_bytes))
-            except sqlite3.Error as exc:
+            except BaseException as exc:
                 connection.close()
-                raise unreadable(path, exc) from exc
+                if isinstance(exc, sqlite3.Error):
+                    raise unreadable(path, exc) from exc
+                raise
         except BaseException:
             lock.release()
             raise
@@ -139,14 +148,39 @@ class Journal:
         Raises:
             UnavailableError: the journal cannot be read now (``journal_unavailable``).
         """
+        return await self._done(lambda connection: past_ending(connection, episode_uuid))
+
+    async def report(self, subject: Subject) -> DataReport:
+        """What is on disk of ``subject``; raises as :meth:`past_ending`."""
+        return await self._done(lambda connection: report(connection, self._path.parent, subject), ERASE_SECONDS)
+
+    async def found(self, subject: Subject, until: float) -> list[Found]:
+        """The episodes that :meth:`erase` would delete; raises as :meth:`past_ending`."""
+        return await self._done(lambda connection: list(find(connection, subject, until)), ERASE_SECONDS)
+
+    async def erase(self, stone: Tombstone) -> None:
+        """Delete what ``stone`` names, which is written first. Everything else waits meanwhile.
+
+        Raises:
+            UnavailableError: it is not done yet; the next server that opens the journal goes on with it.
+        """
+
+        def do(connection: sqlite3.Connection) -> None:
+            bury(self._path.parent, stone)
+            erase(connection, self._path, undone(connection, self._path.parent))
+
+        await self._done(do, ERASE_SECONDS)
+
+    async def _done(self, do: Callable[[sqlite3.Connection], ResultT], seconds: float = 0.0) -> ResultT:
+        seconds = seconds or SYNC_SECONDS
         self._hand_over()
-        question = Question(episode_uuid)
-        self._writer.put(question)
+        work = Work(do)
+        self._writer.put(work)
         try:
-            async with asyncio.timeout(SYNC_SECONDS):
-                return await question.answer
+            async with asyncio.timeout(seconds):
+                return await work.result
         except TimeoutError as exc:
-            raise _unavailable(f"cannot be read: no answer within {SYNC_SECONDS:g} s") from exc
+            raise _unavailable(f"cannot be read: no answer within {seconds:g} s") from exc
         except sqlite3.Error as exc:
             raise _unavailable(f"cannot be read: {exc}") from exc
 

@@ -16,14 +16,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
-from swarm.server.journal.rows import CallRow, Ending, EndRow, Row
+from swarm.server.journal.rows import CallRow, EndRow, Row
 from swarm.server.journal.schema import LIVE
-from swarm.server.journal.sqlite import past_ending, write
+from swarm.server.journal.sqlite import write
 from swarm.states import EpisodeState
 
 logger = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 #: seconds between two attempts at a failed commit, growing to the second
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
@@ -120,31 +122,33 @@ class Retention:
         return pages
 
 
-class Question:
-    """A look-up for the writer thread, which answers it after it has committed everything queued before."""
+class Work(Generic[ResultT]):
+    """Something for the writer thread to do with the connection, after it has committed everything queued before."""
 
-    def __init__(self, episode_uuid: str) -> None:
-        self.episode_uuid = episode_uuid
-        self.answer: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+    def __init__(self, do: Callable[[sqlite3.Connection], ResultT]) -> None:
+        self._do = do
+        self.result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
 
-    def find(self, connection: sqlite3.Connection) -> None:
-        """In the writer thread: look it up and hand the answer to the event loop."""
-        ending, error = None, None
+    def run(self, connection: sqlite3.Connection) -> None:
+        """In the writer thread: do it and hand the result to the event loop."""
+        result, error = None, None
         try:
-            ending = past_ending(connection, self.episode_uuid)
+            result = self._do(connection)
         except Exception as exc:
             error = exc
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         # the loop may be closed by now, and the caller gone with it
         with contextlib.suppress(RuntimeError):
-            self.answer.get_loop().call_soon_threadsafe(self._answer, ending, error)
+            self.result.get_loop().call_soon_threadsafe(self._tell, result, error)
 
-    def _answer(self, ending: Ending | None, error: Exception | None) -> None:
-        if self.answer.done():
+    def _tell(self, result: Any, error: Exception | None) -> None:
+        if self.result.done():
             return
         if error is None:
-            self.answer.set_result(ending)
+            self.result.set_result(result)
         else:
-            self.answer.set_exception(error)
+            self.result.set_exception(error)
 
 
 class Writer:
@@ -158,7 +162,7 @@ class Writer:
         self._connection = connection
         self._retention = retention
         self._on_commit = on_commit
-        self._queue: queue.SimpleQueue[Sequence[Row] | Question | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[Row] | Work[Any] | None] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         #: committed rows; the others are for statistics
@@ -170,8 +174,8 @@ class Writer:
         self.pending_since = time.monotonic()
         self._thread.start()
 
-    def put(self, item: Sequence[Row] | Question) -> None:
-        """Queue rows for one transaction, or a question; never waits."""
+    def put(self, item: Sequence[Row] | Work[Any]) -> None:
+        """Queue rows for one transaction, or work; never waits."""
         self._queue.put(item)
 
     def stop(self, within: float) -> bool:
@@ -194,7 +198,7 @@ class Writer:
             self.error = f"the writer died of {type(exc).__name__}: {exc}; restart the server"
             logger.critical("the journal accepts nothing more: %s", self.error, exc_info=True)
 
-    def _drain(self) -> list[Sequence[Row] | Question | None]:
+    def _drain(self) -> list[Sequence[Row] | Work[Any] | None]:
         """All items that are queued; waits for the first one, and tidies the file meanwhile."""
         items = [self._first()]
         with contextlib.suppress(queue.Empty):
@@ -202,7 +206,7 @@ class Writer:
                 items.append(self._queue.get_nowait())
         return items
 
-    def _first(self) -> Sequence[Row] | Question | None:
+    def _first(self) -> Sequence[Row] | Work[Any] | None:
         wait = IDLE_SECONDS
         while True:
             try:
@@ -220,10 +224,10 @@ class Writer:
             self._roll_back()
             return False
 
-    def _serve(self, items: Sequence[Sequence[Row] | Question | None]) -> bool:
-        """Commit all rows of ``items`` as one transaction, then answer the questions; False at the end."""
+    def _serve(self, items: Sequence[Sequence[Row] | Work[Any] | None]) -> bool:
+        """Commit all rows of ``items`` as one transaction, then do the work; False at the end."""
         taken = time.monotonic()
-        rows = [row for item in items if item is not None and not isinstance(item, Question) for row in item]
+        rows = [row for item in items if item is not None and not isinstance(item, Work) for row in item]
         if rows:
             if not self._commit(rows):
                 # later rows rest on those that were given up
@@ -233,8 +237,8 @@ class Writer:
             self._on_commit()
         for item in items:
             # whoever asked may have given up
-            if isinstance(item, Question) and not item.answer.done():
-                item.find(self._connection)
+            if isinstance(item, Work) and not item.result.done():
+                item.run(self._connection)
         return items[-1] is not None
 
     def _commit(self, rows: Sequence[Row]) -> bool:
