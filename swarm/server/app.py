@@ -23,6 +23,7 @@ from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
+from swarm.server.api.data import DataRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
@@ -115,7 +116,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),
         *AgentJetRoutes(config, controller, log).routes(),
         *MetricsRoutes(monitor).routes(),
-        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),
+        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
+        *DataRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
         Route("/health", health, methods=["GET"]),
     ]
 

@@ -1,13 +1,15 @@
-"""The audit log: who changed the engine, its code or its job, when, and with what result: ``run_dir/audit.jsonl``.
+"""The audit log: who changed the engine, its code or its job, and who read or deleted what people said:
+``run_dir/audit.jsonl``.
 
 Invariant: an entry is one line, appended at once and on disk before the command is answered. Secrets are in none.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -26,9 +28,12 @@ class AuditLog:
         self.path = run_dir / "audit.jsonl"
 
     @asynccontextmanager
-    async def command(self, request: Request, what: str) -> AsyncGenerator[dict[str, Any]]:
-        """Log the command that the block carries out, and how it ends; the block adds details to what is yielded."""
-        details: dict[str, Any] = {}
+    async def command(
+        self, request: Request, what: str, about: Mapping[str, Any] = MappingProxyType({})
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Log the command that the block carries out, ``about`` what, and how it ends; the block adds details to what
+        is yielded."""
+        details: dict[str, Any] = dict(about)
         caller: TokenHolder = request.scope["caller"]
         entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": details}
         try:

@@ -32,7 +32,7 @@ _ROWS, _MOST_REQUESTS = 10_000, 10_000
 _SECONDS = 120.0
 
 
-class Found(NamedTuple):
+class Match(NamedTuple):
     """One episode of a subject."""
 
     uuid: str
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     notes: Notes
 
 
-def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iterator[Found]:
+def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iterator[Match]:
     """The episodes of ``subject`` that are over and were claimed ``until`` then."""
     needles = subject.needles()
     condition = " AND ".join(["instr(output, ?)"] * len(needles))
@@ -52,18 +52,18 @@ def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iter
     ):
         notes = notes_of(json.loads(output))
         if subject.fits(notes):
-            yield Found(uuid, str(STATE_NAMES.get(state, state)), batch_id, notes)
+            yield Match(uuid, str(STATE_NAMES.get(state, state)), batch_id, notes)
 
 
 def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> DataReport:
     """What the journal in ``folder`` has of ``subject``."""
-    found = list(find(connection, subject, time.time()))
+    matches = list(find(connection, subject, time.time()))
     earlier = [stone for stone in tombstones(folder) if stone.subject == subject]
-    batches = {one.batch_id for one in found} | {name for stone in earlier for name in stone.batches}
+    batches = {match.batch_id for match in matches} | {name for stone in earlier for name in stone.batches}
     versions, clean = versions_of(connection, batches - {""})
-    requests = dict.fromkeys(one.notes.request_id for one in found if one.notes.request_id)
+    requests = dict.fromkeys(match.notes.request_id for match in matches if match.notes.request_id)
     return DataReport(
-        episodes=dict(Counter(one.state for one in found)),
+        episodes=dict(Counter(match.state for match in matches)),
         requests=list(requests)[:_MOST_REQUESTS],
         earlier=earlier,
         versions=versions,
@@ -129,7 +129,7 @@ def erase(connection: sqlite3.Connection, path: Path, stones: Collection[Tombsto
         UnavailableError: readers keep the log from being emptied; the next one to open the journal does the rest.
     """
     for stone in stones:
-        names = [one.uuid for one in find(connection, stone.subject, stone.until)]
+        names = [match.uuid for match in find(connection, stone.subject, stone.until)]
         for first in range(0, len(names), _ROWS):
             connection.execute("BEGIN IMMEDIATE")
             _delete(connection, names[first : first + _ROWS])

@@ -13,11 +13,12 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.erasure import Found, bury, erase, find, report, undone
+from swarm.server.journal.erasure import Match, bury, erase, find, report, tombstones, undone
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.sqlite import past_ending, recover
@@ -88,7 +89,7 @@ class Journal:
         """
         try:
             with reading(self._path) as connection:
-                return recover(connection)
+                return replace(recover(connection), tombstones=tombstones(self._path.parent))
         except ValueError as exc:
             raise unreadable(self._path, exc) from exc
 
@@ -154,7 +155,7 @@ class Journal:
         """What is on disk of ``subject``; raises as :meth:`past_ending`."""
         return await self._done(lambda connection: report(connection, self._path.parent, subject), ERASE_SECONDS)
 
-    async def found(self, subject: Subject, until: float) -> list[Found]:
+    async def matches(self, subject: Subject, until: float) -> list[Match]:
         """The episodes that :meth:`erase` would delete; raises as :meth:`past_ending`."""
         return await self._done(lambda connection: list(find(connection, subject, until)), ERASE_SECONDS)
 

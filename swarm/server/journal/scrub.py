@@ -33,12 +33,12 @@ def scrub(path: Path) -> int:
     cleared = 0
     for first in range(0, len(pages), _PAGES):
         numbers = first + np.flatnonzero(np.isin(kinds[first : first + _PAGES], _BTREES))
-        found = np.asarray(pages[numbers])
-        leaf = found[:, 0] >= 10
-        begin = np.where(leaf, 8, 12) + 2 * _big_endian(found[:, 3:5])
-        end = _big_endian(found[:, 5:7])
+        block = np.asarray(pages[numbers])
+        leaf = block[:, 0] >= 10
+        begin = np.where(leaf, 8, 12) + 2 * _big_endian(block[:, 3:5])
+        end = _big_endian(block[:, 5:7])
         end[end == 0] = 65536
-        rest = (found != 0) & (columns >= begin[:, None]) & (columns < end[:, None])
+        rest = (block != 0) & (columns >= begin[:, None]) & (columns < end[:, None])
         for row in np.flatnonzero(rest.any(axis=1)):
             pages[numbers[row], begin[row] : end[row]] = 0
             cleared += 1
