@@ -81,8 +81,8 @@ class DataReport(Model):
 
     episodes: dict[str, int] = {}
     requests: list[str] = []
-    exports: list[str] = []
     earlier: list[Tombstone] = []
     versions: list[LearnedVersion] = []
     clean_step: int = 0
     deleted: bool = False
+    gateway: dict[str, int] = Field(default={}, description="what the gateway that was asked had and deleted")

@@ -6,12 +6,15 @@ written; only the owner may read the files; a disk that is slow or full costs li
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
 import os
 import queue
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from gateway.config.gateway import RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ class RequestLog:
 
     def __init__(self, config: RequestLogConfig) -> None:
         self._config = config
-        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[dict[str, Any] | Erasure | None] = queue.SimpleQueue()
         # one is counted by the event loop's thread, the other by the writer's
         self._put_bytes = self._taken_bytes = 0
         self.lost = 0
@@ -60,6 +64,8 @@ class RequestLog:
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "request_id": record.request_id,
                 "trace_id": trace_id(),
+                "key": record.key,
+                "user": record.user,
                 "route": record.route,
                 "policy": record.policy,
                 "method": record.method,
@@ -74,6 +80,16 @@ class RequestLog:
             }
         )
 
+    async def erase(self, notes_fit: Callable[[Notes], bool]) -> int:
+        """Take the lines of requests with such notes out of all files; how many there were.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        erasure = Erasure(notes_fit)
+        self._lines.put(erasure)
+        return await asyncio.wrap_future(erasure.lines)
+
     def close(self) -> None:
         """Write the lines that wait, within five seconds; blocks."""
         self._lines.put(None)
@@ -84,6 +100,9 @@ class RequestLog:
     def _write_all(self) -> None:
         failing = False
         while (line := self._lines.get()) is not None:
+            if isinstance(line, Erasure):
+                line.run(_files(self._config.path, self._config.files))
+                continue
             self._taken_bytes += len(line["request"]) + len(line["answer"])
             try:
                 self._write(self._text(line))
@@ -112,6 +131,41 @@ class RequestLog:
             file.write(line)
 
 
+class Erasure:
+    """Lines to be taken out; it runs in the thread that writes them."""
+
+    def __init__(self, notes_fit: Callable[[Notes], bool]) -> None:
+        self._fit = notes_fit
+        self.lines: Future[int] = Future()
+
+    def run(self, files: Sequence[Path]) -> None:
+        """Replace each file that has some; a kill leaves it as it was."""
+        try:
+            self.lines.set_result(sum(self._without(path) for path in files if path.exists()))
+        except Exception as exc:
+            self.lines.set_exception(exc)
+
+    def _without(self, path: Path) -> int:
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not self._is_of(line)]
+        if len(kept) < len(lines):
+            beside = path.with_name(f".{path.name}.partial")
+            with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        return len(lines) - len(kept)
+
+    def _is_of(self, line: bytes) -> bool:
+        try:
+            fields = json.loads(line)
+            return self._fit(Notes(**{name: fields.get(name, "") for name in ("key", "user", "request_id")}))
+        except (ValueError, AttributeError):
+            # a kill cut it off
+            return False
+
+
 def check_request_log(config: RequestLogConfig) -> None:
     """Raise :class:`ConfigError` if the file cannot be written, as far as that shows without writing it."""
     path = config.path
@@ -122,9 +176,13 @@ def check_request_log(config: RequestLogConfig) -> None:
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 
 
+def _files(path: Path, files: int) -> list[Path]:
+    return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+
+
 def _rotate(path: Path, files: int) -> None:
     """``log`` becomes ``log.1``, that ``log.2``, ...; the oldest of ``files`` is deleted."""
-    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+    names = _files(path, files)
     names[-1].unlink(missing_ok=True)
     for newer, older in reversed(list(itertools.pairwise(names))):
         if newer.exists():

@@ -319,15 +319,19 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
     if isinstance(named, str) and 0 < len(named) <= _LONGEST:
         return Scope(route, key_id, "session", named), agent[:_LONGEST], ""
-    user = next(
-        (user for name in ("safety_identifier", "user") if isinstance(user := body.get(name), str) and user), ""
-    )
+    user = user_of(body)
     own = own or _session_in(user)
     if own and max(len(own), len(parent), len(agent)) <= _LONGEST:
         return Scope(route, key_id, "agent", parent or own), agent, own if parent else ""
     if user:
         return Scope(route, key_id, "user", user), "", ""
     return Scope(route, key_id, "anyone", ""), "", ""
+
+
+def user_of(body: Mapping[str, Any]) -> str:
+    """The end user whom a body names; empty if it names nobody."""
+    users = (body.get(name) for name in ("safety_identifier", "user"))
+    return next((user for user in users if isinstance(user, str) and user), "")
 
 
 def _session_in(user: str) -> str:

@@ -36,6 +36,8 @@ from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
 from swarm.errors import HookError, RequestError
+from swarm.subjects import Subject, user_digest
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +183,18 @@ class Sessions:
             conversation.task = task
             self._end(conversation, "endpoint")
         return len(mine)
+
+    def erase(self, subject: Subject) -> int:
+        """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
+        are named by the user."""
+        erased = [conversation for conversation in self._memory if _is_of(conversation, subject)]
+        for conversation in erased:
+            conversation.over = True
+            if conversation.ending is not None:
+                conversation.ending.cancel()
+            self._memory.forget(self._memory.remove(conversation))
+            _release(conversation)
+        return len(erased)
 
     def reports(self, session_id: str, key_id: str) -> list[SessionReport]:
         """What became of the tokens of a key's session ``session_id``, for each of its routes."""
@@ -347,6 +361,13 @@ def plain_id(completion_id: str) -> str:
     """A completion's id without its dialect's prefix."""
     prefixes = (dialect.id_prefix for dialect in DIALECTS if completion_id.startswith(dialect.id_prefix))
     return completion_id.removeprefix(next(prefixes, ""))
+
+
+def _is_of(conversation: Conversation, subject: Subject) -> bool:
+    scope = conversation.scope
+    user = user_digest(scope.name) if scope.kind == "user" else ""
+    notes = Notes(key=scope.key_id, session=conversation.session_id, user=user)
+    return subject.fits(notes)
 
 
 def _release(conversation: Conversation) -> None:

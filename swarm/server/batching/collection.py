@@ -219,7 +219,7 @@ class Collection:
         dropped = dropped_from(self.groups.forget(episode_uuids), "erased", reason)
         if self._taken is not None and (out := self._taken.forget(episode_uuids, reason)):
             self._append(BatchRow(self._taken.batch, self._taken.attempts))
-            self._settle_taken()
+            self._is_empty()
             dropped += out
         self._drop(dropped)
 
@@ -313,8 +313,7 @@ class Collection:
         if self._taken is None or self._taken.back:
             return False
         self._taken.back = True
-        self._settle_taken()
-        return self._taken is not None
+        return not self._is_empty()
 
     def confirm(self, batch_id: str, step: int = 0) -> TrainBatch | None:
         """Training step ``step`` of this batch is done: it is consumed, whether it is out or back.
@@ -339,7 +338,7 @@ class Collection:
         taken.attempts += 1
         taken.back = True
         self._append(BatchRow(taken.batch, taken.attempts))
-        self._settle_taken()
+        self._is_empty()
         dropped = self._drop(self._given_up())
         return BatchFailure(taken.batch, taken.attempts, dropped[0] if dropped else None)
 
@@ -373,9 +372,12 @@ class Collection:
         reason = f"sampled more than {self._job.max_staleness} weight syncs before version {self.groups.version}"
         return dropped_from(members, "stale", reason)
 
-    def _settle_taken(self) -> None:
-        if self._taken is not None and self._taken.back and not self._taken.batch.groups:
-            self._taken = None
+    def _is_empty(self) -> bool:
+        """Whether the batch that came back has nothing left: there is none then."""
+        if self._taken is None or not self._taken.back or self._taken.batch.groups:
+            return False
+        self._taken = None
+        return True
 
     def _named(self, batch_id: str) -> Outstanding | None:
         return self._taken if self._taken and self._taken.batch.batch_id == batch_id else None
