@@ -10,12 +10,15 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: Bounds of what waits for the disk.
 _MAX_LINES, _MAX_BYTES = 1000, 64 * 1024 * 1024
 _CLOSE_SECONDS = 5.0
+#: Seconds between two looks for lines that are too old.
+_AGE_SECONDS = 60.0
 
 
 class RequestLog:
@@ -45,6 +50,8 @@ class RequestLog:
         # one is counted by the event loop's thread, the other by the writer's
         self._put_bytes = self._taken_bytes = 0
         self.lost = 0
+        #: when lines that are too old were looked for
+        self._looked = -math.inf
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
 
     def start(self) -> None:
@@ -86,7 +93,11 @@ class RequestLog:
         Raises:
             OSError: a file cannot be read or written.
         """
-        erasure = Erasure(notes_fit)
+
+        def fit(line: dict[str, Any]) -> bool:
+            return notes_fit(Notes(**{name: line.get(name, "") for name in ("key", "user", "request_id")}))
+
+        erasure = Erasure(fit)
         self._lines.put(erasure)
         return await asyncio.wrap_future(erasure.lines)
 
@@ -99,7 +110,7 @@ class RequestLog:
 
     def _write_all(self) -> None:
         failing = False
-        while (line := self._lines.get()) is not None:
+        while (line := self._next()) is not None:
             if isinstance(line, Erasure):
                 line.run(_files(self._config.path, self._config.files))
                 continue
@@ -112,6 +123,19 @@ class RequestLog:
                 if not failing:
                     logger.error("the request log %s cannot be written: %s", self._config.path, exc.strerror or exc)
                 failing = True
+
+    def _next(self) -> dict[str, Any] | Erasure | None:
+        """What is to be done next: a line, or lines that are too old."""
+        keep = self._config.keep_seconds
+        if keep is None:
+            return self._lines.get()
+        pause = min(_AGE_SECONDS, keep)
+        if (due := self._looked + pause - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=due)
+        self._looked = time.monotonic()
+        oldest = (datetime.now(UTC) - timedelta(seconds=keep)).isoformat(timespec="milliseconds")
+        return Erasure(lambda line: line.get("time", "") < oldest)
 
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
@@ -134,8 +158,8 @@ class RequestLog:
 class Erasure:
     """Lines to be taken out; it runs in the thread that writes them."""
 
-    def __init__(self, notes_fit: Callable[[Notes], bool]) -> None:
-        self._fit = notes_fit
+    def __init__(self, fit: Callable[[dict[str, Any]], bool]) -> None:
+        self._fit = fit
         self.lines: Future[int] = Future()
 
     def run(self, files: Sequence[Path]) -> None:
@@ -159,8 +183,7 @@ class Erasure:
 
     def _is_of(self, line: bytes) -> bool:
         try:
-            fields = json.loads(line)
-            return self._fit(Notes(**{name: fields.get(name, "") for name in ("key", "user", "request_id")}))
+            return self._fit(json.loads(line))
         except (ValueError, AttributeError):
             # a kill cut it off
             return False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.erasure import Match, bury, erase, find, report, tombstones, undone
+from swarm.server.journal.erasure import Match, bury, clear, erase, find, report, tombstones, undone
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.sqlite import past_ending, recover
@@ -55,12 +55,20 @@ class Journal:
         self._writer = Writer(connection, retention, self._committed)
 
     @classmethod
-    def open(cls, path: Path, *, keep_episodes: int = 100_000, keep_bytes: int = 4 * 1024**3) -> Self:
+    def open(
+        cls,
+        path: Path,
+        *,
+        keep_episodes: int = 100_000,
+        keep_bytes: int = 4 * 1024**3,
+        keep_seconds: float | None = None,
+    ) -> Self:
         """Open the journal at ``path`` for writing, and create it if there is none.
 
         Args:
             keep_episodes: how many episodes that are over are kept, the latest.
             keep_bytes: bytes on disk above which the oldest of them go nevertheless.
+            keep_seconds: how long after its end one is kept at most.
 
         Raises:
             ConfigError: another server has it, it is unreadable or no journal, or another version wrote it.
@@ -71,7 +79,10 @@ class Journal:
             try:
                 # a deletion that was killed, or a journal from before it
                 erase(connection, path, undone(connection, path.parent))
-                return cls(path, lock, connection, Retention(connection, keep_episodes, keep_bytes))
+                retention = Retention(
+                    connection, keep_episodes, keep_bytes, keep_seconds, lambda: clear(connection, path)
+                )
+                return cls(path, lock, connection, retention)
             except BaseException as exc:
                 connection.close()
                 if isinstance(exc, sqlite3.Error):

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import queue
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
+from swarm.errors import UnavailableError
 from swarm.server.journal.rows import CallRow, EndRow, Row
 from swarm.server.journal.schema import LIVE
 from swarm.server.journal.sqlite import write
@@ -31,6 +34,10 @@ ResultT = TypeVar("ResultT")
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 #: seconds without a row after which the file is tidied
 IDLE_SECONDS = 1.0
+#: seconds between two looks of a server that nobody asks whether something has become too old
+AGE_SECONDS = 30.0
+#: seconds between two clearings of the file
+CLEAR_SECONDS = 3600.0
 #: seconds between two steps of that, during which rows go first
 _PAUSE = 0.01
 #: rows that are kept of the small tables, whose rows have at most some kilobytes
@@ -47,17 +54,31 @@ class Retention:
     Args:
         keep_episodes: how many episodes that are over are kept.
         keep_bytes: how many bytes of the file may be in use before older episodes go nevertheless.
+        keep_seconds: how long after its end an episode is kept; ``None``: as long as there is room.
+        clear: makes sure that nothing of what was removed is left in the file.
     """
 
-    def __init__(self, connection: sqlite3.Connection, keep_episodes: int, keep_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        keep_episodes: int,
+        keep_bytes: int,
+        keep_seconds: float | None = None,
+        clear: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self._keep_episodes = keep_episodes
+        self._keep_seconds = keep_seconds
+        self._clear = clear
+        #: whether something was removed, or written over, since the file was cleared, and when that was
+        self._unclean, self._cleared_at = False, time.monotonic()
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
         self._ends = self._tokens = 0
 
     def apply(self, rows: Sequence[Row]) -> None:
         """Remove what is too much, inside the transaction that writes ``rows``, if it is time to check."""
+        self._unclean = True
         for row in rows:
             if isinstance(row, EndRow):
                 self._ends += 1
@@ -82,7 +103,13 @@ class Retention:
         # a verdict needs all pairs of its run
         execute("DELETE FROM pairs WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
-        return removed > 0 or self._shrink()
+        if removed > 0 or self._shrink():
+            self._unclean = True
+            return True
+        if self._unclean and time.monotonic() >= self._cleared_at + CLEAR_SECONDS:
+            self._unclean, self._cleared_at = False, time.monotonic()
+            self._clear()
+        return False
 
     def _remove(self, most: int) -> int:
         """Remove up to ``most`` of the oldest episodes that are over; returns how many."""
@@ -95,12 +122,15 @@ class Retention:
         ).fetchone()
         too_many = over - self._keep_episodes
         limit = most if pages - free > self._keep_pages else min(most, too_many)
-        if limit <= 0:
+        oldest = -math.inf if self._keep_seconds is None else time.time() - self._keep_seconds
+        if limit <= 0 and self._keep_seconds is None:
             return 0
-        names = execute(
-            f"SELECT uuid FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?", (limit,)
+        ended = execute(
+            f"SELECT uuid, ended_at FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?",
+            (most,),
         ).fetchall()
-        listed = json.dumps([name for (name,) in names])
+        names = [name for number, (name, ended_at) in enumerate(ended) if number < limit or ended_at < oldest]
+        listed = json.dumps(names)
         for table, column in (("episodes", "uuid"), ("trajectories", "episode"), ("calls", "episode")):
             execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (listed,))
         return len(names)
@@ -212,14 +242,13 @@ class Writer:
             try:
                 return self._queue.get(timeout=wait)
             except queue.Empty:
-                if not self._tidy():
-                    return self._queue.get()
-                wait = _PAUSE
+                # age comes by itself
+                wait = _PAUSE if self._tidy() else AGE_SECONDS
 
     def _tidy(self) -> bool:
         try:
             return self._retention.tidy()
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, subprocess.SubprocessError, UnavailableError) as exc:
             logger.warning("the journal cannot be tidied: %s", exc)
             self._roll_back()
             return False
