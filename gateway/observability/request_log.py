@@ -52,6 +52,7 @@ class RequestLog:
         self.lost = 0
         #: when lines that are too old were looked for
         self._looked = -math.inf
+        self._begun = False
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
 
     def start(self) -> None:
@@ -146,6 +147,12 @@ class RequestLog:
         path = self._config.path
         path.parent.mkdir(parents=True, exist_ok=True)
         size = path.stat().st_size if path.exists() else 0
+        if size and not self._begun:
+            # a kill may have cut off the last line
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read() == b"\n" else b"\n" + line
+        self._begun = True
         if size and size + len(line) > self._config.max_bytes:
             _rotate(path, self._config.files)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,8 +192,8 @@ class Erasure:
         try:
             return self._fit(json.loads(line))
         except (ValueError, AttributeError):
-            # a kill cut it off
-            return False
+            # a kill cut it off, and nobody can tell whose it is
+            return True
 
 
 def check_request_log(config: RequestLogConfig) -> None:

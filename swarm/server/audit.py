@@ -6,6 +6,8 @@ Invariant: an entry is one line, appended at once and on disk before the command
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.server.auth import TokenHolder
 
 _MOST_SENDER = 200
+_REPEATED_SECONDS, _MOST_READS = 60.0, 1000
 
 
 class AuditLog:
@@ -26,6 +29,20 @@ class AuditLog:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "audit.jsonl"
+        #: when reads that are repeated were last written, by what they say
+        self._reads: dict[str, float] = {}
+
+    async def read(self, request: Request, what: str, about: Mapping[str, Any]) -> None:
+        """Log that the caller reads something; a page that looks again and again has a line a minute."""
+        caller: TokenHolder = request.scope["caller"]
+        entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": dict(about)}
+        name, now = repr(entry), time.monotonic()
+        if now - self._reads.get(name, -math.inf) < _REPEATED_SECONDS:
+            return
+        if len(self._reads) >= _MOST_READS:
+            self._reads.clear()
+        self._reads[name] = now
+        await append_audit(self.path, {**entry, "result": "done"})
 
     @asynccontextmanager
     async def command(

@@ -169,6 +169,6 @@ class GroupRoutes:
         """The latest groups of train episodes that have ended, and a histogram of the rewards of the latest steps."""
         wanted = Wanted(words=words, route=route, reason=reason, at_least=at_least, at_most=at_most)
         about = {"group": group, "route": route, "limit": limit, "tokens": tokens}
-        async with self.audit.command(request, "groups read", about):
-            judged = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
+        await self.audit.read(request, "groups read", about)
+        judged = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
         return judged.model_copy(update={"model": self.controller.job.model if self.controller.has_job else ""})

@@ -63,6 +63,14 @@ async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere
     assert [entry["what"] for entry in entries].count("data delete") == 1
 
 
+async def test_who_reads_groups_is_in_the_audit_log_once_a_minute(rig: server.Rig, tmp_path: Path) -> None:
+    for group in ("", "", "abc"):
+        assert (await rig.client.get("/judged_groups", params={"group": group})).status_code == 200
+    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    reads = [(entry["what"], entry["details"]["group"]) for entry in entries]
+    assert reads == [("groups read", ""), ("groups read", "abc")]
+
+
 async def test_what_was_begun_before_a_deletion_and_ends_after_it_is_not_kept(rig: server.Rig, tmp_path: Path) -> None:
     episode = await rig.claim()
     later = {"notes": {"key": "hers", "reason": MARK}, "reward": 1.0}
