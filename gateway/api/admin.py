@@ -102,10 +102,10 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
     if not any(names.values()):
         return {}
     subject = Subject(**names)
-    found = await _sent(request, route, "/data/report", caller, method="GET")
-    if found.status != 200:
+    report = await _sent(request, route, "/data/report", caller, method="GET")
+    if report.status != 200:
         return {}
-    requests = set((object_in(found.content) or {}).get("requests", ()))
+    requests = set((object_in(report.content) or {}).get("requests", ()))
     log = gateway.telemetry.request_log
     try:
         lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0

@@ -23,6 +23,8 @@ from gateway.stats import Accounted
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
 from swarm.errors import RequestError
+from swarm.subjects import Subject, user_digest
+from swarm.types import Notes
 
 #: Names the session; any text of the application's choice.
 SESSION = "x-swarm-session"
@@ -220,6 +222,11 @@ class Conversation:
     ending: asyncio.TimerHandle | None = None
     task: str = ""
     children: set[Scope] = field(default_factory=set[Scope])
+
+    def is_of(self, subject: Subject) -> bool:
+        """Whether it is the subject's; of a user only where it is named by the user."""
+        user = user_digest(self.scope.name) if self.scope.kind == "user" else ""
+        return subject.fits(Notes(key=self.scope.key_id, session=self.session_id, user=user))
 
     def session(self, turns: list[DeliveredTurn]) -> Session:
         """``turns`` for hooks."""

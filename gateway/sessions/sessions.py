@@ -36,8 +36,7 @@ from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
 from swarm.errors import HookError, RequestError
-from swarm.subjects import Subject, user_digest
-from swarm.types import Notes
+from swarm.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +186,7 @@ class Sessions:
     def erase(self, subject: Subject) -> int:
         """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
         are named by the user."""
-        erased = [conversation for conversation in self._memory if _is_of(conversation, subject)]
+        erased = [conversation for conversation in self._memory if conversation.is_of(subject)]
         for conversation in erased:
             conversation.over = True
             if conversation.ending is not None:
@@ -361,13 +360,6 @@ def plain_id(completion_id: str) -> str:
     """A completion's id without its dialect's prefix."""
     prefixes = (dialect.id_prefix for dialect in DIALECTS if completion_id.startswith(dialect.id_prefix))
     return completion_id.removeprefix(next(prefixes, ""))
-
-
-def _is_of(conversation: Conversation, subject: Subject) -> bool:
-    scope = conversation.scope
-    user = user_digest(scope.name) if scope.kind == "user" else ""
-    notes = Notes(key=scope.key_id, session=conversation.session_id, user=user)
-    return subject.fits(notes)
 
 
 def _release(conversation: Conversation) -> None:

@@ -23,11 +23,11 @@ from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.server.api.agentjet import AgentJetRoutes, StateShown
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
-from swarm.server.api.data import DataRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
 from swarm.server.api.serving import ServingRoutes
+from swarm.server.api.subjects import DataRoutes
 from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
