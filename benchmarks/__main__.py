@@ -12,13 +12,28 @@
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 * ``redaction``: what the rules of redaction find and miss among look-alikes, and what they cost.
+* ``deletion``: how long the deletion of one key among a million episodes takes.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import code, credit, gate, hooks, lifecycle, loop, overhead, redaction, serving, soak, study, training
+from benchmarks import (
+    code,
+    credit,
+    deletion,
+    gate,
+    hooks,
+    lifecycle,
+    loop,
+    overhead,
+    redaction,
+    serving,
+    soak,
+    study,
+    training,
+)
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -33,6 +48,7 @@ BENCHMARKS = {
     "gate": gate,
     "training": training,
     "redaction": redaction,
+    "deletion": deletion,
 }
 
 

@@ -39,6 +39,8 @@ class Notes(BaseModel):
     request_id: str = ""
     route: str = ""
     session: str = Field(default="", description="the name of its conversation")
+    key: str = Field(default="", description="id of the gateway's key that it came with")
+    user: str = Field(default="", description="digest of the user whom the application names")
     traceparent: str = ""
     rank: int | None = Field(default=None, ge=1, lt=2**31, description="1 for the best of the group")
     reason: str = ""

@@ -15,17 +15,25 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from adapters.dialects.jsons import error_in
+from adapters.dialects.jsons import error_in, object_in
 from gateway.api.endpoint import caller_of
 from gateway.routing.plan import PlannedRoute
 from gateway.runtime import Gateway
 from gateway.types import Caller
-from swarm.errors import AuthenticationError, NotFoundError, RequestError, UnavailableError, UpstreamError
+from swarm.errors import (
+    AuthenticationError,
+    NotFoundError,
+    RequestError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
 from swarm.http.asgi import bearer_bytes, read_body
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
+from swarm.subjects import Subject
 from swarm.sync import ArchiveLimits
 
 logger = logging.getLogger(__name__)
@@ -43,6 +51,9 @@ _COMMANDS: dict[str, dict[str, str]] = {
     "/policies/promote": {"POST": "/policies/promote"},
     "/policies/rollback": {"POST": "/policies/rollback"},
     "/policies/pin": {"POST": "/policies/pin"},
+    "/data/report": {"GET": "/data/report"},
+    "/data/export": {"GET": "/data/export"},
+    "/data/delete": {"POST": "/data/delete"},
     "/engine": {"GET": "/status"},
     "/engine/start": {"POST": "/start_engine"},
     "/engine/stop": {"POST": "/stop_engine"},
@@ -77,14 +88,40 @@ def _endpoint(target: str) -> Any:
         if beyond := {".", ".."}.intersection(names.values()):
             raise NotFoundError(f"there is no {beyond.pop()!r}")
         path = target.format(**{key: quote(name, safe="") for key, name in names.items()})
+        erased = await _erased(gateway, request, route, caller) if target == "/data/delete" else {}
         answer = await _sent(request, route, path, caller)
         level = logging.INFO if request.method == "GET" else logging.WARNING
         logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
         headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+        if erased and answer.status == 200:
+            return JSONResponse({**(object_in(answer.content) or {}), "gateway": erased}, answer.status, headers)
         return Response(answer.content, answer.status, headers)
 
     endpoint.__doc__ = f"{target} of the swarm server behind a route (`?route=`, or the only one)."
     return endpoint
+
+
+async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, caller: Caller) -> dict[str, int]:
+    """Delete what this gateway has of a subject: first, since the swarm server knows the ids of its requests."""
+    names = {name: request.query_params.get(name, "") for name in Subject.model_fields}
+    if not any(names.values()):
+        return {}
+    subject = Subject(**names)
+    report = await _sent(request, route, "/data/report", caller, method="GET")
+    if report.status != 200:
+        return {}
+    requests = set((object_in(report.content) or {}).get("requests", ()))
+    log = gateway.telemetry.request_log
+    try:
+        lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0
+    except OSError as exc:
+        raise SwarmGatewayError(f"the request log cannot be rewritten: {exc.strerror or exc}", code="disk") from exc
+    whole = subject.key and not (subject.session or subject.user or subject.request_id)
+    return {
+        "request_log_lines": lines,
+        "sessions": gateway.sessions.erase(subject),
+        "responses": gateway.responses.erase(subject.key) if whole else 0,
+    }
 
 
 def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:
@@ -112,7 +149,7 @@ def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:
     return next(iter(by_server.values()))
 
 
-async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller) -> Answer:
+async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller, *, method: str = "") -> Answer:
     """The swarm server's answer.
 
     Raises:
@@ -129,15 +166,14 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     token = route.settings.swarm_token.get_secret_value() if caller.key_id else own
     headers = {"authorization": f"Bearer {token}"} if token else {}
     body: bytes | None = None
-    if request.method == "POST":
+    method = method or request.method
+    if method == "POST":
         body = bytes(await read_body(request.receive)) or None
         if body is not None:
             headers["content-type"] = request.headers.get("content-type", "application/json")
     http = HttpClient(proxies=has_proxy(url))
     try:
-        answer = await http.request(
-            request.method, f"{url.rstrip('/')}{path}?{urlencode(query)}", body, headers, _SECONDS
-        )
+        answer = await http.request(method, f"{url.rstrip('/')}{path}?{urlencode(query)}", body, headers, _SECONDS)
     except (ConnectionBrokenError, TimeoutError) as exc:
         raise UnavailableError(
             f"no swarm server answers for route {route.name}: {exc}", code="server_unreachable"

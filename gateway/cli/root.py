@@ -9,6 +9,7 @@ import typer
 
 from gateway.cli.code import app as code_app
 from gateway.cli.credentials import keys
+from gateway.cli.data import app as data_app
 from gateway.cli.groups import app as groups_app
 from gateway.cli.hooks import app as hooks_app
 from gateway.cli.job_config import app as config_app
@@ -42,6 +43,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(hooks_app, name="hooks")
 app.add_typer(groups_app, name="groups")
 app.add_typer(policies_app, name="policies")
+app.add_typer(data_app, name="data")
 if (_research := load_optional("gateway.cli.research:app")) is not None:
     app.add_typer(_research, name="research")
 

@@ -55,6 +55,9 @@ class RequestLogConfig(Model):
     path: Path = Field(description="mode 0600")
     max_bytes: int = Field(default=100 * 1024 * 1024, ge=1024, description="of one file, then it is rotated")
     files: int = Field(default=5, ge=1, le=1000, description="that are kept, the current one included")
+    keep_seconds: float | None = Field(
+        default=None, gt=0, description="after which a line is taken out; null: with its file"
+    )
     max_text_bytes: int = Field(
         default=256 * 1024, ge=1024, description="of each request and each answer; the rest is cut"
     )

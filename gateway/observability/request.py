@@ -22,6 +22,7 @@ from starlette.types import Message
 from adapters.dialects import DIALECTS
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
+from swarm.subjects import user_digest
 from swarm.types import Notes
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class RequestRecord:
         policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
         error_code: of the error that the caller gets; or ``""``.
         left_out: fields of the request that the answer does not heed.
+        key: id of the caller's key.
+        user: digest of the end user's name.
         texts: whether its texts may be written anywhere.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
@@ -129,6 +132,8 @@ class RequestRecord:
     policy: str = ""
     error_code: str = ""
     left_out: Sequence[str] = ()
+    key: str = ""
+    user: str = ""
     texts: bool = True
     status: int = 0
     streamed: bool = False
@@ -237,6 +242,12 @@ def answered_by(route: str, policy: str = "") -> None:
         record.policy = policy or record.policy
 
 
+def asked_by(key_id: str, user: str) -> None:
+    """Note the caller's key and the end user whom it names."""
+    if (record := _current.get()) is not None:
+        record.key, record.user = key_id, user_digest(user)
+
+
 def failed(code: str) -> None:
     """Note the error that the caller gets."""
     if (record := _current.get()) is not None:
@@ -305,4 +316,4 @@ def notes() -> Notes:
     if record is None:
         return Notes()
     trace = trace_headers().get("traceparent", "")
-    return Notes(request_id=record.request_id, route=record.route, traceparent=trace)
+    return Notes(request_id=record.request_id, route=record.route, traceparent=trace, key=record.key, user=record.user)

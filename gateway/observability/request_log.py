@@ -6,13 +6,19 @@ written; only the owner may read the files; a disk that is slow or full costs li
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import queue
 import threading
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +26,15 @@ from gateway.config.gateway import RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
 #: Bounds of what waits for the disk.
 _MAX_LINES, _MAX_BYTES = 1000, 64 * 1024 * 1024
 _CLOSE_SECONDS = 5.0
+#: Seconds between two looks for lines that are too old.
+_AGE_SECONDS = 60.0
 
 
 class RequestLog:
@@ -37,10 +46,13 @@ class RequestLog:
 
     def __init__(self, config: RequestLogConfig) -> None:
         self._config = config
-        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[dict[str, Any] | Erasure | None] = queue.SimpleQueue()
         # one is counted by the event loop's thread, the other by the writer's
         self._put_bytes = self._taken_bytes = 0
         self.lost = 0
+        #: when lines that are too old were looked for
+        self._looked = -math.inf
+        self._begun = False
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
 
     def start(self) -> None:
@@ -60,6 +72,8 @@ class RequestLog:
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "request_id": record.request_id,
                 "trace_id": trace_id(),
+                "key": record.key,
+                "user": record.user,
                 "route": record.route,
                 "policy": record.policy,
                 "method": record.method,
@@ -74,6 +88,20 @@ class RequestLog:
             }
         )
 
+    async def erase(self, notes_fit: Callable[[Notes], bool]) -> int:
+        """Take the lines of requests with such notes out of all files; how many there were.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+
+        def fit(line: dict[str, Any]) -> bool:
+            return notes_fit(Notes(**{name: line.get(name, "") for name in ("key", "user", "request_id")}))
+
+        erasure = Erasure(fit)
+        self._lines.put(erasure)
+        return await asyncio.wrap_future(erasure.lines)
+
     def close(self) -> None:
         """Write the lines that wait, within five seconds; blocks."""
         self._lines.put(None)
@@ -83,7 +111,10 @@ class RequestLog:
 
     def _write_all(self) -> None:
         failing = False
-        while (line := self._lines.get()) is not None:
+        while (line := self._next()) is not None:
+            if isinstance(line, Erasure):
+                line.run(_files(self._config.path, self._config.files))
+                continue
             self._taken_bytes += len(line["request"]) + len(line["answer"])
             try:
                 self._write(self._text(line))
@@ -94,6 +125,19 @@ class RequestLog:
                     logger.error("the request log %s cannot be written: %s", self._config.path, exc.strerror or exc)
                 failing = True
 
+    def _next(self) -> dict[str, Any] | Erasure | None:
+        """What is to be done next: a line, or lines that are too old."""
+        keep = self._config.keep_seconds
+        if keep is None:
+            return self._lines.get()
+        pause = min(_AGE_SECONDS, keep)
+        if (due := self._looked + pause - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=due)
+        self._looked = time.monotonic()
+        oldest = (datetime.now(UTC) - timedelta(seconds=keep)).isoformat(timespec="milliseconds")
+        return Erasure(lambda line: line.get("time", "") < oldest)
+
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
         bodies = {name: readable_body(line[name], cut=len(line[name]) >= most) for name in ("request", "answer")}
@@ -103,6 +147,12 @@ class RequestLog:
         path = self._config.path
         path.parent.mkdir(parents=True, exist_ok=True)
         size = path.stat().st_size if path.exists() else 0
+        if size and not self._begun:
+            # a kill may have cut off the last line
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read() == b"\n" else b"\n" + line
+        self._begun = True
         if size and size + len(line) > self._config.max_bytes:
             _rotate(path, self._config.files)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -110,6 +160,40 @@ class RequestLog:
             # an existing file may be readable by others
             os.fchmod(descriptor, 0o600)
             file.write(line)
+
+
+class Erasure:
+    """Lines to be taken out; it runs in the thread that writes them."""
+
+    def __init__(self, fit: Callable[[dict[str, Any]], bool]) -> None:
+        self._fit = fit
+        self.lines: Future[int] = Future()
+
+    def run(self, files: Sequence[Path]) -> None:
+        """Replace each file that has some; a kill leaves it as it was."""
+        try:
+            self.lines.set_result(sum(self._without(path) for path in files if path.exists()))
+        except Exception as exc:
+            self.lines.set_exception(exc)
+
+    def _without(self, path: Path) -> int:
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not self._is_of(line)]
+        if len(kept) < len(lines):
+            beside = path.with_name(f".{path.name}.partial")
+            with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        return len(lines) - len(kept)
+
+    def _is_of(self, line: bytes) -> bool:
+        try:
+            return self._fit(json.loads(line))
+        except (ValueError, AttributeError):
+            # a kill cut it off, and nobody can tell whose it is
+            return True
 
 
 def check_request_log(config: RequestLogConfig) -> None:
@@ -122,9 +206,13 @@ def check_request_log(config: RequestLogConfig) -> None:
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 
 
+def _files(path: Path, files: int) -> list[Path]:
+    return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+
+
 def _rotate(path: Path, files: int) -> None:
     """``log`` becomes ``log.1``, that ``log.2``, ...; the oldest of ``files`` is deleted."""
-    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+    names = _files(path, files)
     names[-1].unlink(missing_ok=True)
     for newer, older in reversed(list(itertools.pairwise(names))):
         if newer.exists():

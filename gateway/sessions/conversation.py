@@ -23,6 +23,8 @@ from gateway.stats import Accounted
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
 from swarm.errors import RequestError
+from swarm.subjects import Subject, user_digest
+from swarm.types import Notes
 
 #: Names the session; any text of the application's choice.
 SESSION = "x-swarm-session"
@@ -223,6 +225,11 @@ class Conversation:
     task: str = ""
     children: set[Scope] = field(default_factory=set[Scope])
 
+    def is_of(self, subject: Subject) -> bool:
+        """Whether it is the subject's; of a user only where it is named by the user."""
+        user = user_digest(self.scope.name) if self.scope.kind == "user" else ""
+        return subject.fits(Notes(key=self.scope.key_id, session=self.session_id, user=user))
+
     def session(self, turns: list[DeliveredTurn]) -> Session:
         """``turns`` for hooks."""
         return Session(session_id=self.session_id, turns=[turn.as_turn() for turn in turns], feedback=self.feedback)
@@ -321,15 +328,19 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     named = cast("dict[str, Any]", metadata).get("session_id") if isinstance(metadata, dict) else None
     if isinstance(named, str) and 0 < len(named) <= _LONGEST:
         return Scope(route, key_id, "session", named), agent[:_LONGEST], ""
-    user = next(
-        (user for name in ("safety_identifier", "user") if isinstance(user := body.get(name), str) and user), ""
-    )
+    user = user_of(body)
     own = own or _session_in(user)
     if own and max(len(own), len(parent), len(agent)) <= _LONGEST:
         return Scope(route, key_id, "agent", parent or own), agent, own if parent else ""
     if user:
         return Scope(route, key_id, "user", user), "", ""
     return Scope(route, key_id, "anyone", ""), "", ""
+
+
+def user_of(body: Mapping[str, Any]) -> str:
+    """The end user whom a body names; empty if it names nobody."""
+    users = (body.get(name) for name in ("safety_identifier", "user"))
+    return next((user for user in users if isinstance(user, str) and user), "")
 
 
 def _session_in(user: str) -> str:

@@ -88,6 +88,13 @@ class ResponseStore:
         self.size -= self.get(key_id, response_id).size
         del self._responses[key_id, response_id]
 
+    def erase(self, key_id: str) -> int:
+        """Forget all that the key made; how many there were."""
+        mine = [response_id for key, response_id in self._responses if key == key_id]
+        for response_id in mine:
+            self.size -= self._responses.pop((key_id, response_id))[1].size
+        return len(mine)
+
     def _trim(self) -> None:
         now = self._clock()
         while self._responses and (self.size > self._max_bytes or next(iter(self._responses.values()))[0] <= now):

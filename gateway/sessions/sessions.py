@@ -37,6 +37,7 @@ from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
 from swarm.errors import HookError, RequestError
+from swarm.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +187,18 @@ class Sessions:
             conversation.task = task
             self._end(conversation, "endpoint")
         return len(mine)
+
+    def erase(self, subject: Subject) -> int:
+        """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
+        are named by the user."""
+        erased = [conversation for conversation in self._memory if conversation.is_of(subject)]
+        for conversation in erased:
+            conversation.over = True
+            if conversation.ending is not None:
+                conversation.ending.cancel()
+            self._memory.forget(self._memory.remove(conversation))
+            _release(conversation)
+        return len(erased)
 
     def reports(self, session_id: str, key_id: str) -> list[SessionReport]:
         """What became of the tokens of a key's session ``session_id``, for each of its routes."""

@@ -29,6 +29,7 @@ from swarm.judged_groups import JudgedGroups
 from swarm.protocol import AgreeSyncWeightRequest, BoolResponse, StartEngineResponse
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
+from swarm.subjects import DataReport, Subject
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 WATCH_POLL = 30.0
 #: Seconds that a start may take until the server has launched the engine's process.
 _START_SECONDS = 60.0
+#: Seconds that a look through all that a server keeps may take.
+_DATA_SECONDS = 300.0
 #: Tasks named in one report; a batch may have thousands.
 _MAX_TASKS = 20
 
@@ -86,6 +89,24 @@ class RemoteEngine:
         """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""
         sent = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
         return await self._calls.perform(wire.Call("GET", "/judged_groups", JudgedGroups, query=sent))
+
+    async def data_report(self, subject: Subject) -> DataReport:
+        """What there is of ``subject``, and which policy versions learned from it. Needs the admin scope, as the next
+        two."""
+        return await self._calls.perform(
+            wire.Call("GET", "/data/report", DataReport, timeout=_DATA_SECONDS, query=dict(subject.names()))
+        )
+
+    async def data_delete(self, subject: Subject) -> DataReport:
+        """Delete it; returns what there was."""
+        return await self._calls.perform(
+            wire.Call("POST", "/data/delete", DataReport, timeout=_DATA_SECONDS, query=dict(subject.names()))
+        )
+
+    async def data_export(self, subject: Subject) -> bytes:
+        """Its episodes as JSON lines."""
+        call = wire.Call("GET", "/data/export", wire.Content, timeout=_DATA_SECONDS, query=dict(subject.names()))
+        return (await self._calls.perform(call)).content
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
         """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.

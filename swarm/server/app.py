@@ -28,6 +28,7 @@ from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
 from swarm.server.api.policies import PolicyRoutes
 from swarm.server.api.serving import ServingRoutes
+from swarm.server.api.subjects import DataRoutes
 from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
@@ -119,7 +120,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *foreign.routes(),
         *MetricsRoutes(monitor).routes(),
         *PolicyRoutes(controller.episodes, audit).routes(),
-        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller).routes(),
+        *GroupRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
+        *DataRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
         Route("/health", health, methods=["GET"]),
     ]
 
@@ -156,7 +158,12 @@ def _open_journal(config: ServerConfig) -> MeteredJournal:
         config.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(f"cannot make the run folder {config.run_dir}: {exc.strerror}", param="run_dir") from exc
-    return MeteredJournal.open(config.run_dir / JOURNAL_NAME)
+    return MeteredJournal.open(
+        config.run_dir / JOURNAL_NAME,
+        keep_episodes=config.keep_episodes,
+        keep_bytes=config.keep_bytes,
+        keep_seconds=config.keep_seconds,
+    )
 
 
 async def health(request: Request) -> Response:

@@ -1,13 +1,17 @@
-"""The audit log: who changed the engine, its code or its job, when, and with what result: ``run_dir/audit.jsonl``.
+"""The audit log: who changed the engine, its code or its job, and who read or deleted what people said:
+``run_dir/audit.jsonl``.
 
 Invariant: an entry is one line, appended at once and on disk before the command is answered. Secrets are in none.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +21,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.server.auth import TokenHolder
 
 _MOST_SENDER = 200
+_REPEATED_SECONDS, _MOST_READS = 60.0, 1000
 
 
 class AuditLog:
@@ -24,11 +29,28 @@ class AuditLog:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "audit.jsonl"
+        #: when reads that are repeated were last written, by what they say
+        self._reads: dict[str, float] = {}
+
+    async def read(self, request: Request, what: str, about: Mapping[str, Any]) -> None:
+        """Log that the caller reads something; a page that looks again and again has a line a minute."""
+        caller: TokenHolder = request.scope["caller"]
+        entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": dict(about)}
+        name, now = repr(entry), time.monotonic()
+        if now - self._reads.get(name, -math.inf) < _REPEATED_SECONDS:
+            return
+        if len(self._reads) >= _MOST_READS:
+            self._reads.clear()
+        self._reads[name] = now
+        await append_audit(self.path, {**entry, "result": "done"})
 
     @asynccontextmanager
-    async def command(self, request: Request, what: str) -> AsyncGenerator[dict[str, Any]]:
-        """Log the command that the block carries out, and how it ends; the block adds details to what is yielded."""
-        details: dict[str, Any] = {}
+    async def command(
+        self, request: Request, what: str, about: Mapping[str, Any] = MappingProxyType({})
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Log the command that the block carries out, ``about`` what, and how it ends; the block adds details to what
+        is yielded."""
+        details: dict[str, Any] = dict(about)
         caller: TokenHolder = request.scope["caller"]
         entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": details}
         try:

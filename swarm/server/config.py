@@ -60,6 +60,16 @@ class ServerConfig(Model):
     call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
     call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")
 
+    keep_episodes: int = Field(default=100_000, ge=0, description="episodes that are over in the journal, the latest")
+    keep_bytes: int = Field(
+        default=4 * 1024**3, ge=1, description="bytes of the journal above which the oldest of them go nevertheless"
+    )
+    keep_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="how long after its end an episode is kept at most, unless it waits for training; null: while "
+        "there is room",
+    )
     keep_refused_text: bool = Field(
         default=False,
         description="the record of a request that the engine died of (refused/ in the run folder) holds the request "

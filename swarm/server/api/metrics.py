@@ -15,12 +15,14 @@ from typing import Annotated
 from fastapi import Query
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.journal.browse import MAX_GROUPS, judged_groups
@@ -148,12 +150,14 @@ class GroupRoutes:
 
     journal: Path
     controller: Controller
+    audit: AuditLog
 
     def routes(self) -> list[BaseRoute]:
         return [ControlRoute("GET", "/judged_groups", self.judged_groups, "admin", response_model=JudgedGroups)]
 
     async def judged_groups(
         self,
+        request: Request,
         group: Annotated[str, Query(max_length=128, description="only the one whose id begins so")] = "",
         words: Annotated[str, Query(max_length=500, description="in its task, hook or reasons")] = "",
         route: Annotated[str, Query(max_length=500, description="name of its route or client")] = "",
@@ -165,5 +169,7 @@ class GroupRoutes:
     ) -> JudgedGroups:
         """The latest groups of train episodes that have ended, and a histogram of the rewards of the latest steps."""
         wanted = Wanted(words=words, route=route, reason=reason, at_least=at_least, at_most=at_most)
+        about = {"group": group, "route": route, "limit": limit, "tokens": tokens}
+        await self.audit.read(request, "groups read", about)
         judged = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
         return judged.model_copy(update={"model": self.controller.job.model if self.controller.has_job else ""})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from swarm.errors import StateError
 from swarm.job import TrainJob
@@ -213,6 +213,16 @@ class Collection:
         self.trained = self.dropped = self.quarantined = 0
         return sum(len(group.episode_uuids) for group in dropped)
 
+    def forget(self, episode_uuids: Container[str], reason: str) -> None:
+        """Train none of these any more, nor their groups. A trainer that has the batch may use them still; the batch
+        that is sent again does not have them."""
+        dropped = dropped_from(self.groups.forget(episode_uuids), "erased", reason)
+        if self._taken is not None and (out := self._taken.forget(episode_uuids, reason)):
+            self._append(BatchRow(self._taken.batch, self._taken.attempts))
+            self._is_empty()
+            dropped += out
+        self._drop(dropped)
+
     def restore(self, recovered: Recovered) -> None:
         """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
         self.run_id = recovered.run_id
@@ -303,7 +313,7 @@ class Collection:
         if self._taken is None or self._taken.back:
             return False
         self._taken.back = True
-        return True
+        return not self._is_empty()
 
     def confirm(self, batch_id: str, step: int = 0) -> TrainBatch | None:
         """Training step ``step`` of this batch is done: it is consumed, whether it is out or back.
@@ -328,6 +338,7 @@ class Collection:
         taken.attempts += 1
         taken.back = True
         self._append(BatchRow(taken.batch, taken.attempts))
+        self._is_empty()
         dropped = self._drop(self._given_up())
         return BatchFailure(taken.batch, taken.attempts, dropped[0] if dropped else None)
 
@@ -360,6 +371,13 @@ class Collection:
     def _stale(self, members: Iterable[Member]) -> list[Dropped]:
         reason = f"sampled more than {self._job.max_staleness} weight syncs before version {self.groups.version}"
         return dropped_from(members, "stale", reason)
+
+    def _is_empty(self) -> bool:
+        """Whether the batch that came back has nothing left: there is none then."""
+        if self._taken is None or not self._taken.back or self._taken.batch.groups:
+            return False
+        self._taken = None
+        return True
 
     def _named(self, batch_id: str) -> Outstanding | None:
         return self._taken if self._taken and self._taken.batch.batch_id == batch_id else None

@@ -6,19 +6,22 @@ Invariant: an episode that waits is in exactly one group, open or whole. Counts 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
+
+from msgspec import structs
 
 from swarm.job import TrainJob
 from swarm.server.batching.methods import MIN_GROUP, FinishedGroup, Member
 from swarm.server.batching.shares import Shares
 from swarm.server.journal.rows import GroupRow
 from swarm.states import EpisodeState
-from swarm.tokens import TrainBatch
+from swarm.tokens import TrainBatch, TrainGroup
 
 #: Why finished episodes will never be trained; for counters.
-DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared"]
+DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared", "erased"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,21 @@ class Outstanding:
     client_uuids: Sequence[str]
     attempts: int = 0
     back: bool = False
+
+    def forget(self, episode_uuids: Container[str], reason: str) -> list[Dropped]:
+        """Take out the groups that have one of these episodes."""
+        kept: list[TrainGroup] = []
+        clients, dropped, kept_clients = iter(self.client_uuids), list[Dropped](), list[str]()
+        for group in self.batch.groups:
+            names = tuple(trajectory.episode_uuid for trajectory in group.trajectories)
+            theirs = tuple(islice(clients, len(names)))
+            if any(name in episode_uuids for name in names):
+                dropped.append(Dropped(names, theirs, "erased", reason, EpisodeState.BATCHED))
+            else:
+                kept.append(group)
+                kept_clients += theirs
+        self.batch, self.client_uuids = structs.replace(self.batch, groups=kept), kept_clients
+        return dropped
 
 
 class WaitingGroups:
@@ -163,6 +181,11 @@ class WaitingGroups:
             if len(gone) < least and len(group.members) < whole:
                 gone += self.remove(group)
         return gone
+
+    def forget(self, episode_uuids: Container[str]) -> list[Member]:
+        """Members of the groups that have one of these."""
+        gone = [group for group in self.waiting() if any(name in episode_uuids for name in group.names)]
+        return [member for group in gone for member in self.remove(group)]
 
     def clear(self) -> list[Member]:
         """All that waited; losses are forgotten, too."""

@@ -42,6 +42,11 @@ class FinishedGroup:
         """The client of each member."""
         return [member.client_uuid for member in self.members]
 
+    @property
+    def names(self) -> list[str]:
+        """The episode of each member."""
+        return [member.trajectory.episode_uuid for member in self.members]
+
     def train_group(self) -> TrainGroup:
         return TrainGroup(task_id=self.task_id, trajectories=[member.trajectory for member in self.members])
 

@@ -51,6 +51,7 @@ class Controller:
     def open(self, journal: JournalPort) -> None:
         """See :meth:`TrainingRun.open`."""
         recovered = self.run.open(journal)
+        self.episodes.tombstones = recovered.tombstones
         if self.has_job:
             self.engine.detail = "the server was restarted"
         self.episodes.claims.restore(recovered.claims)

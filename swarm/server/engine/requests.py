@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
+from uuid import uuid4
 
 from swarm.concurrency import Signal
 from swarm.errors import RequestError, UnavailableError
@@ -27,6 +28,7 @@ from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState
+from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ _SHORTEST_PAUSE = 0.02
 _LOOK_SECONDS = 0.1
 #: looks after which a disk that refuses does not do so by chance
 _MOST_REFUSED = 10
+#: why episodes of a subject are not trained
+ERASED = "its data was deleted"
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
 
 
@@ -56,6 +60,8 @@ class EpisodeRequests:
         #: when (monotonic) the last sync that clients agreed to ended, or they agreed in vain
         self.agreement_over = -math.inf
         self.claims = ClaimQueue(lambda: run.found_pool)
+        #: deletions; what they mean ends later than them, too
+        self.tombstones: list[Tombstone] = []
 
     async def synced(self) -> None:
         """Return when everything that has happened so far is on disk.
@@ -135,6 +141,10 @@ class EpisodeRequests:
                 if ending is not None:
                     past[end.episode_uuid] = ending
         try:
+            if any(self._erased(end.episode_uuid, end.workflow_output.notes) for end in ends):
+                for end in ends:
+                    pool.abort(client_uuid, end.episode_uuid, ERASED)
+                return ERASED
             return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past, pair=pair)
         finally:
             # a conflict too is answered only once its cause is on disk
@@ -145,10 +155,37 @@ class EpisodeRequests:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if (pool := self.run.found_pool) is None:
             return ""
-        note = pool.abort(client_uuid, episode_uuid, reason, notes)
+        note = pool.abort(client_uuid, episode_uuid, reason, None if self._erased(episode_uuid, notes) else notes)
         self.pool_changed()
         await self.synced()
         return note
+
+    async def erase(self, subject: Subject) -> DataReport:
+        """Delete all that was claimed for ``subject`` until now, whether it is over or not.
+
+        Returns what there was.
+
+        Raises:
+            UnavailableError: it is not done yet; repeat it, or start the server again.
+        """
+        journal, until = self.run.journal, time.time()
+        stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
+        self.tombstones.append(stone)
+        report, matches = await journal.report(subject), await journal.matches(subject, until)
+        if (pool := self.run.found_pool) is not None:
+            pool.collection.forget({match.uuid for match in matches}, ERASED)
+            self.pool_changed()
+        batches = sorted({match.batch_id for match in matches} - {""})
+        await journal.erase(stone.model_copy(update={"episodes": len(matches), "batches": batches}))
+        return report.model_copy(update={"deleted": True})
+
+    def _erased(self, episode_uuid: str, notes: Notes | None) -> bool:
+        if notes is None or not self.tombstones or (pool := self.run.found_pool) is None:
+            return False
+        episode = pool.running.get(episode_uuid)
+        return episode is not None and any(
+            episode.claim.claimed_at <= stone.until and stone.subject.fits(notes) for stone in self.tombstones
+        )
 
     async def record_pair(self, pair: Pair) -> None:
         """Record a pair that no end takes along."""

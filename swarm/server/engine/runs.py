@@ -18,8 +18,10 @@ from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
+from swarm.server.journal.erasure import Match
 from swarm.server.journal.rows import Ending, EvaluationRow, Recovered, RecoveredEpisode, Row, RunRow, StepRow
 from swarm.states import EpisodeState
+from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
@@ -45,6 +47,12 @@ class JournalPort(Protocol):
     async def synced(self) -> None: ...
 
     async def past_ending(self, episode_uuid: str) -> Ending | None: ...
+
+    async def matches(self, subject: Subject, until: float) -> list[Match]: ...
+
+    async def report(self, subject: Subject) -> DataReport: ...
+
+    async def erase(self, stone: Tombstone) -> None: ...
 
 
 class TrainingRun:

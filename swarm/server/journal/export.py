@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -28,9 +29,11 @@ from swarm.server.journal.codec import (
     unpack_counts,
     unpack_trajectory,
 )
+from swarm.server.journal.erasure import find
 from swarm.server.journal.group_lines import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
+from swarm.subjects import Subject
 from swarm.tokens import TokenCounts, as_lists
 from swarm.types import Model, OnProgress
 
@@ -136,6 +139,14 @@ def export(
     return report
 
 
+def rows_of(journal: Path, subject: Subject) -> list[Row]:
+    """The rows of all episodes of ``subject`` that are over; JSON has a number for all of their values."""
+    with reading(journal) as connection:
+        names = json.dumps([match.uuid for match in find(connection, subject, time.time())])
+        condition = "e.uuid IN (SELECT value FROM json_each(?))"
+        return [_finite(row) for _, row in _rows(connection, condition, (names,))]
+
+
 def _copy(
     connection: sqlite3.Connection, condition: str, sink: _Sink, progress: OnProgress | None
 ) -> tuple[int, int, int]:
@@ -160,12 +171,13 @@ def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str |
     return f"{_STATES[state]} AND e.run_id = '{run_id}'"
 
 
-def _rows(connection: sqlite3.Connection, condition: str) -> Generator[tuple[int, Row]]:
+def _rows(connection: sqlite3.Connection, condition: str, named: tuple[str, ...] = ()) -> Generator[tuple[int, Row]]:
     """Rows with the size of their token data. Each read is a transaction of its own."""
     after = 0
     while True:
         rows = connection.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.rowid > ? ORDER BY e.rowid LIMIT {_READ_ROWS}", (after,)
+            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.rowid > ? ORDER BY e.rowid LIMIT {_READ_ROWS}",
+            (*named, after),
         ).fetchall()
         if not rows:
             return

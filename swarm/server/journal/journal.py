@@ -12,15 +12,19 @@ import math
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
+from swarm.server.journal.erasure import Match, bury, clear, erase, find, report, tombstones, undone
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
-from swarm.server.journal.sqlite import recover
-from swarm.server.journal.writer import Question, Retention, Writer
+from swarm.server.journal.sqlite import past_ending, recover
+from swarm.server.journal.writer import ResultT, Retention, Work, Writer
 from swarm.status import JournalStatus
+from swarm.subjects import DataReport, Subject, Tombstone
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,8 @@ CLOSE_SECONDS = 10.0
 SYNC_SECONDS = 10.0
 #: age of the oldest row that is not on disk, in seconds, from which on the disk sets the pace of claims
 BEHIND_SECONDS = 0.05
+#: seconds that a deletion may take, and a look at all episodes
+ERASE_SECONDS = 300.0
 
 
 class Journal:
@@ -49,12 +55,20 @@ class Journal:
         self._writer = Writer(connection, retention, self._committed)
 
     @classmethod
-    def open(cls, path: Path, *, keep_episodes: int = 100_000, keep_bytes: int = 4 * 1024**3) -> Self:
+    def open(
+        cls,
+        path: Path,
+        *,
+        keep_episodes: int = 100_000,
+        keep_bytes: int = 4 * 1024**3,
+        keep_seconds: float | None = None,
+    ) -> Self:
         """Open the journal at ``path`` for writing, and create it if there is none.
 
         Args:
             keep_episodes: how many episodes that are over are kept, the latest.
             keep_bytes: bytes on disk above which the oldest of them go nevertheless.
+            keep_seconds: how long after its end one is kept at most.
 
         Raises:
             ConfigError: another server has it, it is unreadable or no journal, or another version wrote it.
@@ -63,10 +77,17 @@ class Journal:
         try:
             connection = open_to_write(path)
             try:
-                return cls(path, lock, connection, Retention(connection, keep_episodes, keep_bytes))
-            except sqlite3.Error as exc:
+                # a deletion that was killed, or a journal from before it
+                erase(connection, path, undone(connection, path.parent))
+                retention = Retention(
+                    connection, keep_episodes, keep_bytes, keep_seconds, lambda: clear(connection, path)
+                )
+                return cls(path, lock, connection, retention)
+            except BaseException as exc:
                 connection.close()
-                raise unreadable(path, exc) from exc
+                if isinstance(exc, sqlite3.Error):
+                    raise unreadable(path, exc) from exc
+                raise
         except BaseException:
             lock.release()
             raise
@@ -79,7 +100,7 @@ class Journal:
         """
         try:
             with reading(self._path) as connection:
-                return recover(connection)
+                return replace(recover(connection), tombstones=tombstones(self._path.parent))
         except ValueError as exc:
             raise unreadable(self._path, exc) from exc
 
@@ -139,14 +160,39 @@ class Journal:
         Raises:
             UnavailableError: the journal cannot be read now (``journal_unavailable``).
         """
+        return await self._done(lambda connection: past_ending(connection, episode_uuid))
+
+    async def report(self, subject: Subject) -> DataReport:
+        """What is on disk of ``subject``; raises as :meth:`past_ending`."""
+        return await self._done(lambda connection: report(connection, self._path.parent, subject), ERASE_SECONDS)
+
+    async def matches(self, subject: Subject, until: float) -> list[Match]:
+        """The episodes that :meth:`erase` would delete; raises as :meth:`past_ending`."""
+        return await self._done(lambda connection: list(find(connection, subject, until)), ERASE_SECONDS)
+
+    async def erase(self, stone: Tombstone) -> None:
+        """Delete what ``stone`` names, which is written first. Everything else waits meanwhile.
+
+        Raises:
+            UnavailableError: it is not done yet; the next server that opens the journal goes on with it.
+        """
+
+        def do(connection: sqlite3.Connection) -> None:
+            bury(self._path.parent, stone)
+            erase(connection, self._path, undone(connection, self._path.parent))
+
+        await self._done(do, ERASE_SECONDS)
+
+    async def _done(self, do: Callable[[sqlite3.Connection], ResultT], seconds: float = 0.0) -> ResultT:
+        seconds = seconds or SYNC_SECONDS
         self._hand_over()
-        question = Question(episode_uuid)
-        self._writer.put(question)
+        work = Work(do)
+        self._writer.put(work)
         try:
-            async with asyncio.timeout(SYNC_SECONDS):
-                return await question.answer
+            async with asyncio.timeout(seconds):
+                return await work.result
         except TimeoutError as exc:
-            raise _unavailable(f"cannot be read: no answer within {SYNC_SECONDS:g} s") from exc
+            raise _unavailable(f"cannot be read: no answer within {seconds:g} s") from exc
         except sqlite3.Error as exc:
             raise _unavailable(f"cannot be read: {exc}") from exc
 

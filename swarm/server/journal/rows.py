@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from swarm.protocol import EpisodeType
 from swarm.states import EpisodeState
+from swarm.subjects import Tombstone
 from swarm.tokens import ModelCall, TokenCounts, TrainBatch, Trajectory
 from swarm.types import Notes, StepResult, WorkflowOutput
 
@@ -229,8 +230,8 @@ class Recovered:
 
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
-    ``claims`` are the episodes of claims with a key, by client and key. Steps, evaluations, pairs and counts are of
-    the current run, stages the latest of each route.
+    ``claims`` are the episodes of claims with a key, by client and key; ``tombstones`` are all deletions.
+    Steps, evaluations, pairs and counts are of the current run, stages the latest of each route.
     """
 
     run_id: str = ""
@@ -247,6 +248,7 @@ class Recovered:
     evaluations: list[EvaluationRow] = field(default_factory=list[EvaluationRow])
     pairs: list[PairRow] = field(default_factory=list[PairRow])
     stages: list[StageRow] = field(default_factory=list[StageRow])
+    tombstones: list[Tombstone] = field(default_factory=list[Tombstone])
     quarantined: int = 0
     dropped: int = 0
     trained: int = 0

@@ -167,6 +167,8 @@ def open_to_write(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA temp_store = MEMORY")
+            # what is deleted is overwritten, see also scrub.py
+            connection.execute("PRAGMA secure_delete = ON")
             if version == 0:
                 connection.executescript(
                     f"BEGIN; {_TABLES} PRAGMA application_id = {APPLICATION_ID};"

@@ -11,24 +11,33 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import queue
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
-from swarm.server.journal.rows import CallRow, Ending, EndRow, Row
+from swarm.errors import UnavailableError
+from swarm.server.journal.rows import CallRow, EndRow, Row
 from swarm.server.journal.schema import LIVE
-from swarm.server.journal.sqlite import past_ending, write
+from swarm.server.journal.sqlite import write
 from swarm.states import EpisodeState
 
 logger = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 #: seconds between two attempts at a failed commit, growing to the second
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 #: seconds without a row after which the file is tidied
 IDLE_SECONDS = 1.0
+#: seconds between two looks of a server that nobody asks whether something has become too old
+AGE_SECONDS = 30.0
+#: seconds between two clearings of the file
+CLEAR_SECONDS = 3600.0
 #: seconds between two steps of that, during which rows go first
 _PAUSE = 0.01
 #: rows that are kept of the small tables, whose rows have at most some kilobytes
@@ -45,17 +54,31 @@ class Retention:
     Args:
         keep_episodes: how many episodes that are over are kept.
         keep_bytes: how many bytes of the file may be in use before older episodes go nevertheless.
+        keep_seconds: how long after its end an episode is kept; ``None``: as long as there is room.
+        clear: makes sure that nothing of what was removed is left in the file.
     """
 
-    def __init__(self, connection: sqlite3.Connection, keep_episodes: int, keep_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        keep_episodes: int,
+        keep_bytes: int,
+        keep_seconds: float | None = None,
+        clear: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self._keep_episodes = keep_episodes
+        self._keep_seconds = keep_seconds
+        self._clear = clear
+        #: whether something was removed, or written over, since the file was cleared, and when that was
+        self._unclean, self._cleared_at = False, time.monotonic()
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
         self._ends = self._tokens = 0
 
     def apply(self, rows: Sequence[Row]) -> None:
         """Remove what is too much, inside the transaction that writes ``rows``, if it is time to check."""
+        self._unclean = True
         for row in rows:
             if isinstance(row, EndRow):
                 self._ends += 1
@@ -80,7 +103,13 @@ class Retention:
         # a verdict needs all pairs of its run
         execute("DELETE FROM pairs WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
-        return removed > 0 or self._shrink()
+        if removed > 0 or self._shrink():
+            self._unclean = True
+            return True
+        if self._unclean and time.monotonic() >= self._cleared_at + CLEAR_SECONDS:
+            self._unclean, self._cleared_at = False, time.monotonic()
+            self._clear()
+        return False
 
     def _remove(self, most: int) -> int:
         """Remove up to ``most`` of the oldest episodes that are over; returns how many."""
@@ -93,12 +122,15 @@ class Retention:
         ).fetchone()
         too_many = over - self._keep_episodes
         limit = most if pages - free > self._keep_pages else min(most, too_many)
-        if limit <= 0:
+        oldest = -math.inf if self._keep_seconds is None else time.time() - self._keep_seconds
+        if limit <= 0 and self._keep_seconds is None:
             return 0
-        names = execute(
-            f"SELECT uuid FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?", (limit,)
+        ended = execute(
+            f"SELECT uuid, ended_at FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?",
+            (most,),
         ).fetchall()
-        listed = json.dumps([name for (name,) in names])
+        names = [name for number, (name, ended_at) in enumerate(ended) if number < limit or ended_at < oldest]
+        listed = json.dumps(names)
         for table, column in (("episodes", "uuid"), ("trajectories", "episode"), ("calls", "episode")):
             execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (listed,))
         return len(names)
@@ -120,31 +152,33 @@ class Retention:
         return pages
 
 
-class Question:
-    """A look-up for the writer thread, which answers it after it has committed everything queued before."""
+class Work(Generic[ResultT]):
+    """Something for the writer thread to do with the connection, after it has committed everything queued before."""
 
-    def __init__(self, episode_uuid: str) -> None:
-        self.episode_uuid = episode_uuid
-        self.answer: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+    def __init__(self, do: Callable[[sqlite3.Connection], ResultT]) -> None:
+        self._do = do
+        self.result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
 
-    def find(self, connection: sqlite3.Connection) -> None:
-        """In the writer thread: look it up and hand the answer to the event loop."""
-        ending, error = None, None
+    def run(self, connection: sqlite3.Connection) -> None:
+        """In the writer thread: do it and hand the result to the event loop."""
+        result, error = None, None
         try:
-            ending = past_ending(connection, self.episode_uuid)
+            result = self._do(connection)
         except Exception as exc:
             error = exc
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         # the loop may be closed by now, and the caller gone with it
         with contextlib.suppress(RuntimeError):
-            self.answer.get_loop().call_soon_threadsafe(self._answer, ending, error)
+            self.result.get_loop().call_soon_threadsafe(self._tell, result, error)
 
-    def _answer(self, ending: Ending | None, error: Exception | None) -> None:
-        if self.answer.done():
+    def _tell(self, result: Any, error: Exception | None) -> None:
+        if self.result.done():
             return
         if error is None:
-            self.answer.set_result(ending)
+            self.result.set_result(result)
         else:
-            self.answer.set_exception(error)
+            self.result.set_exception(error)
 
 
 class Writer:
@@ -158,7 +192,7 @@ class Writer:
         self._connection = connection
         self._retention = retention
         self._on_commit = on_commit
-        self._queue: queue.SimpleQueue[Sequence[Row] | Question | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[Row] | Work[Any] | None] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         #: committed rows; the others are for statistics
@@ -170,8 +204,8 @@ class Writer:
         self.pending_since = time.monotonic()
         self._thread.start()
 
-    def put(self, item: Sequence[Row] | Question) -> None:
-        """Queue rows for one transaction, or a question; never waits."""
+    def put(self, item: Sequence[Row] | Work[Any]) -> None:
+        """Queue rows for one transaction, or work; never waits."""
         self._queue.put(item)
 
     def stop(self, within: float) -> bool:
@@ -194,7 +228,7 @@ class Writer:
             self.error = f"the writer died of {type(exc).__name__}: {exc}; restart the server"
             logger.critical("the journal accepts nothing more: %s", self.error, exc_info=True)
 
-    def _drain(self) -> list[Sequence[Row] | Question | None]:
+    def _drain(self) -> list[Sequence[Row] | Work[Any] | None]:
         """All items that are queued; waits for the first one, and tidies the file meanwhile."""
         items = [self._first()]
         with contextlib.suppress(queue.Empty):
@@ -202,28 +236,27 @@ class Writer:
                 items.append(self._queue.get_nowait())
         return items
 
-    def _first(self) -> Sequence[Row] | Question | None:
+    def _first(self) -> Sequence[Row] | Work[Any] | None:
         wait = IDLE_SECONDS
         while True:
             try:
                 return self._queue.get(timeout=wait)
             except queue.Empty:
-                if not self._tidy():
-                    return self._queue.get()
-                wait = _PAUSE
+                # age comes by itself
+                wait = _PAUSE if self._tidy() else AGE_SECONDS
 
     def _tidy(self) -> bool:
         try:
             return self._retention.tidy()
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, subprocess.SubprocessError, UnavailableError) as exc:
             logger.warning("the journal cannot be tidied: %s", exc)
             self._roll_back()
             return False
 
-    def _serve(self, items: Sequence[Sequence[Row] | Question | None]) -> bool:
-        """Commit all rows of ``items`` as one transaction, then answer the questions; False at the end."""
+    def _serve(self, items: Sequence[Sequence[Row] | Work[Any] | None]) -> bool:
+        """Commit all rows of ``items`` as one transaction, then do the work; False at the end."""
         taken = time.monotonic()
-        rows = [row for item in items if item is not None and not isinstance(item, Question) for row in item]
+        rows = [row for item in items if item is not None and not isinstance(item, Work) for row in item]
         if rows:
             if not self._commit(rows):
                 # later rows rest on those that were given up
@@ -233,8 +266,8 @@ class Writer:
             self._on_commit()
         for item in items:
             # whoever asked may have given up
-            if isinstance(item, Question) and not item.answer.done():
-                item.find(self._connection)
+            if isinstance(item, Work) and not item.result.done():
+                item.run(self._connection)
         return items[-1] is not None
 
     def _commit(self, rows: Sequence[Row]) -> bool:

@@ -128,3 +128,18 @@ def test_a_file_that_cannot_be_is_an_error_of_the_configuration(tmp_path: Path, 
     with pytest.raises(ConfigError, match=r"request_log: .*; name a file in"):
         create_app(config)
     assert not os.listdir(tmp_path / "folder")
+
+
+@pytest.mark.anyio
+async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subject_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    old = {"time": "2020-01-01T00:00:00.000+00:00", "request": "long ago", "request_id": "old"}
+    names = [path, path.with_name("requests.jsonl.1")]
+    for name in names:
+        name.write_text(json.dumps(old) + "\n" + '{"cut')
+    log = RequestLog(RequestLogConfig(path=path, keep_seconds=3600))
+    log.start()
+    log.request_over(exchange(b'"now"'))
+    assert await log.erase(lambda notes: notes.request_id == "req_1") == 1
+    log.close()
+    assert [name.read_text() for name in names] == [""] * 2

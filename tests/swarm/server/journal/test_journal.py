@@ -302,7 +302,7 @@ async def test_past_endings(journal: Journal) -> None:
 async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
     path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"{WRITER}.past_ending", held)
+    monkeypatch.setattr("swarm.server.journal.journal.past_ending", held)
     journal = Journal.open(path)
     journal.append(claimed("a"))
     await journal.synced()
@@ -320,7 +320,7 @@ async def test_a_disk_that_hangs_holds_neither_who_asks_nor_the_end(
 
 async def test_who_has_given_up_is_not_told(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal.open(path)
-    monkeypatch.setattr(f"{WRITER}.past_ending", held)
+    monkeypatch.setattr("swarm.server.journal.journal.past_ending", held)
     first = asyncio.create_task(journal.past_ending("a"))
     second = asyncio.create_task(journal.past_ending("b"))
     await asyncio.to_thread(held.reached.wait, 60)

@@ -9,7 +9,8 @@ import pytest
 
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CountsRow, RunRow
-from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, taken
+from swarm.types import WorkflowOutput
+from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, taken
 
 pytestmark = pytest.mark.anyio
 
@@ -78,4 +79,26 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
     slack = 512 * 4096
     await until(lambda: path.stat().st_size < limit // 4 + 2 * slack)
     assert "e999" in journal.recover().endings
+    await journal.close()
+
+
+async def test_what_is_too_old_goes_and_leaves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer.CLEAR_SECONDS", 0.0)
+    journal = Journal.open(tmp_path / "journal.db", keep_seconds=3600.0)
+    names = [f"episode-{number}." for number in range(300)]
+    journal.append(RunRow("r", ""), *map(claimed, names))
+    for name in names:
+        # ended long ago, or just now
+        at = time.time() if name.endswith("7.") else 1.6e9
+        output = WorkflowOutput(reward=1.0, metadata={"text": f"text of {name}" + "w" * 500})
+        journal.append(over(name, at=at, output=output))
+        await journal.synced()
+    young = {name for name in names if name.endswith("7.")}
+    await until(lambda: set(journal.recover().endings) == young)
+
+    def left() -> set[str]:
+        content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return {name for name in names if f"text of {name}".encode() in content}
+
+    await until(lambda: left() == young)
     await journal.close()

@@ -1,0 +1,119 @@
+"""``swarm-gateway data``: what is kept of a person, a copy of it, and its deletion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.output import tell
+from gateway.cli.target import AsJson, ServerTarget, targeted
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.subjects import DataReport, Subject
+
+app = typer.Typer(
+    help="What is kept of one key, session, user or request: report it, export it, delete it.", no_args_is_help=True
+)
+
+Key = Annotated[str, typer.Option("--key", help="id of a gateway's key, see `swarm-gateway keys list`")]
+Session = Annotated[str, typer.Option("--session", help="name of a conversation")]
+User = Annotated[str, typer.Option("--user", help="the end user, as the application names it in its requests")]
+RequestId = Annotated[str, typer.Option("--request", help="the `x-request-id` of a request")]
+#: versions that are printed
+_ROWS = 20
+
+
+@app.command()
+@targeted
+def report(
+    target: ServerTarget,
+    key: Key = "",
+    session: Session = "",
+    user: User = "",
+    request: RequestId = "",
+    as_json: AsJson = False,
+) -> None:
+    """How much is kept, and which policy versions learned from it; what several options name must fit all of them."""
+    subject = _subject(key, session, user, request)
+    with target.connect() as client:
+        current = client.data_report(subject)
+    tell(as_json, current.model_dump(mode="json"), *_lines(current))
+
+
+@app.command()
+@targeted
+def export(
+    target: ServerTarget,
+    out: Annotated[Path, typer.Option("--out", "-o", help="file of JSON lines to write; replaced if it exists")],
+    key: Key = "",
+    session: Session = "",
+    user: User = "",
+    request: RequestId = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write all episodes of it that are over, as `swarm-gateway swarm export` does; only you may read the file."""
+    subject = _subject(key, session, user, request)
+    with target.connect() as client:
+        rows = client.data_export(subject)
+    try:
+        out.touch(0o600)
+        out.write_bytes(rows)
+    except OSError as exc:
+        raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
+    count = rows.count(b"\n")
+    tell(as_json, {"path": str(out), "rows": count}, f"{out}: {count} episodes")
+
+
+@app.command()
+@targeted
+def delete(
+    target: ServerTarget,
+    key: Key = "",
+    session: Session = "",
+    user: User = "",
+    request: RequestId = "",
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all that was begun for it until now; through --gateway-url also what the gateway has of it."""
+    import sys
+
+    subject = _subject(key, session, user, request)
+    with target.connect() as client:
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("nothing is deleted: add --yes, or answer in a terminal")
+            typer.echo("\n".join(_lines(client.data_report(subject))))
+            if not typer.confirm("Delete it for good?"):
+                raise typer.Exit(1)
+        done = client.data_delete(subject)
+    tell(as_json, done.model_dump(mode="json"), *_lines(done))
+
+
+def _subject(key: str, session: str, user: str, request: str) -> Subject:
+    from swarm.subjects import Subject, user_digest
+
+    if not (key or session or user or request):
+        raise ConfigError("say whose data is meant: --key, --session, --user or --request")
+    return Subject(key=key, session=session, user=user_digest(user), request_id=request)
+
+
+def _lines(report: DataReport) -> list[str]:
+    verb = "deleted" if report.deleted else "kept"
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(report.episodes.items()))
+    lines = [f"{verb}: {counts or 'no episodes'}, of {len(report.requests)} requests"]
+    lines += [f"deleted at the gateway: {count} {name.replace('_', ' ')}" for name, count in report.gateway.items()]
+    lines += [f"deleted before: {stone.episodes} episodes" for stone in report.earlier]
+    if not report.versions:
+        return [*lines, "no policy version was trained on it"]
+    lines += [
+        f"trained on it: step {version.step} of run {version.run_id}" + ("" if version.current else " (not current)")
+        for version in report.versions[-_ROWS:]
+    ]
+    if (more := len(report.versions) - _ROWS) > 0:
+        lines.append(f"and {more} before these (--json names all)")
+    clean = f"step {report.clean_step}" if report.clean_step else "the model that the run began with"
+    return [*lines, f"newest version without it, in the line of the current one: {clean}"]

@@ -1,0 +1,88 @@
+"""Whose data is meant, when people ask what is kept of them or want it gone, and what is answered.
+
+Invariant: a user's own name is nowhere on disk, only its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from swarm.types import Model, Notes
+
+Named = Literal["key", "session", "user", "request_id"]
+
+
+def user_digest(user: str) -> str:
+    """What is noted of a user whom an application names: 32 hexadecimal digits, the same for the same name."""
+    return hashlib.blake2b(user.encode("utf-8", "replace"), digest_size=16).hexdigest() if user else ""
+
+
+class Subject(Model):
+    """Everything that fits all names which are given; at least one is."""
+
+    key: str = Field(default="", max_length=200, description="id of a gateway's key")
+    session: str = Field(default="", max_length=500, description="name of a conversation")
+    user: str = Field(default="", max_length=200, description="digest of the user's name")
+    request_id: str = Field(default="", max_length=500)
+
+    @model_validator(mode="after")
+    def _names_someone(self) -> Self:
+        if not any(value for _, value in self.names()):
+            raise ValueError("name a key, a session, a user or a request")
+        return self
+
+    def names(self) -> Iterator[tuple[Named, str]]:
+        """The names that are given."""
+        for name in ("key", "session", "user", "request_id"):
+            if value := getattr(self, name):
+                yield name, value
+
+    def fits(self, notes: Notes) -> bool:
+        """Whether an episode with these notes is the subject's."""
+        return all(getattr(notes, name) == value for name, value in self.names())
+
+    def needles(self) -> list[str]:
+        """Parts that the JSON of such notes has."""
+        return [json.dumps({name: value})[1:-1] for name, value in self.names()]
+
+
+class Tombstone(Model):
+    """What was deleted: all of ``subject`` that was claimed ``until`` then (Unix seconds). It has no texts.
+
+    ``batches`` had been given to the trainer with some of it: what names the versions that learned from it.
+    """
+
+    id: str
+    subject: Subject
+    until: float
+    episodes: int = 0
+    batches: list[str] = []
+
+
+class LearnedVersion(Model):
+    """A policy version: ``step`` of a run. ``current``: what is served now descends from it."""
+
+    run_id: str
+    step: int
+    current: bool
+
+
+class DataReport(Model):
+    """What a swarm server has of a subject, and which policy versions were trained on it.
+
+    ``episodes`` counts them by state; ``earlier`` are deletions of the same subject; ``clean_step`` is the newest
+    version in the line of the current one that was not trained on any of it (0: the first weights), to fork from.
+    """
+
+    episodes: dict[str, int] = {}
+    requests: list[str] = []
+    earlier: list[Tombstone] = []
+    versions: list[LearnedVersion] = []
+    clean_step: int = 0
+    deleted: bool = False
+    gateway: dict[str, int] = Field(default={}, description="what the gateway that was asked had and deleted")

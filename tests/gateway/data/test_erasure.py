@@ -1,0 +1,91 @@
+"""``data delete`` through a gateway: what it, its request log and the swarm server had of a caller is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.keys.store import KeyFile
+from tests.gateway.conftest import CHAT, Http, gateway_before
+from tests.standins.vllm import plain, told
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+rig = server.rig
+overrides = server.overrides
+
+MARK, HERS, HIS = "Zweitausendfüßler", 9177, 9178
+
+
+def traces(folder: Path, mark: bytes) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file() and mark in path.read_bytes()}
+
+
+async def waiting(rig: server.Rig, count: int) -> None:
+    await rig.eventually(lambda: rig.controller.pool.information().completed_episodes == count)
+
+
+async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere(
+    rig: server.Rig, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, his), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "he", "boss"))
+
+    async def ask(http: Http, key: str, token: int) -> None:
+        rig.vllm.default = lambda sent: told(*[[token]] * 2)(sent) if "prompt" in sent else plain([token])(sent)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": f"hello {MARK} {token}"}]}
+        answer = await http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+
+    log = {"path": tmp_path / "requests.jsonl"}
+    about, boss = {"key": her.id}, {"authorization": f"Bearer {admin}"}
+    async with gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path, request_log=log) as http:
+        await ask(http, hers, HERS)
+        await ask(http, his, HIS)
+        await waiting(rig, 4)
+        refused = await http.get("/admin/data/report", params=about, headers={"authorization": f"Bearer {hers}"})
+        assert refused.status_code == 403
+        report = (await http.get("/admin/data/report", params=about, headers=boss)).json()
+        assert report["episodes"] == {"waiting": 2} and len(report["requests"]) == 1
+        rows = (await http.get("/admin/data/export", params=about, headers=boss)).text.splitlines()
+        assert [json.loads(row)["output"]["notes"]["key"] for row in rows] == [her.id] * 2
+        done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
+        assert done["deleted"] and done["gateway"] == {"request_log_lines": 1, "sessions": 1, "responses": 0}
+        await waiting(rig, 2)
+        again = (await http.get("/admin/data/report", params=about, headers=boss)).json()
+        assert again["episodes"] == {} and [stone["episodes"] for stone in again["earlier"]] == [2]
+    assert traces(tmp_path, f"{MARK} {HERS}".encode()) == set()
+    assert "requests.jsonl" in traces(tmp_path, f"{MARK} {HIS}".encode())
+    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [entry["what"] for entry in entries].count("data delete") == 1
+
+
+async def test_who_reads_groups_is_in_the_audit_log_once_a_minute(rig: server.Rig, tmp_path: Path) -> None:
+    for group in ("", "", "abc"):
+        assert (await rig.client.get("/judged_groups", params={"group": group})).status_code == 200
+    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    reads = [(entry["what"], entry["details"]["group"]) for entry in entries]
+    assert reads == [("groups read", ""), ("groups read", "abc")]
+
+
+async def test_what_was_begun_before_a_deletion_and_ends_after_it_is_not_kept(rig: server.Rig, tmp_path: Path) -> None:
+    episode = await rig.claim()
+    later = {"notes": {"key": "hers", "reason": MARK}, "reward": 1.0}
+    rig.vllm.default = plain([HERS])
+    assert (await episode.chat()).status_code == 200
+    deleted = await rig.client.post("/data/delete", params={"key": "hers"})
+    assert deleted.status_code == 200, deleted.text
+    ended = await rig.client.post(
+        "/end_episode",
+        json={"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "t", "workflow_output": later},
+    )
+    assert "its data was deleted" in ended.text
+    assert traces(tmp_path, MARK.encode()) == set() and rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_subject_has_to_be_named(rig: server.Rig) -> None:
+    assert (await rig.client.get("/data/report")).status_code == 400
+    assert (await rig.client.post("/data/delete")).status_code == 400

@@ -1,0 +1,171 @@
+"""What is deleted of a subject is gone from the journal's bytes, also after a kill or a restore."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import sqlite3
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.server.journal import erasure
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import CallRow, Row, RunRow
+from swarm.subjects import Subject, Tombstone
+from swarm.tokens import ModelCall
+from swarm.types import Notes, WorkflowOutput
+from tests.swarm.server.journal.build import batch, claimed, dropped, ended_with, stepped, taken
+from tests.token_data import model_call
+
+pytestmark = pytest.mark.anyio
+
+HERS, ALL = Subject(key="hers"), 2e9
+
+
+def said(name: str, words: str = "") -> WorkflowOutput:
+    key = name.rpartition("-")[0]
+    task = {"main_query": f"text of {name}. " + words, "metadata": {"odd": float("inf")}}
+    notes = Notes(key=key, request_id=f"request-{name}.", session="s", reason=f"reason of {name}.", task=task)
+    return WorkflowOutput(reward=1.0, notes=notes)
+
+
+def sampled(name: str, tokens: int) -> ModelCall:
+    """A call whose first tokens are of this name alone."""
+    ids = [*struct.unpack("<3I", hashlib.md5(name.encode()).digest()[:12]), *range(tokens - 3)]
+    return model_call(range(5), [one & 0x7FFF_FFFF for one in ids], 1, 2, call_id=f"call {name}.")
+
+
+def episode(name: str, tokens: int, words: str = "") -> list[Row]:
+    row = CallRow(name, sampled(name, tokens))
+    return [claimed(name), row, ended_with(row, name, output=said(name, words))]
+
+
+def traces(folder: Path, name: str) -> set[str]:
+    forms = [f"{name}.".encode(), f"{name}. ".encode(), sampled(name, 3).response_ids.tobytes()]
+    return {path.name for path in folder.iterdir() if any(form in path.read_bytes() for form in forms)}
+
+
+def stone(subject: Subject = HERS, until: float = ALL) -> Tombstone:
+    return Tombstone(id=f"stone of {subject}", subject=subject, until=until)
+
+
+async def filled(path: Path, seed: int, count: int = 150) -> tuple[Journal, list[str]]:
+    """A journal with episodes of two keys, most of which end long after their claim; the names of hers."""
+    random_ = random.Random(seed)
+    journal = Journal.open(path)
+    journal.append(RunRow("r", ""))
+    names = [f"{random_.choice(['hers', 'his'])}-{seed}{number:05}" for number in range(count)]
+    rows = [episode(name, random_.choice([3, 40, 900]), "w" * random_.randrange(2000)) for name in names]
+    for claim, sampled, _ in rows:
+        journal.append(claim, sampled)
+    random_.shuffle(rows)
+    for _, _, end in rows:
+        journal.append(end)
+        await journal.synced()
+    return journal, [name for name in names if name.startswith("hers")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_byte_of_what_is_deleted_is_left_and_all_else_is(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "journal.db"
+    journal, hers = await filled(path, seed)
+    his = [one.episode_uuid for _, one in journal.recover().finished if one.episode_uuid.startswith("his")]
+    assert all(traces(tmp_path, name) for name in hers)
+    found = await journal.report(HERS)
+    assert found.episodes == {"waiting": len(hers)} and len(found.requests) == len(hers)
+    await journal.erase(stone())
+    assert [name for name in hers if traces(tmp_path, name)] == []
+    assert [one.episode_uuid for _, one in journal.recover().finished] == his
+    # pages that SQLite has in memory are written again
+    journal.append(*(row for number in range(50) for row in episode(f"more-{number}", 40, "w" * 1500)))
+    journal.append(dropped(*his[::2]))
+    await journal.synced()
+    await journal.close()
+    assert [name for name in hers if traces(tmp_path, name)] == []
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_restored_journal_is_cleared_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal, hers = await filled(path, 7, 40)
+    await journal.close()
+    shutil.copy(path, tmp_path / "copy")
+    journal = Journal.open(path)
+    await journal.erase(stone())
+    await journal.close()
+    (tmp_path / "copy").replace(path)
+    assert traces(tmp_path, hers[0])
+    journal = Journal.open(path)
+    assert [name for name in hers if traces(tmp_path, name)] == []
+    assert (await journal.report(HERS)).episodes == {}
+    await journal.close()
+
+
+@pytest.mark.parametrize("where", ["bury", "find", "_delete", "clear", "subprocess"])
+async def test_what_was_cut_short_is_done_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    path = tmp_path / "journal.db"
+    journal, hers = await filled(path, 8, 40)
+    real = erasure.bury
+
+    def dies(*arguments: Any, **options: Any) -> None:
+        if where == "bury":
+            real(*arguments)
+        raise sqlite3.OperationalError("killed")
+
+    with monkeypatch.context() as patched:
+        target = "swarm.server.journal.journal" if where == "bury" else "swarm.server.journal.erasure"
+        if where == "subprocess":
+            patched.setattr("subprocess.run", dies)
+        else:
+            patched.setattr(f"{target}.{where}", dies)
+        with pytest.raises(Exception, match="killed"):
+            await journal.erase(stone())
+    await journal.close()
+    journal = Journal.open(path)
+    assert [name for name in hers if traces(tmp_path, name)] == []
+    await journal.close()
+
+
+async def test_a_tombstone_that_a_kill_cut_off_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / erasure.TOMBSTONES).write_text('{"id": "ha')
+    assert erasure.tombstones(tmp_path) == []
+    erasure.bury(tmp_path, stone())
+    erasure.bury(tmp_path, stone(Subject(user="u")))
+    assert [one.subject.user for one in erasure.tombstones(tmp_path)] == ["", "u"]
+
+
+async def test_a_batch_that_is_out_is_sent_again_without_what_was_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal.open(path)
+    journal.append(RunRow("r", ""), *episode("hers-1", 3), *episode("his-1", 3), *episode("his-2", 3))
+    journal.append(*taken(batch("b", one=["hers-1"], two=["his-1", "his-2"])))
+    await journal.synced()
+    await journal.erase(stone())
+    out = journal.recover().outstanding
+    assert out is not None and [group.task_id for group in out.batch.groups] == ["two"]
+    await journal.close()
+
+
+async def test_a_report_names_the_versions_that_learned_from_it_after_it_is_deleted(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    journal.append(RunRow("r", ""))
+    for number, name in enumerate(["his-1", "hers-1", "his-2"], 1):
+        made = batch(f"b{number}", t=[name])
+        journal.append(*episode(name, 3), *taken(made), *stepped(made, number))
+    await journal.synced()
+    before = await journal.report(HERS)
+    assert before.episodes == {"trained": 1}
+    await journal.erase(stone().model_copy(update={"batches": ["b2"], "episodes": 1}))
+    after = await journal.report(HERS)
+    for report in (before, after):
+        assert [(version.step, version.current) for version in report.versions] == [(2, True), (3, True)]
+        assert report.clean_step == 1
+    assert after.episodes == {} and [one.episodes for one in after.earlier] == [1]
+    await journal.close()
