@@ -33,6 +33,10 @@ class Servers:
         self._asked: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
+    def forget(self) -> None:
+        """Ask all servers anew for the next page."""
+        self._asked.clear()
+
     async def learning(self, gateway: Gateway, caller: Caller) -> dict[str, Any]:
         """Each server's steps and evaluations, and each route's hooks and waits; those that the caller's key opens."""
         with gateway.routes.table.held() as table:
@@ -80,6 +84,11 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
             {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
             for evaluation in status.evaluations[-_MOST_STEPS:]
             if (reward := evaluation.metrics.get(f"{EVAL}reward_mean")) is not None
+        ],
+        "stages": [
+            {"label": stage.label, "next": stage.rules.after(stage.share) if stage.share < 1 else None}
+            | stage.model_dump(mode="json", exclude={"rules", "salt"})
+            for stage in status.stages
         ],
         "comparisons": [comparison.model_dump(mode="json") for comparison in status.comparisons],
     }

@@ -22,6 +22,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import PageConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
+from gateway.page.deciding import GivenMove, move
 from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import VIEWS, KeptGroup, KeptGroups
 from gateway.page.learning import Servers
@@ -96,6 +97,7 @@ class WebPage:
             self._json("/groups/{id}/judgement", "POST", "judge", self._judge),
             self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
             self._json("/learning", "GET", "look", self._learning),
+            self._json("/move", "POST", "decide", self._move),
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
         ]
 
@@ -172,6 +174,11 @@ class WebPage:
         gateway: Gateway = request.state.gateway
         answer = await self._servers.learning(gateway, visitor.holder.caller)
         return {**answer, "agreement": self._judgements.agreement()}
+
+    async def _move(self, request: Request, visitor: Visitor) -> Any:
+        done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keyless)
+        self._servers.forget()
+        return done.model_dump(mode="json")
 
     async def _stream(self, request: Request) -> Response:
         visitor = self._logins.visitor(request)

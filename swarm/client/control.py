@@ -257,25 +257,29 @@ class EngineSetup:
         query = {"of": route, "incumbent": incumbent}
         return await self._calls.perform(wire.Call("GET", "/policies/explain", PolicyExplanation, query=query))
 
-    async def promote_policy(self, wanted: PromotePolicyRequest) -> PolicyStatus:
+    async def promote_policy(self, wanted: PromotePolicyRequest, sender: str = "") -> PolicyStatus:
         """Let a challenger answer more of the users. Needs the admin scope, as all that moves a stage.
+
+        Args:
+            wanted: which, and why.
+            sender: on whose behalf, for the audit log; empty: this user.
 
         Raises:
             ConflictError: it moved since ``version``, is live, or nobody is promoted there.
             NotFoundError, RequestError: see :meth:`explain_policy`.
         """
-        return await self._move("promote", wanted)
+        return await self._move("promote", wanted, sender)
 
-    async def roll_back_policy(self, wanted: MovePolicyRequest) -> PolicyStatus:
-        """Let the incumbent answer everybody; errors as of :meth:`promote_policy`."""
-        return await self._move("rollback", wanted)
+    async def roll_back_policy(self, wanted: MovePolicyRequest, sender: str = "") -> PolicyStatus:
+        """Let the incumbent answer everybody; see :meth:`promote_policy`."""
+        return await self._move("rollback", wanted, sender)
 
-    async def pin_policy(self, wanted: PinPolicyRequest) -> PolicyStatus:
-        """Let no verdict move a challenger, or let verdicts move it again; errors as of :meth:`promote_policy`."""
-        return await self._move("pin", wanted)
+    async def pin_policy(self, wanted: PinPolicyRequest, sender: str = "") -> PolicyStatus:
+        """Let no verdict move a challenger, or let verdicts move it again; see :meth:`promote_policy`."""
+        return await self._move("pin", wanted, sender)
 
-    async def _move(self, what: str, wanted: MovePolicyRequest) -> PolicyStatus:
-        query = {"sender": this_user()}
+    async def _move(self, what: str, wanted: MovePolicyRequest, sender: str) -> PolicyStatus:
+        query = {"sender": sender or this_user()}
         return await self._calls.perform(wire.Call("POST", f"/policies/{what}", PolicyStatus, wanted, query=query))
 
     async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:

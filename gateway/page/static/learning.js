@@ -1,4 +1,5 @@
 // Two screens of figures: is it learning, and which policies compete.
+import { ask } from "/ui/api.js";
 import { columns, curve, interval } from "/ui/draw.js";
 import { age, count, empty, h, number, panel, percent, save, show, span } from "/ui/dom.js";
 
@@ -63,12 +64,50 @@ export async function openPolicies(main, app) {
   const compared = answer.servers.flatMap((server) => (server.comparisons ?? []).map((comparison) => ({ ...comparison, at: server.at })));
   const routes = answer.routes.map((route) => {
     const server = answer.servers.find(({ url }) => url === route.server);
-    const stage = route.stage ? [h("span.tag.open", {}, route.stage), " The incumbent answers users as the stage says."] : server ? "The trained model answers everybody." : "An upstream answers; nothing is trained.";
+    const stages = (server?.stages ?? []).filter((stage) => stage.route === route.name).map((stage) => stageOf(stage, app));
+    const stage = route.stage ? (stages.length ? stages : "The incumbent answers everybody; the swarm server knows no stage yet.") : server ? "The trained model answers everybody." : "An upstream answers; nothing is trained.";
     const verdicts = compared.filter((comparison) => comparison.route === route.name).map(verdictOf);
-    return panel(route.name, answer.at, h("p", {}, stage), server?.at ? h("p.note", {}, `Weights of step ${server.step} of ${server.model || "no model"}, ${route.trained} groups trained since the gateway's start.`) : null, server?.problem ? h("p.note.warn", {}, server.problem) : null, verdicts, route.stage && !verdicts.length ? h("p", {}, "No pair is judged yet: each request that both sides answer is one.") : null);
+    return panel(route.name, answer.at, h("div", {}, stage), server?.at ? h("p.note", {}, `Weights of step ${server.step} of ${server.model || "no model"}, ${route.trained} groups trained since the gateway's start.`) : null, server?.problem ? h("p.note.warn", {}, server.problem) : null, verdicts, route.stage && !verdicts.length ? h("p", {}, "No pair is judged yet: each request that both sides answer is one.") : null);
   });
   show(main, head("Policies", main, "policies"), routes, routes.length && !compared.length && !answer.routes.some((route) => route.stage) ? h("p.note", {}, "No route compares its policy with another one. ", h("code", {}, "serve"), " in a route's settings puts the trained model behind an incumbent until it has proven itself.") : null);
   return { keys: keysOf(app, main, "policies"), every: 10 };
+}
+
+/** Where a challenger stands, and what a person may do about it. */
+function stageOf(stage, app) {
+  const who = stage.share === 0 ? "The incumbent answers everybody; the challenger learns behind it." : stage.share === 1 ? "The challenger answers everybody; the incumbent is asked behind it." : `The challenger answers ${percent(stage.share)} of the conversations.`;
+  const moves = [
+    stage.next === null ? null : ["promote", stage.next === 1 ? "Promote to all users" : `Promote to ${percent(stage.next)}`],
+    stage.share > 0 ? ["rollback", "Roll back"] : null,
+    stage.pinned ? ["unpin", "Let verdicts move it"] : ["pin", "Pin"],
+  ].filter(Boolean);
+  return [
+    h("p", {}, h("span.tag.open", {}, stage.label), stage.pinned ? h("span.tag.warn", {}, "pinned") : null, ` ${who}${stage.trial ? " Training waits for the verdict." : ""}`),
+    h("p.note", {}, `By ${stage.by}: ${stage.why} · `, age(stage.at)),
+    app.me.scope === "decide" && !app.me.keyless ? h("p.moves", {}, moves.map(([move, words]) => h("button", { onclick: () => decide(stage, move, words, app) }, words))) : null,
+  ];
+}
+
+/** Ask why, and move the challenger. */
+function decide(stage, move, words, app) {
+  const reason = h("input", { "aria-label": "the reason, which is kept", placeholder: "Why? The reason is kept.", maxlength: 1000, required: true });
+  const wrong = h("p.note.warn", { role: "alert" });
+  const dialog = h("dialog", { onclose: () => dialog.remove() }, h("form", { onsubmit: send }, h("h3", {}, `${words}: ${stage.route}`), reason, wrong, h("p.moves", {}, h("button", { type: "submit" }, words), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
+  document.body.append(dialog);
+  dialog.showModal();
+
+  async function send(event) {
+    event.preventDefault();
+    try {
+      const { route, incumbent, version } = stage;
+      const done = await ask("/move", "POST", { move, route, incumbent, version, reason: reason.value.trim() });
+      dialog.close();
+      app.toast(`${stage.route} is ${done.stage.share === 0 ? "in the shadow" : done.stage.share === 1 ? "live" : `at ${percent(done.stage.share)}`}${done.stage.pinned ? ", pinned" : ""}.`);
+      app.refresh();
+    } catch (failure) {
+      wrong.textContent = failure.message;
+    }
+  }
 }
 
 function verdictOf({ incumbent, challenger, verdict, at }) {

@@ -1,0 +1,61 @@
+"""Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept.
+
+Invariant: the swarm server gets to know the mover by the label of the key. A gateway without keys lends nobody its
+token: whoever reaches it may be anybody on this machine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from gateway.page.login import Visitor
+from gateway.runtime import Gateway
+from swarm.errors import ForbiddenError, NotFoundError
+from swarm.protocol import MovePolicyRequest, PinPolicyRequest, PolicyStatus, PromotePolicyRequest
+
+Move = Literal["promote", "rollback", "pin", "unpin"]
+
+
+class GivenMove(BaseModel):
+    """What somebody wants of a challenger.
+
+    Attributes:
+        version: of the stage that he saw; the swarm server refuses if it has moved since.
+    """
+
+    move: Move
+    route: str
+    incumbent: str
+    version: int
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless: bool) -> PolicyStatus:
+    """Have the route's swarm server move its challenger.
+
+    Raises:
+        ForbiddenError: the gateway has no keys, or its token may not.
+        NotFoundError: no such route is open to the visitor.
+        ConflictError: the stage has moved since, or cannot be moved there.
+    """
+    if keyless:
+        raise ForbiddenError(
+            "a gateway without keys lends nobody its token: use `swarm-gateway policies`", code="keyless"
+        )
+    with gateway.routes.table.held() as table:
+        found = [
+            route for route in table.routes if route.name == wanted.route and visitor.holder.caller.opens(route.name)
+        ]
+        if not found or found[0].swarm is None:
+            raise NotFoundError(f"no route {wanted.route[:100]!r} with a swarm server is open to you", code="no_stage")
+        client, sender = found[0].swarm.client, visitor.name
+        named = wanted.model_dump(include={"route", "incumbent", "version", "reason"})
+        match wanted.move:
+            case "promote":
+                return await client.promote_policy(PromotePolicyRequest(**named), sender)
+            case "rollback":
+                return await client.roll_back_policy(MovePolicyRequest(**named), sender)
+            case pin:
+                return await client.pin_policy(PinPolicyRequest(**named, pinned=pin == "pin"), sender)
