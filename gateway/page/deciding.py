@@ -45,12 +45,12 @@ async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless
             "a gateway without keys lends nobody its token: use `swarm-gateway policies`", code="keyless"
         )
     with gateway.routes.table.held() as table:
-        found = [
+        opened = [
             route for route in table.routes if route.name == wanted.route and visitor.holder.caller.opens(route.name)
         ]
-        if not found or found[0].swarm is None:
+        if not opened or opened[0].swarm is None:
             raise NotFoundError(f"no route {wanted.route[:100]!r} with a swarm server is open to you", code="no_stage")
-        client, sender = found[0].swarm.client, visitor.name
+        client, sender = opened[0].swarm.client, visitor.name
         named = wanted.model_dump(include={"route", "incumbent", "version", "reason"})
         match wanted.move:
             case "promote":
