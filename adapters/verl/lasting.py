@@ -14,7 +14,7 @@ import ray
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from adapters.verl.replicas import FIRST_SERVER, check_serving, has_server
+from adapters.verl.replicas import FIRST_SERVER, VllmDiedError, check_serving, has_server
 
 
 class LastingReplica(vLLMReplica):
@@ -39,10 +39,12 @@ class LastingReplica(vLLMReplica):
         elif not has_server():
             await super().launch_servers()
             return
-        server = ray.get_actor(FIRST_SERVER)
-        if self.early is None:
-            check_serving(server)
-            self.taken_over = True
+        try:
+            server = ray.get_actor(FIRST_SERVER)
+        except ValueError:
+            raise VllmDiedError("vLLM died while the trainer loaded its model") from None
+        check_serving(server)
+        self.taken_over = self.early is None
         self.servers = [server]
         self._server_handle = server
         host, port = await server.get_server_address.remote()

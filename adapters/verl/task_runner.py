@@ -90,8 +90,10 @@ class TaskRunner:
             feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
             with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder):
                 trainer = SwarmTrainer(config, self._link, feed, folder, serves_on)
+                if queue.done():
+                    # why it failed is known before everything else has started
+                    queue.result()
                 trainer.init()
-            with deadline.deadline(deadline.BOOT, "starting the TransferQueue", folder):
                 queue.result()
             trainer.fit(feed)
             succeeded = True
