@@ -105,8 +105,8 @@ TABLE: tuple[Names, ...] = (
     # vLLM under verl (lasting.py, replicas.py, vllm_extension.py, worker.py)
     Names(
         f"{_SERVER}:vLLMReplica",
-        "launch_servers sleep server_class servers _server_handle _server_address",
-        "overridden or assigned: a server that outlives its trainer",
+        "launch_servers sleep server_class servers workers rollout_mode _server_handle _server_address",
+        "overridden or assigned: a server that outlives its trainer, and starts before it",
     ),
     Names(f"{_SERVER}:vLLMHttpServer", "_server_task engine global_steps get_server_address", "its loop, its version"),
     Names(

@@ -7,7 +7,7 @@ import types
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -46,8 +46,10 @@ def sample(kind: Any) -> Any:
         return arguments[0]
     if origin in (Union, types.UnionType):
         return sample(next(one for one in arguments if one is not types.NoneType))
+    if origin is Annotated:
+        return sample(arguments[0])
     if origin in (list, tuple):
-        return [sample(arguments[0])]
+        return [sample(argument) for argument in arguments if argument is not Ellipsis]
     if origin is dict:
         return {"name": sample(arguments[1])}
     if origin is Counter:
@@ -56,7 +58,7 @@ def sample(kind: Any) -> Any:
         return {name: sample(field.annotation) for name, field in kind.model_fields.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind)).value
-    return {bool: True, int: 1, float: 1.0}.get(kind, "word")
+    return {bool: True, int: 1, float: 0.5}.get(kind, "word")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

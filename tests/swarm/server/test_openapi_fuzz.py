@@ -115,6 +115,11 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
         "POST /config/resolve",
         "GET /config/{number}",
         "POST /start_engine",
+        # no gateway has a challenger here
+        "GET /policies/explain",
+        "POST /policies/promote",
+        "POST /policies/rollback",
+        "POST /policies/pin",
         "POST /register_episode",
         "POST /update_engine_status",
         "POST /update_current_batch_rollout_pool_information",
