@@ -62,8 +62,19 @@ class Shadow:
         self._route = route
         self._serve = serve
         self._stats = stats
+        self._follower = follower
         self.sides = Sides(route, serve, lambda: follower.stage(route, serve.incumbent_name))
         self._running = 0
+
+    @property
+    def challenger_seconds(self) -> float:
+        """For which a user waits for the challenger."""
+        return self._serve.challenger_seconds
+
+    @property
+    def conflict(self) -> str:
+        """See :meth:`StageFollower.conflict`."""
+        return self._follower.conflict(self._route, self._serve.incumbent_name)
 
     def overhears(self, training: Training, incoming: Incoming, draw: Draw) -> Overheard:
         """What the incumbent's answer to ``incoming`` passes through: then the challenger answers too."""
@@ -149,7 +160,13 @@ class Shadow:
         swarm, settings = training.swarm, training.settings
         # one try: a claim that waits would take the place of a user of another route
         settings = settings.model_copy(
-            update={"claim_wait_seconds": 0.0, "offline_wait_seconds": 0.0, "on_disconnect": "cancel"}
+            update={
+                "claim_wait_seconds": 0.0,
+                "offline_wait_seconds": 0.0,
+                "on_disconnect": "cancel",
+                # groups of another size are another comparison
+                "untrained_repeat": None,
+            }
         )
         training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
@@ -206,7 +223,7 @@ class Shadow:
             model=training.swarm.report.model[:MAX_NAME],
             hook=training.hooks.source[:MAX_NAME],
             code=training.hooks.code[:MAX_NAME],
-            rules=GateRules.model_validate(self._serve.gate.model_dump()),
+            rules=self._serve.gate_rules,
         )
 
 

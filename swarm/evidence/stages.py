@@ -85,7 +85,7 @@ class ServingStage(BaseModel):
         before: the share before it was last changed.
         version: of this pointer, for compare-and-set.
         by, why, at: of the last move; Unix seconds.
-        salt: of the hash by which conversations get their side.
+        salt: of the hash by which conversations get their side; empty for readers who answer nobody.
         challenger: the policy version that is served; ``None``: not known yet.
         trial: training waits for the verdict on it, or because it answers users.
         until: Unix time at which the trial ends without a verdict; ``None``: it waits for a person, or for what it
@@ -105,7 +105,7 @@ class ServingStage(BaseModel):
     by: str
     why: str
     at: float
-    salt: str
+    salt: str = ""
     challenger: int | None = None
     trial: bool = False
     until: float | None = None
@@ -152,6 +152,11 @@ class ServingStage(BaseModel):
     def label(self) -> str:
         """Names the stage in the terms of a comparison: evidence of one share says nothing of another."""
         return f"canary {self.share:g}" if self.stage == "canary" else self.stage
+
+    @property
+    def shown(self) -> Self:
+        """Without the salt, with which one chooses one's side."""
+        return self.model_copy(update={"salt": ""})
 
     # ------------------------------------------------------------------ moves
 

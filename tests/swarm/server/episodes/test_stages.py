@@ -244,9 +244,16 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
     done = await rig.client.post("/policies/promote?sender=ann", json={"reason": "looks good", "version": 2})
     assert (done.json()["stage"]["share"], done.json()["stage"]["why"]) == (0.05, "looks good")
     told = (await asyncio.wait_for(waiting, 10)).json()
-    assert told["stages"] == [done.json()["stage"]] and told["changes"] > first["changes"]
-    assert (await rig.client.get("/status")).json()["stages"] == told["stages"]
-    assert all("salt" not in one["stage"] for one in (await rig.client.get("/policies")).json()["policies"])
+    [followed] = told["stages"]
+    # who may only read cannot find the side of a conversation
+    assert followed["salt"] and followed | {"salt": ""} == done.json()["stage"] and told["changes"] > first["changes"]
+    assert (await rig.client.get("/status")).json()["stages"] == [done.json()["stage"]]
+    repeated = await rig.client.post("/policies/promote?sender=ann", json={"reason": "looks good", "share": 0.05})
+    assert (repeated.status_code, repeated.json()["stage"]) == (200, done.json()["stage"])
+    # whose rules they are says the configuration that began them
+    other = [{**asked["routes"][0], "rules": {"trial_every": None, "mode": "never"}}]
+    goes_on = await rig.post("/follow_stages", **asked | {"routes": other}, after_change=0)
+    assert goes_on["stages"][0]["rules"]["mode"] == "manual"
     for what, body in (("pin", {"pinned": True}), ("rollback", {})):
         response = await rig.client.post(f"/policies/{what}", json={"reason": "enough", **body})
         assert response.status_code == 200, response.text
