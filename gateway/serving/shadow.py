@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from adapters.dialects import SampledAnswer
@@ -29,7 +31,7 @@ from gateway.types import Incoming, LeftOut, Outcome, Prospect
 from reward_hooks import Candidate
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.evidence.pairs import MAX_NAME, GateRules, Pair, Terms
+from swarm.evidence.pairs import MAX_NAME, Pair, Terms
 from swarm.evidence.stages import ServingStage
 
 logger = logging.getLogger(__name__)
@@ -145,7 +147,8 @@ class Shadow:
             answer = overheard.read()
         except SwarmGatewayError as exc:
             return exc.code or exc.type
-        pair = await run.compared(self._reference(training, incoming, answer, overheard.seconds, draw))
+        with self._taken(draw) as drawn:
+            pair = await run.compared(self._reference(training, answer, overheard.seconds, draw, drawn))
         await _record(training, pair)
         return "unjudged" if pair.unjudged else COMPARED
 
@@ -170,11 +173,10 @@ class Shadow:
         )
         training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-        reference = self._reference(training, incoming, answer, overheard.seconds, draw)
         if swarm.gone_for(0.0) is not None:
             return AWAY
 
-        async def use(run: GroupRun) -> _End:
+        async def use(run: GroupRun, reference: Reference) -> _End:
             run.reference = reference
             run.sample(range(len(run.shaped.bodies)))
             while run.sampling:
@@ -196,7 +198,11 @@ class Shadow:
 
         fans_out = settings.when_batch_waits == "best"
         try:
-            end = await run_with_group(training, incoming, None, use, fans_out=fans_out)
+            with self._taken(draw) as drawn:
+                reference = self._reference(training, answer, overheard.seconds, draw, drawn)
+                end = await run_with_group(
+                    training, incoming, None, partial(use, reference=reference), fans_out=fans_out
+                )
         except (RequestError, PassedThroughError):
             return REFUSED
         except SwarmGatewayError as exc:
@@ -207,10 +213,19 @@ class Shadow:
         await _record(training, end.pair)
         return COMPARED if end.drop in NEEDS_NONE and not end.pair.unjudged else end.drop
 
+    @contextmanager
+    def _taken(self, draw: Draw) -> Generator[Drawn]:
+        """Who answered, with the conversations that have begun; they wait for another pair where the block fails."""
+        begun = self.sides.take_begun(draw.stage)
+        try:
+            yield Drawn(draw.side, draw.position, begun)
+        except BaseException:
+            self.sides.put_back(draw.stage, begun)
+            raise
+
     def _reference(
-        self, training: Training, incoming: Incoming, answer: SampledAnswer, seconds: float, draw: Draw
+        self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
     ) -> Reference:
-        drawn = Drawn(draw.side, draw.position, self.sides.take_begun(draw.stage))
         tokens = _count(answer, "completion_tokens")
         return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn)
 

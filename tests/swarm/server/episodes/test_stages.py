@@ -115,7 +115,7 @@ def test_of_two_who_saw_the_same_one_moves_it() -> None:
 
 
 def test_who_follows_first_sets_the_rules_and_others_change_them_only_where_they_may() -> None:
-    stages, rows = opened()
+    stages, _ = opened()
     before, loose = stages.find("chat", ""), RULES.model_copy(update={"trial_requests": 1})
     stages.follow([("chat", "gpt", loose), ("new", "gpt", loose)], sets_rules=False)
     assert stages.find("chat", "") is before and stages.find("new", "").rules == loose
