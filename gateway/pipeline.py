@@ -128,10 +128,9 @@ class Pipeline:
             asked.left_out.add(incoming.call.left_out)
             behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
             # with an incumbent at hand, nobody waits for a training step
-            waits = {"claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT), "offline_wait_seconds": 0.0}
-            training = replace(training, settings=training.settings.model_copy(update=waits))
+            training = replace(training, settings=_impatient(settings, shadow.challenger_seconds))
             try:
-                outcome = await self._trained(asked, route, training, behind_it)
+                outcome = await self._trained(asked, route, training, behind_it, shadow.challenger_seconds)
             except RequestError as exc:
                 # the incumbent may take what the challenger cannot
                 reason = exc.code or exc.type
@@ -148,9 +147,10 @@ class Pipeline:
         route: Route,
         training: Training,
         behind: Callable[[GroupRun], None] | None = None,
+        within: float | None = None,
     ) -> Outcome:
-        """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a group
-        that trains."""
+        """The answer of the swarm's policy, or of what stands in for it; ``within`` and ``behind``: as of :func:`best`,
+        the latter for a group that trains."""
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = Policy.of(settings, incoming.headers)
@@ -191,7 +191,7 @@ class Pipeline:
                 route.stats.answers[Choice.FIRST] += 1
                 return outcome
             untrained = None if trains else Untrained(reason)
-            return await best(training, incoming, session, policy, untrained, behind if trains else None)
+            return await best(training, incoming, session, policy, untrained, behind if trains else None, within)
         except PassedThroughError as exc:
             return await self._passed(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
@@ -204,7 +204,8 @@ class Pipeline:
                 """Nothing is sampled yet, and the engine may serve although it gave no episodes."""
                 if policy.fans_out and training.swarm.report.num_repeat is not None:
                     with suppress(PassedThroughError):
-                        return await best(training, incoming, session, policy, Untrained(reason, patient=False))
+                        again = Untrained(reason, patient=False)
+                        return await best(training, incoming, session, policy, again, within=within)
                 return await self._from_engine(incoming, route, training, reason, patient=False)
 
             return await self._fallback(incoming, route, exc, from_engine)
@@ -258,6 +259,20 @@ class Pipeline:
             raise error from None
         route.stats.fallbacks[reason] += 1
         return outcome
+
+
+def _impatient(settings: RouteSettings, seconds: float) -> RouteSettings:
+    """For a challenger, before which there is an incumbent who can answer: it waits for no training step, samples for
+    ``seconds`` at most and as many answers as a group has, and stops with its user."""
+    return settings.model_copy(
+        update={
+            "claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT),
+            "offline_wait_seconds": 0.0,
+            "sample_timeout_seconds": min(settings.sample_timeout_seconds, seconds),
+            "untrained_repeat": None,
+            "on_disconnect": "cancel",
+        }
+    )
 
 
 def _consents(route: Route, request: Incoming | AnyRequest) -> bool:

@@ -204,6 +204,9 @@ class RouteStatus(Stats):
     stage: str | None = Field(
         default=None, description="that the swarm server says; null: not known, or without `serve`"
     )
+    stage_conflict: str = Field(
+        default="", description="why the configured rules of the stage are not in force; empty: they are"
+    )
     verdicts: list[ComparisonStatus] = Field(
         default=[], description="of the route's incumbents and their newest challengers, as the swarm server says"
     )

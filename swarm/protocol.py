@@ -368,7 +368,8 @@ class FollowedRoute(WireRequest):
 
 class FollowStagesRequest(WireRequest):
     """``POST /follow_stages``: long-polls until `changes` is another number than ``after_change``. A gateway repeats it
-    for as long as it serves; what no gateway has followed for a minute keeps no training waiting."""
+    for as long as it serves; what no gateway has followed for a minute keeps no training waiting. The rules are those
+    of whoever follows a route first; a token with the scope ``admin`` changes them where ``after_change`` is null."""
 
     client_uuid: Name
     routes: list[FollowedRoute] = Field(max_length=1000)

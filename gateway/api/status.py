@@ -120,6 +120,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
         load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
         breaker=route.upstream and route.upstream.state,
         stage=stage and stage.label,
+        stage_conflict=route.shadow.conflict if route.shadow is not None else "",
         verdicts=[verdict for verdict in verdicts if verdict.route == route.name],
     )
 

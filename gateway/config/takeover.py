@@ -65,6 +65,9 @@ class GateConfig(GateRules):
     trial_requests: int = Field(
         default=1000, ge=1, description="compared requests after which a trial without a verdict ends"
     )
+    trial_hours: float = Field(
+        default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"
+    )
 
 
 class CanaryConfig(Model):
@@ -106,6 +109,12 @@ class ServeConfig(Model):
     shadow_fraction: float = Field(
         default=1.0, ge=0, le=1, description="share of requests whose group the challenger answers behind the user"
     )
+    challenger_seconds: float = Field(
+        default=20.0,
+        gt=0,
+        description="for which a user waits for the challenger, judging included; then the incumbent answers, and the "
+        "challenger has failed",
+    )
     max_shadows: int = Field(
         default=4, ge=1, description="such groups at once; requests beyond are answered and not compared"
     )
@@ -129,7 +138,14 @@ class ServeConfig(Model):
             mode=self.gate.mode,
             trial_every=self.gate.trial_every,
             trial_requests=self.gate.trial_requests,
+            trial_hours=self.gate.trial_hours,
+            gate=self.gate_rules,
         )
+
+    @property
+    def gate_rules(self) -> GateRules:
+        """How pairs are judged."""
+        return GateRules.model_validate(self.gate.model_dump())
 
     @model_validator(mode="after")
     def _auto_decides(self) -> Self:
@@ -138,6 +154,10 @@ class ServeConfig(Model):
                 "gate.mode is auto, so set gate.trial_every (steps): while training never waits, each step makes "
                 "another challenger, and what was proven of one says nothing of the next"
             )
+        if self.gate.trial_every is not None:
+            for name in ("shadow_fraction", "watch_share"):
+                if getattr(self, name) == 0:
+                    raise ValueError(f"{name} is 0, so nothing is compared that a trial waits for: leave out either")
         return self
 
     @field_validator("incumbent", mode="before")

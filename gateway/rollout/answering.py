@@ -233,6 +233,7 @@ async def best(
     policy: Policy,
     untrained: Untrained | None = None,
     behind: Callable[[GroupRun], None] | None = None,
+    within: float | None = None,
 ) -> Decided:
     """The best of the answers that ``policy`` waits for.
 
@@ -242,7 +243,8 @@ async def best(
         session: its position in a conversation, if it is part of one.
         policy: how long to wait for the others, and whether to sample them where none can be trained.
         untrained: claim nothing.
-        behind: called with the group once its answer is chosen, or none could be sampled.
+        behind: called with the group once its answer is chosen, or once it is given up.
+        within: seconds for all of it; ``None``: as long as the settings say.
 
     Raises:
         RequestError: more choices than the group has answers, or the engine refuses the request.
@@ -251,19 +253,26 @@ async def best(
         UpstreamError: no answer could be sampled.
     """
 
+    begun: GroupRun | None = None
+
     async def use(run: GroupRun) -> Decided:
-        try:
-            decided = await _decide(run, incoming, session, policy)
-        except SwarmGatewayError as exc:
-            # of an engine that is away nothing follows
-            if behind is not None and not isinstance(exc, EpisodeLostError | UnavailableError):
-                behind(run)
-            raise
+        nonlocal begun
+        begun = run
+        decided = await _decide(run, incoming, session, policy)
         if behind is not None:
             behind(run)
         return decided
 
-    return await run_with_group(training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained)
+    try:
+        async with asyncio.timeout(within):
+            return await run_with_group(training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained)
+    except (SwarmGatewayError, TimeoutError, asyncio.CancelledError) as exc:
+        if behind is not None and begun is not None:
+            begun.fail()
+            behind(begun)
+        if isinstance(exc, TimeoutError):
+            raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
+        raise
 
 
 async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:

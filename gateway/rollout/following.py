@@ -30,18 +30,21 @@ class StageFollower:
         self._client = client
         self._routes: dict[tuple[str, str], FollowedRoute] = {}
         self._stages: dict[tuple[str, str], ServingStage] = {}
+        self._told: dict[tuple[str, str], str] = {}
         self._changes = 0
         self._following: asyncio.Task[None] | None = None
 
-    def follow(self, route: FollowedRoute) -> None:
-        """Tell the server of ``route``, and follow it."""
-        key = route.route, route.incumbent
-        if self._routes.get(key) == route:
+    def follow(self, routes: Iterable[FollowedRoute]) -> None:
+        """Tell the server of ``routes``, and follow them and no others from now on."""
+        wanted = {(route.route, route.incumbent): route for route in routes}
+        if self._routes == wanted:
             return
-        self._routes[key] = route
+        self._routes = wanted
         if self._following is not None:
             self._following.cancel()
-        self._following = asyncio.create_task(self._follow(), name="following stages")
+            self._following = None
+        if wanted:
+            self._following = asyncio.create_task(self._follow(), name="following stages")
 
     def stage(self, route: str, incumbent: str) -> ServingStage | None:
         """The stage of a route, as far as it is known."""
@@ -50,7 +53,22 @@ class StageFollower:
     def look(self, changes: int, stages: Iterable[ServingStage]) -> None:
         """Take the stages of a status of the server, unless they are older than what is known."""
         if changes >= self._changes > 0:
-            self._take(changes, stages)
+            known = self._stages
+            # a status is for readers and lacks the salts
+            salted = [one.model_copy(update={"salt": known[one.key].salt}) for one in stages if one.key in known]
+            self._take(changes, salted)
+
+    def conflict(self, route: str, incumbent: str) -> str:
+        """Why the rules that this gateway has configured for a route are not in force; empty: they are."""
+        wanted, stage = self._routes.get((route, incumbent)), self.stage(route, incumbent)
+        if wanted is None or stage is None or wanted.rules == stage.rules:
+            return ""
+        ours, theirs = wanted.rules.model_dump(), stage.rules.model_dump()
+        names = ", ".join(name for name in ours if ours[name] != theirs[name])
+        return (
+            f"the swarm server has other rules ({names}) for the route {route}, by which it goes on: others need a "
+            "gateway that begins with a token of the scope admin"
+        )
 
     async def close(self) -> None:
         """Follow no longer."""
@@ -61,7 +79,7 @@ class StageFollower:
     async def _follow(self) -> None:
         failures, after, loop = 0, None, asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began, known, before = loop.time(), self._changes, self._stages
             try:
                 answer = await self._client.follow_stages([*self._routes.values()], after, _POLL_SECONDS)
             except StateError:
@@ -70,12 +88,20 @@ class StageFollower:
                 failures += 1
                 logger.debug("the stages cannot be followed: %s", exc)
             else:
-                failures = failures + 1 if answer.changes == after and loop.time() - began < _POLL_SECONDS / 2 else 0
+                # unless a status that overtook it says more
+                if self._changes == known or answer.changes >= self._changes:
+                    self._take(answer.changes, answer.stages)
+                quick = loop.time() - began < _POLL_SECONDS / 2
+                failures = failures + 1 if quick and after is not None and self._stages == before else 0
                 after = answer.changes
-                self._take(answer.changes, answer.stages)
             if failures:
                 await asyncio.sleep(backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     def _take(self, changes: int, stages: Iterable[ServingStage]) -> None:
         self._changes = changes
         self._stages = {stage.key: stage for stage in stages}
+        for route, incumbent in self._routes:
+            conflict = self.conflict(route, incumbent)
+            if conflict and self._told.get((route, incumbent)) != conflict:
+                logger.warning("%s", conflict)
+            self._told[route, incumbent] = conflict

@@ -25,7 +25,7 @@ from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
 from swarm.client import EpisodeEndpoint, EpisodeGroup
-from swarm.errors import FatalRequestError, HookError, RelayedError, SwarmGatewayError
+from swarm.errors import FatalRequestError, HookError, RelayedError, SwarmGatewayError, UpstreamError
 from swarm.evidence.pairs import Pair
 from swarm.protocol import MAX_NAME
 from swarm.types import Notes
@@ -200,6 +200,12 @@ class GroupRun:
         else:
             self._drop(self._cancelled)
             self._account(self._cancelled)
+
+    def fail(self) -> None:
+        """It gave its user no answer, whatever was sampled for it; it must be cancelled already."""
+        for index, outcome in enumerate(self.outcomes):
+            if not isinstance(outcome, SwarmGatewayError):
+                self.outcomes[index] = UpstreamError("nobody waited longer for this answer", code="given_up")
 
     def stop_sampling(self) -> None:
         """Cancel unfinished samples and give their episodes back."""

@@ -28,6 +28,8 @@ from swarm.client.claiming import NEEDS_NONE
 from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
+from swarm.evidence.pairs import MAX_NAME
+from swarm.evidence.stages import StageRules
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import SwarmThrottlePolicy
@@ -398,6 +400,14 @@ class Training:
     hooks: HookRunner
     settings: RouteSettings
     stats: Stats
+
+    @property
+    def stage_rules(self) -> StageRules:
+        """By which its route's stage moves; only where it serves."""
+        assert self.settings.serve is not None, "without an incumbent there is no stage"
+        judge = {"hook": self.hooks.source[:MAX_NAME], "code": self.hooks.code[:MAX_NAME]}
+        judge |= {"num_repeat": self.settings.num_repeat}
+        return self.settings.serve.stage_rules.model_copy(update=judge)
 
     @property
     def window_seconds(self) -> float:

@@ -275,6 +275,7 @@ class LiveRoutes:
         async with self._changing:
             old = self.table
             self._now = await self._connected(plan)
+            self._follow()
             self._older.append(old)
             self._background.start(self._retire(old), "closing the connections of an old configuration")
 
@@ -298,10 +299,22 @@ class LiveRoutes:
         serve = planned.settings.serve
         shadow: Shadow | None = None
         if serve is not None:
-            follower = trainings[""].swarm.stages
-            follower.follow(FollowedRoute(route=planned.name, incumbent=serve.incumbent_name, rules=serve.stage_rules))
-            shadow = Shadow(planned.name, serve, stats, follower)
+            shadow = Shadow(planned.name, serve, stats, trainings[""].swarm.stages)
         return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats, shadow=shadow)
+
+    def _follow(self) -> None:
+        """Follow the stages of the current routes, and of no others."""
+        for swarm in self._swarms.values():
+            trainings = [
+                (route.name, training)
+                for route in self.table.routes
+                if (training := route.trainings.get("")) is not None and training.swarm is swarm
+            ]
+            swarm.stages.follow(
+                FollowedRoute(route=name, incumbent=serve.incumbent_name, rules=training.stage_rules)
+                for name, training in trainings
+                if (serve := training.settings.serve) is not None
+            )
 
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()
@@ -321,6 +334,7 @@ class LiveRoutes:
 
     async def __aenter__(self) -> Self:
         self._now = await self._connected(self._first)
+        self._follow()
         return self
 
     async def __aexit__(self, *_: object) -> None:

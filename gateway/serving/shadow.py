@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from adapters.dialects import SampledAnswer
@@ -29,7 +31,7 @@ from gateway.types import Incoming, LeftOut, Outcome, Prospect
 from reward_hooks import Candidate
 from swarm.client.claiming import NEEDS_NONE
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.evidence.pairs import MAX_NAME, GateRules, Pair, Terms
+from swarm.evidence.pairs import MAX_NAME, Pair, Terms
 from swarm.evidence.stages import ServingStage
 
 logger = logging.getLogger(__name__)
@@ -62,8 +64,19 @@ class Shadow:
         self._route = route
         self._serve = serve
         self._stats = stats
+        self._follower = follower
         self.sides = Sides(route, serve, lambda: follower.stage(route, serve.incumbent_name))
         self._running = 0
+
+    @property
+    def challenger_seconds(self) -> float:
+        """For which a user waits for the challenger."""
+        return self._serve.challenger_seconds
+
+    @property
+    def conflict(self) -> str:
+        """See :meth:`StageFollower.conflict`."""
+        return self._follower.conflict(self._route, self._serve.incumbent_name)
 
     def overhears(self, training: Training, incoming: Incoming, draw: Draw) -> Overheard:
         """What the incumbent's answer to ``incoming`` passes through: then the challenger answers too."""
@@ -134,7 +147,8 @@ class Shadow:
             answer = overheard.read()
         except SwarmGatewayError as exc:
             return exc.code or exc.type
-        pair = await run.compared(self._reference(training, incoming, answer, overheard.seconds, draw))
+        with self._taken(draw) as drawn:
+            pair = await run.compared(self._reference(training, answer, overheard.seconds, draw, drawn))
         await _record(training, pair)
         return "unjudged" if pair.unjudged else COMPARED
 
@@ -149,15 +163,20 @@ class Shadow:
         swarm, settings = training.swarm, training.settings
         # one try: a claim that waits would take the place of a user of another route
         settings = settings.model_copy(
-            update={"claim_wait_seconds": 0.0, "offline_wait_seconds": 0.0, "on_disconnect": "cancel"}
+            update={
+                "claim_wait_seconds": 0.0,
+                "offline_wait_seconds": 0.0,
+                "on_disconnect": "cancel",
+                # groups of another size are another comparison
+                "untrained_repeat": None,
+            }
         )
         training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-        reference = self._reference(training, incoming, answer, overheard.seconds, draw)
         if swarm.gone_for(0.0) is not None:
             return AWAY
 
-        async def use(run: GroupRun) -> _End:
+        async def use(run: GroupRun, reference: Reference) -> _End:
             run.reference = reference
             run.sample(range(len(run.shaped.bodies)))
             while run.sampling:
@@ -179,7 +198,11 @@ class Shadow:
 
         fans_out = settings.when_batch_waits == "best"
         try:
-            end = await run_with_group(training, incoming, None, use, fans_out=fans_out)
+            with self._taken(draw) as drawn:
+                reference = self._reference(training, answer, overheard.seconds, draw, drawn)
+                end = await run_with_group(
+                    training, incoming, None, partial(use, reference=reference), fans_out=fans_out
+                )
         except (RequestError, PassedThroughError):
             return REFUSED
         except SwarmGatewayError as exc:
@@ -190,10 +213,19 @@ class Shadow:
         await _record(training, end.pair)
         return COMPARED if end.drop in NEEDS_NONE and not end.pair.unjudged else end.drop
 
+    @contextmanager
+    def _taken(self, draw: Draw) -> Generator[Drawn]:
+        """Who answered, with the conversations that have begun; they wait for another pair where the block fails."""
+        begun = self.sides.take_begun(draw.stage)
+        try:
+            yield Drawn(draw.side, draw.position, begun)
+        except BaseException:
+            self.sides.put_back(draw.stage, begun)
+            raise
+
     def _reference(
-        self, training: Training, incoming: Incoming, answer: SampledAnswer, seconds: float, draw: Draw
+        self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
     ) -> Reference:
-        drawn = Drawn(draw.side, draw.position, self.sides.take_begun(draw.stage))
         tokens = _count(answer, "completion_tokens")
         return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn)
 
@@ -206,7 +238,7 @@ class Shadow:
             model=training.swarm.report.model[:MAX_NAME],
             hook=training.hooks.source[:MAX_NAME],
             code=training.hooks.code[:MAX_NAME],
-            rules=GateRules.model_validate(self._serve.gate.model_dump()),
+            rules=self._serve.gate_rules,
         )
 
 

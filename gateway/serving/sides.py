@@ -112,6 +112,12 @@ class Sides:
         self._begun = dict.fromkeys(self._begun, 0)
         return begun
 
+    def put_back(self, stage: ServingStage | None, begun: tuple[int, int]) -> None:
+        """What :meth:`take_begun` gave for ``stage`` is in no pair."""
+        if stage is not None and stage.share == self._share:
+            self._begun["challenger"] += begun[0]
+            self._begun["incumbent"] += begun[1]
+
     def _conversation(self, incoming: Incoming) -> str:
         key_id = incoming.caller.key_id
         try:

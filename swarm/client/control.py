@@ -261,13 +261,19 @@ class EngineSetup:
         """Let a challenger answer more of the users. Needs the admin scope, as all that moves a stage.
 
         Args:
-            wanted: which, and why.
+            wanted: which, and why; where it says no share or no version, those of the stage now are read first, so that
+                a call that is repeated moves it once.
             sender: on whose behalf, for the audit log; empty: this user.
 
         Raises:
             ConflictError: it moved since ``version``, is live, or nobody is promoted there.
             NotFoundError, RequestError: see :meth:`explain_policy`.
         """
+        if wanted.share is None or wanted.version is None:
+            stage = (await self.explain_policy(wanted.route, wanted.incumbent)).stage
+            share = stage.rules.after(stage.share) if wanted.share is None and stage.share < 1 else wanted.share
+            version = stage.version if wanted.version is None else wanted.version
+            wanted = wanted.model_copy(update={"share": share, "version": version})
         return await self._move("promote", wanted, sender)
 
     async def roll_back_policy(self, wanted: MovePolicyRequest, sender: str = "") -> PolicyStatus:

@@ -3,10 +3,11 @@ the moves from each to the next.
 
 A *trial* is the time for which training waits, so that one policy version lives long enough to be judged, and so that
 what was proven is what answers. It begins every ``trial_every`` steps in the shadow and ends with the verdict, after
-``trial_requests`` without one, or with the rollback of what it proved.
+``trial_requests`` or ``trial_hours`` without one, or with the rollback of what it proved.
 
 Invariant: every change is a new value with the next version. Only :meth:`ServingStage.judged` moves a share by itself:
-up where the challenger of an open trial is proven not worse under this very share, down where it is proven worse.
+up where the challenger of an open trial is proven not worse under this very share and these very rules, down where it
+is proven worse. Other weights only ever lower it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
+from swarm.evidence.pairs import MAX_NAME, GateRules
 from swarm.evidence.verdict import PairedEvidence
 
 StageName: TypeAlias = Literal["shadow", "canary", "live"]
@@ -26,7 +28,8 @@ MAX_REASON = 1000
 
 
 class StageRules(BaseModel):
-    """Where a comparison begins, and who moves it on."""
+    """Where a comparison begins, who moves it on, and which pairs prove something: those judged by this hook and its
+    code, by the rules of this gate, with ``num_repeat`` answers (``None``: as many as the job's groups)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -35,6 +38,11 @@ class StageRules(BaseModel):
     mode: Mode = "manual"
     trial_every: int | None = Field(default=None, ge=1)
     trial_requests: int = Field(default=1000, ge=1)
+    trial_hours: float = Field(default=1.0, gt=0, le=1000)
+    gate: GateRules = GateRules()
+    hook: str = Field(default="", max_length=MAX_NAME)
+    code: str = Field(default="", max_length=MAX_NAME)
+    num_repeat: int | None = Field(default=None, ge=1)
 
     @field_validator("shares")
     @classmethod
@@ -45,6 +53,13 @@ class StageRules(BaseModel):
     def first(self) -> float:
         """The share with which a comparison begins."""
         return {"shadow": 0.0, "canary": self.shares[0], "live": 1.0}[self.begins]
+
+    def count(self, evidence: PairedEvidence, num_repeat: int | None) -> bool:
+        """Whether ``evidence`` was judged by these rules; ``num_repeat``: of the job, ``None``: not known."""
+        terms, repeat = evidence.terms, self.num_repeat or num_repeat
+        if (terms.rules, terms.hook, terms.code) != (self.gate, self.hook, self.code):
+            return False
+        return repeat is None or terms.num_repeat == repeat
 
     def after(self, share: float) -> float:
         """The share that follows ``share``, which is below 1."""
@@ -67,14 +82,16 @@ class ServingStage(BaseModel):
 
     Attributes:
         share: of the conversations that begin, answered by the challenger: 0 in the shadow, 1 live.
-        before: the share before the last move.
+        before: the share before it was last changed.
         version: of this pointer, for compare-and-set.
         by, why, at: of the last move; Unix seconds.
-        salt: of the hash by which conversations get their side.
+        salt: of the hash by which conversations get their side; empty for readers who answer nobody.
         challenger: the policy version that is served; ``None``: not known yet.
         trial: training waits for the verdict on it, or because it answers users.
+        until: Unix time at which the trial ends without a verdict; ``None``: it waits for a person, or for what it
+            proved.
         tried: the version of the last trial; 0: none.
-        pinned: no verdict moves it.
+        pinned: no verdict moves it, since ``pinned_by`` said so.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -88,11 +105,14 @@ class ServingStage(BaseModel):
     by: str
     why: str
     at: float
-    salt: str
+    salt: str = ""
     challenger: int | None = None
     trial: bool = False
+    until: float | None = None
     tried: int = 0
     pinned: bool = False
+    pinned_by: str = ""
+    pinned_why: str = ""
 
     @classmethod
     def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str) -> Self:
@@ -133,49 +153,64 @@ class ServingStage(BaseModel):
         """Names the stage in the terms of a comparison: evidence of one share says nothing of another."""
         return f"canary {self.share:g}" if self.stage == "canary" else self.stage
 
+    @property
+    def shown(self) -> Self:
+        """Without the salt, with which one chooses one's side."""
+        return self.model_copy(update={"salt": ""})
+
     # ------------------------------------------------------------------ moves
 
     def moved(self, share: float, at: float, by: str, why: str) -> Self:
         """With another share; whoever answers users trains no more, where there are trials."""
         trial = share > 0 and self.rules.trial_every is not None
-        return self._next(share=share, before=self.share, at=at, by=by, why=why[:MAX_REASON], trial=trial)
+        # a second rollback takes back what the first one did
+        before = self.before if share == self.share else self.share
+        moved = self._next(share=share, before=before, at=at, by=by, why=why[:MAX_REASON], trial=trial)
+        return moved._timed(at)
 
-    def set_rules(self, rules: StageRules) -> Self:
+    def set_rules(self, rules: StageRules, at: float) -> Self:
         """Under other rules, from now on."""
         if rules == self.rules:
             return self
-        return self._next(rules=rules, trial=rules.trial_every is not None and (self.trial or self.share > 0))
+        trial = rules.trial_every is not None and (self.trial or self.share > 0)
+        return self._next(rules=rules, trial=trial)._timed(at)
 
-    def set_pinned(self, pinned: bool, at: float, by: str, why: str) -> Self:
+    def set_pinned(self, pinned: bool, by: str, why: str) -> Self:
         """Held where it is, or no longer."""
-        return self._next(pinned=pinned, at=at, by=by, why=why[:MAX_REASON])
+        return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON])
 
     def begun_again(self, at: float, why: str) -> Self:
-        """Back to where a comparison begins: the weights are none of those before."""
-        first = self.rules.first
-        return self._next(share=first, before=first, at=at, by=SERVER, why=why, challenger=None, trial=False, tried=0)
+        """Back to where a comparison begins, or below: the weights are none of those before."""
+        share = self.share if self.pinned else min(self.rules.first, self.share)
+        moved = self.moved(share, at, SERVER, why) if share < self.share else self
+        return moved._next(version=self.version + 1, challenger=None, trial=False, until=None, tried=0)
 
     def serving(self, version: int, at: float) -> Self:
         """The weights of ``version`` are served from now on."""
         if version == self.challenger:
             return self
         rules, stage = self.rules, self
-        if rules.mode == "auto" and not self.pinned and self.challenger is not None and self.share != rules.first:
+        if rules.mode == "auto" and not self.pinned and self.challenger is not None and self.share > rules.first:
             stage = self.moved(rules.first, at, SERVER, f"version {version} begins a new comparison")
         every = rules.trial_every
-        trial = self.trial or (every is not None and version - self.tried >= every)
-        changes = {"challenger": version, "trial": trial, "tried": version if trial else self.tried}
-        return stage.model_copy(update={**changes, "version": self.version + 1})
+        # of a version that comes back, the weights are others
+        tried = min(self.tried, version)
+        trial = self.trial or (every is not None and version - tried >= every)
+        changes = {"challenger": version, "trial": trial, "tried": version if trial else tried}
+        return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)
 
-    def judged(self, evidence: PairedEvidence, at: float) -> Self:
-        """What follows from what is proven now."""
+    def judged(self, evidence: PairedEvidence, at: float, num_repeat: int | None = None) -> Self:
+        """What follows from what is proven now; ``num_repeat``: of the job."""
         terms, rules, served = evidence.terms, self.rules, self.share > 0
         if self.pinned or (terms.stage, terms.challenger) != (self.label, self.challenger):
             return self
+        if not rules.count(evidence, num_repeat):
+            return self
         auto = rules.mode == "auto"
         if evidence.alarm():
-            if served:
-                return self.moved(0.0, at, VERDICT, evidence.verdict().sentence) if auto else self
+            if served and auto:
+                return self.moved(0.0, at, VERDICT, evidence.verdict().sentence)
+            # where a person takes it back, training does not wait for him
             return self._untried()
         if not self.trial:
             return self
@@ -186,17 +221,36 @@ class ServingStage(BaseModel):
         if evidence.promotable():
             if auto:
                 return self.moved(rules.after(self.share), at, VERDICT, evidence.verdict().sentence)
+            if rules.mode == "never":
+                return self._untried()
             # a person is asked, and until then the weights stay what was judged
-            return self if rules.mode == "manual" else self._untried()
+            return self if self.until is None else self._next(until=None)
         if evidence.requests < rules.trial_requests:
             return self
-        if served:
-            why = f"no proof in {evidence.requests} requests: {evidence.verdict().sentence}"
-            return self.moved(0.0, at, VERDICT, why) if auto else self
+        return self._undecided(at, f"no proof in {evidence.requests} requests: {evidence.verdict().sentence}")
+
+    def at_time(self, now: float) -> Self:
+        """A trial without a verdict ends by the clock."""
+        if not self.trial or self.until is None or now < self.until:
+            return self
+        if self.pinned:
+            # a person holds what answers users; in the shadow nobody is answered by it
+            return self._next(until=None) if self.share > 0 else self._untried()
+        return self._undecided(now, f"no proof in {self.rules.trial_hours:g} hours")
+
+    def _undecided(self, at: float, why: str) -> Self:
+        if 0 < self.share < 1 and self.rules.mode == "auto":
+            return self.moved(0.0, at, VERDICT, why)
         return self._untried()
 
     def _untried(self) -> Self:
-        return self._next(trial=False) if self.trial else self
+        return self._next(trial=False, until=None) if self.trial else self
+
+    def _timed(self, at: float) -> Self:
+        """Its trial begins now."""
+        # what was promoted to live stays what was proven
+        ends = self.trial and (self.share < 1 or self.rules.begins == "live")
+        return self.model_copy(update={"until": at + self.rules.trial_hours * 3600 if ends else None})
 
     def _next(self, **changes: Any) -> Self:
         return self.model_copy(update={"version": self.version + 1, **changes})

@@ -48,6 +48,8 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{bounds: [1, 0]}}}}", "not below the upper one"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nupstream: {{base_url: http://x/v1}}", "exclude each other"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nswarm_url: null", "serve needs a swarm server"),
+        (f"hooks: h\nserve: {{{INCUMBENT}, shadow_fraction: 0, gate: {{trial_every: 2}}}}", "shadow_fraction is 0"),
+        (f"hooks: h\nserve: {{{INCUMBENT}, watch_share: 0, gate: {{trial_every: 2}}}}", "watch_share is 0"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\ntrain_fraction: 0.5", "shadow_fraction says which"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nfeedback_window_seconds: 5", "rate the incumbent's answers"),
         ("hooks: [", "not valid YAML"),

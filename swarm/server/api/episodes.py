@@ -176,7 +176,9 @@ class EpisodeRoutes:
         """Who answers the users of a gateway's routes, now or once that changes; routes that are new begin."""
         self._check_client(request, wanted)
         routes = [(route.route, route.incumbent, route.rules) for route in wanted.routes]
-        following = self.episodes.follow_stages(routes, wanted.after_change, wanted.wait_seconds)
+        # once, when a gateway begins: two with other rules would go on replacing each other's
+        sets_rules = wanted.after_change is None and request.scope["caller"].may("admin")
+        following = self.episodes.follow_stages(routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules)
         try:
             stages = await until_gone(request.receive, following)
         except ClientGoneError:

@@ -120,16 +120,17 @@ class PolicyRoutes:
                 waits = "rollback"
             elif verdict.promotable and stage.share < 1 and stage.rules.mode != "never":
                 waits = "promote"
-        return PolicyStatus(stage=stage, verdict=verdict, waits=waits)
+        return PolicyStatus(stage=stage.shown, verdict=verdict, waits=waits)
 
 
 def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyStatus) -> list[str]:
     since = datetime.fromtimestamp(stage.at, UTC).isoformat(timespec="seconds")
+    pinned = f", pinned by {stage.pinned_by}: {stage.pinned_why}" if stage.pinned else ""
     version = "no version yet" if stage.challenger is None else f"version {stage.challenger}"
     lines = [
         f"route {stage.route}: {version} against {stage.incumbent}",
         f"stage {stage.label} since {since}, by {stage.by}: {stage.why}",
-        f"mode {stage.rules.mode}{', pinned' if stage.pinned else ''}; shares "
+        f"mode {stage.rules.mode}{pinned}; shares "
         f"{', '.join(f'{share:g}' for share in stage.rules.shares)}; "
         + (f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"),
     ]

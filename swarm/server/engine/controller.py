@@ -102,7 +102,7 @@ class Controller:
             steps=list(self.run.steps)[-steps:] if steps else [],
             evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
             comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
-            stages=list(pool.stages.pointers.values()) if pool else [],
+            stages=[stage.shown for stage in pool.stages.pointers.values()] if pool else [],
             stage_changes=pool.stages.changes if pool else 0,
             code=engine.code,
             job=self.job if self.has_job else None,

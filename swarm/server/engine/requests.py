@@ -195,11 +195,16 @@ class EpisodeRequests:
         await self.synced()
 
     async def follow_stages(
-        self, routes: Iterable[tuple[str, str, StageRules]], after_change: int | None, within: float
+        self,
+        routes: Iterable[tuple[str, str, StageRules]],
+        after_change: int | None,
+        within: float,
+        *,
+        sets_rules: bool = True,
     ) -> Stages:
         """See :meth:`Stages.follow`; returns at the first change after ``after_change``, or ``within`` seconds."""
         stages = self.run.pool.stages
-        stages.follow(routes)
+        stages.follow(routes, sets_rules=sets_rules)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
         return stages

@@ -12,7 +12,7 @@ from typing import Any
 
 from swarm.evidence.pairs import Pair, Terms
 from swarm.evidence.verdict import PairedEvidence, Verdict
-from swarm.server.journal.rows import PairRow
+from swarm.server.journal.rows import ForgottenPairsRow, PairRow
 from swarm.status import ComparisonStatus
 
 #: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
@@ -68,6 +68,14 @@ class Comparisons:
         self._run_id = run_id
         self._groups.clear()
         self.followed.clear()
+
+    def forget_above(self, version: int) -> None:
+        """The engine went back to ``version``: those above will be other weights when they come again."""
+        above = [digest for digest, one in self.followed.items() if _version(one.comparison.terms) > version]
+        for digest in above:
+            del self.followed[digest]
+        if above:
+            self._append(ForgottenPairsRow(self._run_id, version))
 
     def restore(self, run_id: str, rows: Iterable[PairRow]) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""

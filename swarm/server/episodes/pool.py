@@ -87,9 +87,10 @@ class EpisodePool:
         self.collection = self._new_collection("")
         #: what eval episodes of the run measured
         self.evaluations = Evaluations(append)
-        #: what pairs prove of the run's policies
         #: who answers the users of the routes behind this server
         self.stages = Stages(append, clock, wall)
+        self.stages.num_repeat = job.num_repeat
+        #: what pairs prove of the run's policies
         self.comparisons = Comparisons(append, on_pair=self.stages.judged)
 
     # ------------------------------------------------------------------ runs and the engine
@@ -104,7 +105,8 @@ class EpisodePool:
     def advance(self, policy_version: int) -> None:
         """vLLM serves the weights of this version."""
         self.collection.advance(policy_version)
-        self.stages.serves(policy_version)
+        if self.stages.serves(policy_version):
+            self.comparisons.forget_above(policy_version)
 
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
@@ -113,6 +115,7 @@ class EpisodePool:
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
         self.stages.begin_run(run_id)
+        self.stages.num_repeat = job.num_repeat
         if job != self._job:
             self._job = job
             self.collection = self._new_collection(run_id)
@@ -121,6 +124,7 @@ class EpisodePool:
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""
         self._job = job
+        self.stages.num_repeat = job.num_repeat
 
     def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""

@@ -1,7 +1,8 @@
 """The stages of the routes behind this server: a versioned pointer for each incumbent of each route.
 
 Invariant: a pointer changes in one turn of the event loop, with the row of its new version; whoever changes it by hand
-names the version that he saw. Recovered from the rows of the run it is the same; what is not on disk never happened.
+names the version that he saw. Whoever follows a route first sets its rules; only an administrator changes them, once
+for each beginning of his. Recovered from the rows of the run it is the same; what is not on disk never happened.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Stages:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.
         changed: notified then.
+        num_repeat: of the job: pairs of groups of another size move nothing; ``None``: not known.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Stages:
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
+        self.num_repeat: int | None = None
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -76,16 +79,21 @@ class Stages:
             self._followed[stage.key] = self._clock()
         self.changes += 1
 
-    def serves(self, version: int) -> None:
-        """The engine serves the weights of ``version``."""
+    def serves(self, version: int) -> bool:
+        """The engine serves the weights of ``version``; returns whether it may have gone back to them."""
+        back = self._served is None or version < self._served
         self._served = version
         for stage in list(self.pointers.values()):
             self._set(stage.serving(version, self._wall()))
+        return back
 
     # ------------------------------------------------------------------ what gateways see
 
-    def follow(self, routes: Iterable[tuple[str, str, StageRules]]) -> None:
+    def follow(self, routes: Iterable[tuple[str, str, StageRules]], *, sets_rules: bool = True) -> None:
         """A gateway answers by these pointers: of routes and incumbents, under these rules; new ones begin.
+
+        Args:
+            sets_rules: others are replaced by these.
 
         Raises:
             RequestError: there are too many.
@@ -97,8 +105,8 @@ class Stages:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
                 stage = ServingStage.begun(route, incumbent, rules, self._wall(), secrets.token_hex(16))
                 self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
-            else:
-                self._set(stage.set_rules(rules))
+            elif sets_rules:
+                self._set(stage.set_rules(rules, self._wall()))
             self._followed[route, incumbent] = self._clock()
 
     @property
@@ -108,8 +116,15 @@ class Stages:
 
     def next_lapse(self) -> float | None:
         """When, on the clock, training goes on unless gateways go on following; ``None``: it does not wait."""
+        self._end_trials()
+        ahead = self._clock() - self._wall()
         lapses = [
-            self._followed.get(key, -math.inf) + FOLLOWED_SECONDS for key, stage in self.pointers.items() if stage.trial
+            min(
+                self._followed.get(key, -math.inf) + FOLLOWED_SECONDS,
+                math.inf if stage.until is None else stage.until + ahead,
+            )
+            for key, stage in self.pointers.items()
+            if stage.trial
         ]
         latest = max(lapses, default=-math.inf)
         return latest if latest > self._clock() else None
@@ -120,7 +135,7 @@ class Stages:
         """What follows from another pair of ``evidence``."""
         terms = evidence.terms
         if (stage := self.pointers.get((terms.route, terms.incumbent))) is not None:
-            self._set(stage.judged(evidence, self._wall()))
+            self._set(stage.judged(evidence, self._wall(), self.num_repeat))
 
     def find(self, route: str, incumbent: str) -> ServingStage:
         """The pointer that is meant; without names the only one.
@@ -146,12 +161,17 @@ class Stages:
     def promote(
         self, seen: ServingStage, version: int | None, by: str, why: str, *, share: float | None = None
     ) -> ServingStage:
-        """Give the challenger ``share`` of the conversations (``None``: the next one).
+        """Give the challenger ``share`` of the conversations (``None``: the one after that of ``version``); a
+        repetition of the last move changes nothing.
 
         Raises:
             ConflictError: it moved since ``version``, nobody is promoted there, or it is live.
-            RequestError: the share is not above that of now.
+            RequestError: the share is not above that of now, or neither it nor the version is said.
         """
+        if share is None and version is None:
+            raise RequestError("say the share, or the version of the stage that you saw", param="share")
+        if share is not None and _is_done(seen, version, share, by, why):
+            return seen
         stage = self._unmoved(seen, version)
         if stage.rules.mode == "never":
             raise ConflictError(f"nobody is promoted on {stage.route}: gate.mode is never", code="never_promoted")
@@ -163,22 +183,31 @@ class Stages:
         return self._set(stage.moved(share, self._wall(), by, why))
 
     def roll_back(self, seen: ServingStage, version: int | None, by: str, why: str) -> ServingStage:
-        """The incumbent answers everybody, and training goes on.
+        """The incumbent answers everybody, and training goes on; a repetition changes nothing.
 
         Raises:
             ConflictError: it moved since ``version``.
         """
+        if _is_done(seen, version, 0.0, by, why):
+            return seen
         return self._set(self._unmoved(seen, version).moved(0.0, self._wall(), by, why))
 
     def pin(self, seen: ServingStage, version: int | None, by: str, why: str, *, pinned: bool) -> ServingStage:
-        """Let no verdict move it, or let verdicts move it again.
+        """Let no verdict move it, or let verdicts move it again; a repetition changes nothing.
 
         Raises:
             ConflictError: it moved since ``version``.
         """
-        return self._set(self._unmoved(seen, version).set_pinned(pinned, self._wall(), by, why))
+        if (seen.pinned, seen.pinned_by, seen.pinned_why) == (pinned, by, why):
+            return seen
+        return self._set(self._unmoved(seen, version).set_pinned(pinned, by, why))
 
     # ------------------------------------------------------------------ inside
+
+    def _end_trials(self) -> None:
+        now = self._wall()
+        for stage in list(self.pointers.values()):
+            self._set(stage.at_time(now))
 
     def _unmoved(self, stage: ServingStage, version: int | None) -> ServingStage:
         if version is not None and version != stage.version:
@@ -193,13 +222,22 @@ class Stages:
         before = self.pointers.get(stage.key)
         if stage is before:
             return stage
-        if before is None or (before.share, before.pinned) != (stage.share, stage.pinned):
+        if before is None or before.share != stage.share:
             logger.warning("route %s: %s, by %s: %s", stage.route, stage.label, stage.by, stage.why)
+        elif before.pinned != stage.pinned:
+            held = "pinned" if stage.pinned else "no longer pinned"
+            logger.warning("route %s: %s, by %s: %s", stage.route, held, stage.pinned_by, stage.pinned_why)
         self.pointers[stage.key] = stage
         self._append(StageRow(self._run_id, stage.route, stage.incumbent, stage.version, stage.model_dump_json()))
         self.changes += 1
         self.changed.notify()
         return stage
+
+
+def _is_done(stage: ServingStage, version: int | None, share: float, by: str, why: str) -> bool:
+    """Whether the last move is this very one, which somebody who heard no answer repeats."""
+    moved = version is None or version < stage.version
+    return moved and (stage.share, stage.by, stage.why) == (share, by, why)
 
 
 def _listed(stages: Iterable[ServingStage]) -> str:

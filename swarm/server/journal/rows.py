@@ -172,6 +172,13 @@ class PairRow(_Row, frozen=True, gc=False):
     pair: str
 
 
+class ForgottenPairsRow(_Row, frozen=True, gc=False):
+    """The pairs of challengers above ``version`` count no more: the engine went back to it."""
+
+    run_id: str
+    version: int
+
+
 class StageRow(_Row, frozen=True, gc=False):
     """One version of the stage of a route: a :class:`swarm.evidence.stages.ServingStage` as JSON."""
 
@@ -198,6 +205,7 @@ Row = (
     | StepRow
     | EvaluationRow
     | PairRow
+    | ForgottenPairsRow
     | StageRow
 )
 

@@ -31,6 +31,7 @@ from swarm.server.journal.rows import (
     EndRow,
     EpisodeRow,
     EvaluationRow,
+    ForgottenPairsRow,
     GroupRow,
     KeyRow,
     NoAgreementsRow,
@@ -253,12 +254,23 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, clean(row.group_id), row.terms, clean(row.pair)) for row in rows],
         ),
     ),
+    ForgottenPairsRow: (
+        (
+            "DELETE FROM pairs WHERE run_id = ? AND json_extract(pair, '$.terms.challenger') > ?",
+            lambda rows: [(row.run_id, row.version) for row in rows],
+        ),
+    ),
     StageRow: (
         (
             "INSERT OR IGNORE INTO stages (run_id, route, incumbent, version, stage) VALUES (?, ?, ?, ?, ?)",
             lambda rows: [
                 (row.run_id, clean(row.route), clean(row.incumbent), row.version, clean(row.stage)) for row in rows
             ],
+        ),
+        (
+            # of earlier runs nothing is recovered
+            "DELETE FROM stages WHERE run_id != ? OR (route = ? AND incumbent = ? AND version < ?)",
+            lambda rows: [(row.run_id, clean(row.route), clean(row.incumbent), row.version) for row in rows],
         ),
     ),
 }

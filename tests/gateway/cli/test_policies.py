@@ -61,4 +61,6 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
     assert whats == [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
     assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"
+    # whoever repeats it moves it no further
+    assert (log[0]["details"]["share"], log[0]["details"]["version"]) == (0.05, int(version))
     assert log[0]["sender"].startswith("gateway key ann for ")

@@ -140,6 +140,13 @@ def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share(
     ours, theirs = route.gateways[0].take_begun(route.stage)
     assert ours + theirs == 2000 and abs(ours / 2000 - 0.25) < 0.04
     assert route.gateways[0].take_begun(route.stage) == (0, 0)
+    # the pair that was to tell of them never came
+    route.gateways[0].put_back(route.stage, (ours, theirs))
+    before = route.stage
+    route.move(0.5)
+    route.draw(text="new")
+    route.gateways[0].put_back(before, (ours, theirs))
+    assert sum(route.gateways[0].take_begun(route.stage)) == 1
 
 
 def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:

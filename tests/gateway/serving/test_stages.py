@@ -77,6 +77,40 @@ async def test_what_the_challenger_cannot_the_incumbent_answers(
     assert not swarm.open_episodes
 
 
+@pytest.mark.parametrize("trouble", ["hangs", "judge hangs", "lost", "left"])
+async def test_who_waits_in_vain_is_the_challengers_failure(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, trouble: str
+) -> None:
+    asked, forever = asyncio.Event(), asyncio.Event()
+
+    async def hang(*_: Any) -> Any:
+        asked.set()
+        await forever.wait()
+
+    seconds = 60 if trouble in ("left", "lost") else 0.5
+    settings = serve(upstream, stage="live", watch_share=1, challenger_seconds=seconds)
+    reward = "import time\n" + REWARD.replace("return", "time.sleep(2)\n    return")
+    async with open_gateway(**settings, reward=reward if trouble == "judge hangs" else REWARD) as http:
+        await knows(http, "live")
+        if trouble == "lost":
+            swarm.answer = lambda *_: error(404, "no such episode", code="episode_lost")
+        elif trouble != "judge hangs":
+            swarm.answer = hang
+        if trouble == "left":
+            asking = asyncio.create_task(ask(http))
+            await asyncio.wait_for(asked.wait(), 10)
+            asking.cancel()
+        else:
+            async with asyncio.timeout(30):
+                response = await ask(http)
+            assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
+        await swarm.until(lambda: len(pairs_of(swarm)) == 1)
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.failed, pair.side, bool(pair.unjudged)) == (1, "challenger", True)
+    forever.set()
+    assert not swarm.open_episodes
+
+
 async def test_nobody_waits_for_a_training_step(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
         await knows(http, "live")

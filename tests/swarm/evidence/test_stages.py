@@ -87,30 +87,82 @@ def test_only_auto_moves_by_itself(mode: Any) -> None:
     # a person is asked, and the weights stay what was judged; where nobody is promoted training goes on
     assert (proven.share, proven.trial) == (0, mode == "manual")
     served = stage.moved(0.05, 3.0, "ann", "why not")
-    assert served.judged(evidence(served, *WORSE), 4.0) is served
+    # a person takes it back, and training does not wait for him
+    for differences in (WORSE, [0.4, -0.4] * 200):
+        over = served.judged(evidence(served, *differences), 4.0)
+        assert (over.share, over.trial) == (0.05, False)
     assert served.serving(9, 5.0).share == 0.05
 
 
 def test_a_pinned_stage_is_moved_by_no_verdict_and_no_version() -> None:
-    stage = begun().moved(0.05, 3.0, "ann", "look").set_pinned(True, 3.0, "ann", "hold")
+    stage = begun().moved(0.05, 3.0, "ann", "look").set_pinned(True, "bob", "hold")
+    assert (stage.at, stage.by, stage.why, stage.pinned_by, stage.pinned_why) == (3.0, "ann", "look", "bob", "hold")
     assert stage.judged(evidence(stage, *WORSE), 4.0) is stage
-    assert stage.serving(6, 4.0).share == 0.05
-    free = stage.set_pinned(False, 5.0, "ann", "go on")
+    assert stage.serving(6, 4.0).share == stage.begun_again(4.0, "another run").share == 0.05
+    free = stage.set_pinned(False, "ann", "go on")
     assert free.judged(evidence(free, *WORSE), 6.0).share == 0
 
 
 @pytest.mark.parametrize(("begins", "share"), [("shadow", 0.0), ("canary", 0.05), ("live", 1.0)])
-def test_other_weights_begin_where_the_configuration_says(begins: Any, share: float) -> None:
-    rules = AUTO.model_copy(update={"begins": begins})
-    stage = begun(rules)
+def test_other_weights_go_back_to_where_the_configuration_says_and_never_up(begins: Any, share: float) -> None:
+    stage = begun(AUTO.model_copy(update={"begins": begins}))
     assert (stage.share, stage.by) == (share, "the configuration")
-    moved = stage.moved(0.25, 3.0, VERDICT, "better")
+    lower, moved = min(share, 0.25), stage.moved(0.25, 3.0, VERDICT, "better")
     # an engine that died went on from an earlier checkpoint
     other = moved.serving(3, 4.0)
-    assert (other.share, other.by, other.challenger) == (share, SERVER, 3)
-    assert other.why == "version 3 begins a new comparison"
+    assert (other.share, other.challenger) == (lower, 3)
+    if lower < 0.25:
+        assert (other.by, other.why) == (SERVER, "version 3 begins a new comparison")
     again = moved.begun_again(5.0, "another training run began")
-    assert (again.share, again.challenger, again.trial, again.tried) == (share, None, False, 0)
+    assert (again.share, again.challenger, again.trial, again.tried) == (lower, None, False, 0)
+    assert again.version == moved.version + 1
+
+
+@pytest.mark.parametrize("begins", ["canary", "live"])
+def test_after_a_rollback_only_a_proof_or_a_person_moves_it_up(begins: Any) -> None:
+    stage = begun(AUTO.model_copy(update={"begins": begins})).moved(0.0, 3.0, "ann", "users complain")
+    twice = stage.moved(0.0, 4.0, "ann", "still")
+    assert stage.rolled_back and twice.rolled_back and twice.before == stage.before
+    for other in (twice.serving(6, 5.0), twice.serving(20, 5.0), twice.begun_again(5.0, "another run")):
+        assert other.share == 0 and other.rolled_back
+    trial = twice.serving(20, 5.0)
+    assert trial.judged(evidence(trial, *BETTER), 6.0).share == 0.05
+
+
+def test_only_pairs_under_the_rules_of_the_stage_move_it() -> None:
+    rules = AUTO.model_copy(update={"hook": "mine", "code": "c0de"})
+    stage, right = begun(rules), {"hook": "mine", "code": "c0de", "num_repeat": 8}
+    loose = GateRules(margin=0.99, alpha=0.49)
+    for more in ({"rules": loose}, {"hook": "other"}, {"code": "other"}, {"num_repeat": 2}):
+        for differences in (BETTER, WORSE):
+            assert stage.judged(evidence(stage, *differences, **right | more), 3.0, 8) is stage
+    assert stage.judged(evidence(stage, *BETTER, **right), 3.0, 8).share == 0.05
+
+
+def test_a_version_that_comes_back_is_tried_again() -> None:
+    over = begun(version=10).judged(evidence(begun(version=10), *WORSE), 3.0)
+    back = over.serving(4, 4.0)
+    assert (over.tried, back.tried, back.trial) == (10, 4, False)
+    assert back.serving(9, 5.0).trial
+
+
+def test_a_trial_ends_by_the_clock_but_for_what_is_proven() -> None:
+    stage, hour = begun(), 3600.0
+    assert stage.at_time(2.0 + hour - 1) is stage
+    over = stage.at_time(2.0 + hour)
+    assert (over.trial, over.share) == (False, 0)
+    canary = stage.moved(0.05, 10.0, VERDICT, "better")
+    assert canary.at_time(9.0 + hour) is canary
+    back = canary.at_time(10.0 + hour)
+    assert (back.share, back.why, back.trial) == (0, "no proof in 1 hours", False)
+    live = canary.moved(1.0, 10.0, VERDICT, "better")
+    assert live.at_time(10.0 + 9 * hour) is live
+    manual = begun(AUTO.model_copy(update={"mode": "manual"}))
+    asks = manual.judged(evidence(manual, *BETTER), 3.0)
+    assert asks.trial and asks.at_time(9 * hour) is asks
+    assert not manual.moved(0.05, 3.0, "ann", "look").at_time(9 * hour).trial
+    pinned = canary.set_pinned(True, "ann", "demo").at_time(9 * hour)
+    assert (pinned.share, pinned.trial) == (0.05, True)
 
 
 def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_same() -> None:
@@ -125,10 +177,10 @@ def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_s
 def test_rules_that_change_move_nothing_and_whoever_answers_users_trains_no_more() -> None:
     free = AUTO.model_copy(update={"mode": "manual", "trial_every": None})
     stage = begun(free).moved(0.05, 3.0, "ann", "look")
-    assert not stage.trial and stage.set_rules(free) is stage
-    held = stage.set_rules(AUTO)
+    assert not stage.trial and stage.set_rules(free, 4.0) is stage
+    held = stage.set_rules(AUTO, 4.0)
     assert (held.share, held.trial, held.version) == (0.05, True, stage.version + 1)
-    assert not held.set_rules(free).trial
+    assert not held.set_rules(free, 5.0).trial
 
 
 def test_sides_that_are_not_what_was_drawn_hold_a_promotion_back() -> None:

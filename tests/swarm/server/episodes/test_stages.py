@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import ConflictError, SwarmGatewayError
+from swarm.errors import ConflictError, RequestError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
@@ -90,8 +91,8 @@ def test_each_change_is_the_next_version_and_one_row_and_any_beginning_of_the_ro
         after = stages.find("chat", "")
         assert after is before or (after.version > before.version and stages.changes > changes)
         # by itself it rises only where a trial of this very version is proven
-        if after.share > before.share and what not in ("promote", "run"):
-            assert what in ("pairs", "serves") and before.rules.mode == "auto" and not before.pinned
+        if after.share > before.share and what != "promote":
+            assert what == "pairs" and before.rules.mode == "auto" and not before.pinned
         assert not after.trial or after.rules.trial_every is not None
     keys = [(row.run_id, row.route, row.version) for row in rows]
     assert len(set(keys)) == len(keys)
@@ -111,6 +112,74 @@ def test_of_two_who_saw_the_same_one_moves_it() -> None:
     ):
         stages.roll_back(stages.find("chat", ""), saw.version, "bob", "second")
     assert stages.find("chat", "").share == 0.05
+
+
+def test_who_follows_first_sets_the_rules_and_others_change_them_only_where_they_may() -> None:
+    stages, _ = opened()
+    before, loose = stages.find("chat", ""), RULES.model_copy(update={"trial_requests": 1})
+    stages.follow([("chat", "gpt", loose), ("new", "gpt", loose)], sets_rules=False)
+    assert stages.find("chat", "") is before and stages.find("new", "").rules == loose
+    stages.follow([("chat", "gpt", loose)])
+    assert stages.find("chat", "").rules == loose
+
+
+def test_a_repeated_move_changes_nothing() -> None:
+    stages, _ = opened()
+    saw = stages.find("chat", "gpt")
+    with pytest.raises(RequestError, match="say the share, or the version"):
+        stages.promote(saw, None, "ann", "up")
+    once = stages.promote(saw, saw.version, "ann", "up", share=0.05)
+    assert stages.promote(once, saw.version, "ann", "up", share=0.05) is once
+    with pytest.raises(ConflictError, match="has moved since"):
+        stages.promote(once, saw.version, "bob", "up", share=0.05)
+    held = stages.pin(once, once.version, "ann", "hold", pinned=True)
+    assert stages.pin(held, once.version, "ann", "hold", pinned=True) is held
+    back = stages.roll_back(held, held.version, "ann", "down")
+    assert stages.roll_back(back, held.version, "ann", "down") is back
+
+
+@pytest.mark.anyio
+async def test_weights_that_come_again_are_others_also_after_a_restart(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    pool = controller.pool
+    pool.advance(10)
+    for number, version in enumerate((4, 10, 10)):
+        await controller.episodes.record_pair(pair(f"g{number}", challenger=version))
+    pool.advance(4)
+    assert [one.challenger for one in pool.comparisons.statuses()] == [4]
+    pool.advance(10)
+    await controller.episodes.record_pair(pair("late", challenger=10))
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    again = Controller(CONFIG)
+    again.open(journal)
+    [found] = again.pool.comparisons.statuses()
+    assert (found.challenger, found.verdict.requests) == (10, 1)
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_the_journal_keeps_the_newest_row_of_each_pointer(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    stages = controller.pool.stages
+    stages.follow(ROUTES)
+    for version in range(5):
+        stages.serves(version)
+    await controller.episodes.synced()
+    await journal.close()
+    with sqlite3.connect(tmp_path / "journal.db") as connection:
+        assert connection.execute("SELECT count(*) FROM stages").fetchone() == (len(ROUTES),)
+
+
+def test_a_trial_that_nobody_decides_ends_by_the_clock() -> None:
+    wall = 0.0
+    stages, _ = opened(clock=lambda: 0.0, wall=lambda: wall)
+    stages.serves(2)
+    assert stages.holds
+    wall = 3600.0
+    assert not stages.holds and not stages.find("chat", "").trial
 
 
 def test_training_waits_for_a_trial_that_somebody_follows() -> None:
@@ -175,8 +244,16 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
     done = await rig.client.post("/policies/promote?sender=ann", json={"reason": "looks good", "version": 2})
     assert (done.json()["stage"]["share"], done.json()["stage"]["why"]) == (0.05, "looks good")
     told = (await asyncio.wait_for(waiting, 10)).json()
-    assert told["stages"] == [done.json()["stage"]] and told["changes"] > first["changes"]
-    assert (await rig.client.get("/status")).json()["stages"] == told["stages"]
+    [followed] = told["stages"]
+    # who may only read cannot find the side of a conversation
+    assert followed["salt"] and followed | {"salt": ""} == done.json()["stage"] and told["changes"] > first["changes"]
+    assert (await rig.client.get("/status")).json()["stages"] == [done.json()["stage"]]
+    repeated = await rig.client.post("/policies/promote?sender=ann", json={"reason": "looks good", "share": 0.05})
+    assert (repeated.status_code, repeated.json()["stage"]) == (200, done.json()["stage"])
+    # whose rules they are says the configuration that began them
+    other = [{**asked["routes"][0], "rules": {"trial_every": None, "mode": "never"}}]
+    goes_on = await rig.post("/follow_stages", **asked | {"routes": other}, after_change=0)
+    assert goes_on["stages"][0]["rules"]["mode"] == "manual"
     for what, body in (("pin", {"pinned": True}), ("rollback", {})):
         response = await rig.client.post(f"/policies/{what}", json={"reason": "enough", **body})
         assert response.status_code == 200, response.text
