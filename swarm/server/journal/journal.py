@@ -186,18 +186,19 @@ class Journal:
         """The episodes that :meth:`erase` would delete; raises as :meth:`past_ending`."""
         return await self._done(lambda connection: list(find(connection, subject, until)), ERASE_SECONDS)
 
-    async def erase(self, stone: Tombstone) -> None:
-        """Delete what ``stone`` names, which is written first. Everything else waits meanwhile.
+    async def erase(self, stone: Tombstone) -> DataReport:
+        """Delete what ``stone`` names, which is written first; what there was. Everything else waits meanwhile.
 
         Raises:
-            UnavailableError: it is not done yet; repeat it, or start the server again if the tombstone is on disk.
+            UnavailableError: it is not done yet; where the message does not say that it is noted, it has to be repeated.
         """
         folder = self._path.parent
 
-        def do(connection: sqlite3.Connection) -> None:
-            stones = undone(connection, folder)
+        def do(connection: sqlite3.Connection) -> DataReport:
+            current, stones = report(connection, folder, stone.subject), undone(connection, folder)
             delete(connection, folder, stones)
             clear(connection, self._path, stones)
+            return current.model_copy(update={"earlier": [one for one in current.earlier if one.id != stone.id]})
 
         try:
             # the writer may be busy for longer than this waits for it
@@ -206,7 +207,7 @@ class Journal:
         except TimeoutError as exc:
             raise _unavailable(f"hangs: {TOMBSTONES} was not written; repeat the deletion") from exc
         try:
-            await self._done(do, ERASE_SECONDS)
+            return await self._done(do, ERASE_SECONDS)
         except UnavailableError as exc:
             raise UnavailableError(
                 f"{exc}; the deletion is noted, and is done when the server is idle, or starts again", code=exc.code

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.keys.store import KeyFile
+from swarm.server.journal.erasure import Match, tombstones
+from swarm.server.journal.rows import StateRow
+from swarm.states import EpisodeState
+from swarm.subjects import Subject
 from tests.gateway.conftest import CHAT, Http, gateway_before
 from tests.standins.vllm import plain, told
 from tests.swarm.server import conftest as server
@@ -84,6 +88,29 @@ async def test_what_was_begun_before_a_deletion_and_ends_after_it_is_not_kept(ri
     )
     assert "its data was deleted" in ended.text
     assert traces(tmp_path, MARK.encode()) == set() and rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_batch_that_is_taken_while_it_is_looked_for_is_in_the_tombstone(
+    rig: server.Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = await rig.claim()
+    rig.vllm.default = plain([HERS])
+    assert (await episode.chat()).status_code == 200
+    output = {"notes": {"key": "hers"}, "reward": 1.0}
+    body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "t", "workflow_output": output}
+    await rig.client.post("/end_episode", json=body)
+    journal = rig.controller.run.journal
+    look = journal.matches
+
+    async def matches(subject: Subject, until: float) -> list[Match]:
+        found = await look(subject, until)
+        journal.append(StateRow([match.uuid for match in found], EpisodeState.BATCHED, "taken meanwhile"))
+        return found
+
+    monkeypatch.setattr(journal, "matches", matches)
+    assert (await rig.client.post("/data/delete", params={"key": "hers"})).json()["episodes"] == {"waiting": 1}
+    (stone,) = tombstones(tmp_path)
+    assert (stone.episodes, stone.batches) == (1, ["taken meanwhile"])
 
 
 async def test_a_subject_has_to_be_named(rig: server.Rig) -> None:
