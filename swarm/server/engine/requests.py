@@ -166,7 +166,7 @@ class EpisodeRequests:
         Returns what there was.
 
         Raises:
-            UnavailableError: it is not done yet. Where the message does not say that it is noted, it has to be repeated.
+            UnavailableError: it is not done yet; repeat it where the message does not say that it is noted.
         """
         journal, until = self.run.journal, time.time()
         stone = Tombstone(id=uuid4().hex, subject=subject, until=until)

@@ -190,7 +190,7 @@ class Journal:
         """Delete what ``stone`` names, which is written first; what there was. Everything else waits meanwhile.
 
         Raises:
-            UnavailableError: it is not done yet; where the message does not say that it is noted, it has to be repeated.
+            UnavailableError: it is not done yet; repeat it where the message does not say that it is noted.
         """
         folder = self._path.parent
 
