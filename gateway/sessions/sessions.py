@@ -357,7 +357,9 @@ class SessionLink:
             trains: whether its group has episodes.
         """
         deleted = self.sessions.erased[self._erased_before :]
-        if self.incoming.consent.withholds(message) or any(is_of(self.scope, self.name, one) for one in deleted):
+        if self.incoming.consent.withholds(message) or any(
+            is_of(self.scope, self.name, subject) for subject in deleted
+        ):
             return
         self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 

@@ -144,9 +144,9 @@ def delete(connection: sqlite3.Connection, folder: Path, stones: Collection[Tomb
     for stone in stones:
         matches = list(find(connection, stone.subject, stone.until))
         batches = sorted({*stone.batches, *(match.batch_id for match in matches if match.batch_id)})
-        known = stone.model_copy(update={"episodes": max(stone.episodes, len(matches)), "batches": batches})
-        if known != stone:
-            bury(folder, known)
+        whole = stone.model_copy(update={"episodes": max(stone.episodes, len(matches)), "batches": batches})
+        if whole != stone:
+            bury(folder, whole)
         for first in range(0, len(matches), _ROWS):
             connection.execute("BEGIN IMMEDIATE")
             _delete(connection, [match.uuid for match in matches[first : first + _ROWS]])

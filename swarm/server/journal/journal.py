@@ -198,7 +198,7 @@ class Journal:
             current, stones = report(connection, folder, stone.subject), undone(connection, folder)
             delete(connection, folder, stones)
             clear(connection, self._path, stones)
-            return current.model_copy(update={"earlier": [one for one in current.earlier if one.id != stone.id]})
+            return current.model_copy(update={"earlier": [other for other in current.earlier if other.id != stone.id]})
 
         try:
             # the writer may be busy for longer than this waits for it
