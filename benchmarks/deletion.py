@@ -2,7 +2,7 @@
 
 The journal is filled through the server's own writer, rows of the forms that a server appends: a claim, a call and an
 end of each episode, one in ``--every`` of them of the key. The time is that of ``Journal.erase``: the search, the rows,
-the log, and the clearing of the file. Then the whole folder is searched for marks of all that was deleted. Prints JSON.
+the log, and SQLite's `VACUUM`. Then the whole folder is searched for marks of all that was deleted. Prints JSON.
 """
 
 from __future__ import annotations

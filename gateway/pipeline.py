@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
 from gateway.limits import Admission, RetryDedup
-from gateway.observability.request import answered_by, asked_by, may_keep, phase
+from gateway.observability.request import answered_by, asked_by, in_session, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
@@ -26,7 +26,7 @@ from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.serving.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
 from gateway.serving.sides import LONGEST_WAIT, Draw
-from gateway.sessions.conversation import user_of
+from gateway.sessions.conversation import session_of, user_of
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
@@ -71,6 +71,7 @@ class Pipeline:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
             asked_by(incoming.caller.key_id, user_of(incoming.call.body))
+            in_session(session_of(incoming))
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming)
             incoming.consent.redacts = route.settings.data.redact == "group"

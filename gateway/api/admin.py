@@ -25,6 +25,7 @@ from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import (
     AuthenticationError,
+    ForbiddenError,
     NotFoundError,
     RequestError,
     SwarmGatewayError,
@@ -89,11 +90,11 @@ def _endpoint(target: str) -> Any:
             raise NotFoundError(f"there is no {beyond.pop()!r}")
         path = target.format(**{key: quote(name, safe="") for key, name in names.items()})
         erased = await _erased(gateway, request, route, caller) if target == "/data/delete" else {}
-        answer = await _sent(request, route, path, caller)
+        answer = erased if isinstance(erased, Answer) else await _sent(request, route, path, caller)
         level = logging.INFO if request.method == "GET" else logging.WARNING
         logger.log(level, "%s of route %s by %s: %d", path, route.name, _name(caller), answer.status)
         headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-        if erased and answer.status == 200:
+        if isinstance(erased, dict) and erased and answer.status == 200:
             return JSONResponse({**(object_in(answer.content) or {}), "gateway": erased}, answer.status, headers)
         return Response(answer.content, answer.status, headers)
 
@@ -101,15 +102,27 @@ def _endpoint(target: str) -> Any:
     return endpoint
 
 
-async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, caller: Caller) -> dict[str, int]:
-    """Delete what this gateway has of a subject: first, since the swarm server knows the ids of its requests."""
+async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, caller: Caller) -> dict[str, int] | Answer:
+    """Delete what this gateway has of a subject: first, since the swarm server knows the ids of its requests.
+
+    Returns how much there was, or the swarm server's refusal to tell these: then nothing is deleted.
+
+    Raises:
+        ForbiddenError: the key opens some routes only, and what is kept here is of all.
+    """
+    if caller.routes is not None:
+        raise ForbiddenError(
+            "this key is limited to some routes, and a gateway deletes what it keeps of all: use an admin key of all "
+            "routes, or ask the swarm server itself (--swarm-url)",
+            code="key_limited",
+        )
     names = {name: request.query_params.get(name, "") for name in Subject.model_fields}
     if not any(names.values()):
         return {}
     subject = Subject(**names)
     report = await _sent(request, route, "/data/report", caller, method="GET")
     if report.status != 200:
-        return {}
+        return report
     requests = set((object_in(report.content) or {}).get("requests", ()))
     log = gateway.telemetry.request_log
     try:

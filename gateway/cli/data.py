@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,8 +60,10 @@ def export(
     with target.connect() as client:
         rows = client.data_export(subject)
     try:
-        out.touch(0o600)
-        out.write_bytes(rows)
+        with open(out, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            # an existing file may be readable by others
+            os.fchmod(file.fileno(), 0o600)
+            file.write(rows)
     except OSError as exc:
         raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
     count = rows.count(b"\n")
@@ -107,8 +110,11 @@ def _lines(report: DataReport) -> list[str]:
     lines = [f"{verb}: {counts or 'no episodes'}, of {len(report.requests)} requests"]
     lines += [f"deleted at the gateway: {count} {name.replace('_', ' ')}" for name, count in report.gateway.items()]
     lines += [f"deleted before: {stone.episodes} episodes" for stone in report.earlier]
+    lines.append(
+        "episodes that keep_episodes, keep_bytes or keep_seconds removed are not counted, nor what learned of them"
+    )
     if not report.versions:
-        return [*lines, "no policy version was trained on it"]
+        return [*lines, "no policy version was trained on the rest"]
     lines += [
         f"trained on it: step {version.step} of run {version.run_id}" + ("" if version.current else " (not current)")
         for version in report.versions[-_ROWS:]

@@ -112,6 +112,7 @@ class RequestRecord:
         left_out: fields of the request that the answer does not heed.
         key: id of the caller's key.
         user: digest of the end user's name.
+        session: name of its conversation, once it has one.
         texts: whether its texts may be written anywhere.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
@@ -134,6 +135,7 @@ class RequestRecord:
     left_out: Sequence[str] = ()
     key: str = ""
     user: str = ""
+    session: str = ""
     texts: bool = True
     status: int = 0
     streamed: bool = False
@@ -246,6 +248,12 @@ def asked_by(key_id: str, user: str) -> None:
     """Note the caller's key and the end user whom it names."""
     if (record := _current.get()) is not None:
         record.key, record.user = key_id, user_digest(user)
+
+
+def in_session(name: str) -> None:
+    """Note the name of the conversation."""
+    if (record := _current.get()) is not None:
+        record.session = name
 
 
 def failed(code: str) -> None:

@@ -74,6 +74,7 @@ class RequestLog:
                 "trace_id": trace_id(),
                 "key": record.key,
                 "user": record.user,
+                "session": record.session if record.texts else "",
                 "route": record.route,
                 "policy": record.policy,
                 "method": record.method,
@@ -96,7 +97,7 @@ class RequestLog:
         """
 
         def fit(line: dict[str, Any]) -> bool:
-            return notes_fit(Notes(**{name: line.get(name, "") for name in ("key", "user", "request_id")}))
+            return notes_fit(Notes(**{name: line.get(name, "") for name in ("key", "user", "session", "request_id")}))
 
         erasure = Erasure(fit)
         self._lines.put(erasure)
@@ -111,6 +112,10 @@ class RequestLog:
 
     def _write_all(self) -> None:
         failing = False
+        with suppress(OSError):
+            for path in _files(self._config.path, self._config.files):
+                # a kill left it
+                _beside(path).unlink(missing_ok=True)
         while (line := self._next()) is not None:
             if isinstance(line, Erasure):
                 line.run(_files(self._config.path, self._config.files))
@@ -180,7 +185,7 @@ class Erasure:
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if not self._is_of(line)]
         if len(kept) < len(lines):
-            beside = path.with_name(f".{path.name}.partial")
+            beside = _beside(path)
             with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.writelines(kept)
                 file.flush()
@@ -208,6 +213,10 @@ def check_request_log(config: RequestLogConfig) -> None:
 
 def _files(path: Path, files: int) -> list[Path]:
     return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _rotate(path: Path, files: int) -> None:

@@ -225,11 +225,6 @@ class Conversation:
     task: str = ""
     children: set[Scope] = field(default_factory=set[Scope])
 
-    def is_of(self, subject: Subject) -> bool:
-        """Whether it is the subject's; of a user only where it is named by the user."""
-        user = user_digest(self.scope.name) if self.scope.kind == "user" else ""
-        return subject.fits(Notes(key=self.scope.key_id, session=self.session_id, user=user))
-
     def session(self, turns: list[DeliveredTurn]) -> Session:
         """``turns`` for hooks."""
         return Session(session_id=self.session_id, turns=[turn.as_turn() for turn in turns], feedback=self.feedback)
@@ -300,6 +295,12 @@ def _chained(digest: bytes, meaning: bytes) -> bytes:
     return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
 
 
+def is_of(scope: Scope, session_id: str, subject: Subject) -> bool:
+    """Whether a conversation is the subject's; of a user only where it is named by the user."""
+    user = user_digest(scope.name) if scope.kind == "user" else ""
+    return subject.fits(Notes(key=scope.key_id, session=session_id, user=user))
+
+
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     """Who may go on with a request's conversation; the sub-agent that asks (empty: the main one); and, where that has a
     session's name of its own, this name.
@@ -335,6 +336,15 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     if user:
         return Scope(route, key_id, "user", user), "", ""
     return Scope(route, key_id, "anyone", ""), "", ""
+
+
+def session_of(incoming: Incoming) -> str:
+    """The name of a request's session, where it names one that may be one."""
+    try:
+        scope, _, _ = names_of(incoming, "")
+    except RequestError:
+        return ""
+    return scope.name if scope.kind in ("session", "agent") else ""
 
 
 def user_of(body: Mapping[str, Any]) -> str:

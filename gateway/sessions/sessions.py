@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
+from gateway.observability.request import in_session
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
@@ -24,6 +25,7 @@ from gateway.sessions.conversation import (
     SessionReport,
     answered,
     digests_of,
+    is_of,
     names_of,
     size_of,
 )
@@ -65,6 +67,8 @@ class Sessions:
         self._memory = Memory(max_sessions, max_bytes)
         self._crediting = Crediting()
         self._max_reports = max_sessions
+        #: what was deleted, oldest first
+        self.erased: list[Subject] = []
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
         self.counts = SessionCounts()
@@ -128,6 +132,7 @@ class Sessions:
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
         conversation.settings, conversation.hooks = settings, link.hooks
         link.name = conversation.session_id
+        in_session(link.name)
         digest, inner, answer_size = answered(link.digests, message)
         body, size = _sharing(link.incoming.call.body, link.digests.sizes, parent)
         turn = DeliveredTurn(
@@ -191,7 +196,10 @@ class Sessions:
     def erase(self, subject: Subject) -> int:
         """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
         are named by the user."""
-        erased = [conversation for conversation in self._memory if conversation.is_of(subject)]
+        self.erased.append(subject)
+        erased = [
+            conversation for conversation in self._memory if is_of(conversation.scope, conversation.session_id, subject)
+        ]
         for conversation in erased:
             conversation.over = True
             if conversation.ending is not None:
@@ -317,6 +325,7 @@ class SessionLink:
     _turn: DeliveredTurn | None = None
 
     def __post_init__(self) -> None:
+        self._erased_before = len(self.sessions.erased)
         self.ledger = self.report.ledger(self.agent)
         self.ledger.requests += 1
         self.session: Session | None = None
@@ -339,7 +348,7 @@ class SessionLink:
         trains: bool = True,
     ) -> None:
         """This message is the answer (the best of ``choices``); call it once, before the last of it goes out. One that
-        may not be kept is not remembered.
+        may not be kept, or whose conversation was deleted meanwhile, is not remembered.
 
         Args:
             completion_id: of the ``chat.completion`` body.
@@ -347,7 +356,10 @@ class SessionLink:
             reward: of the answer; ``None`` where it has none (yet).
             trains: whether its group has episodes.
         """
-        if self.incoming.consent.withholds(message):
+        deleted = self.sessions.erased[self._erased_before :]
+        if self.incoming.consent.withholds(message) or any(
+            is_of(self.scope, self.name, subject) for subject in deleted
+        ):
             return
         self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 

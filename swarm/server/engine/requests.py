@@ -166,7 +166,7 @@ class EpisodeRequests:
         Returns what there was.
 
         Raises:
-            UnavailableError: it is not done yet; repeat it, or start the server again.
+            UnavailableError: it is not done yet; repeat it where the message does not say that it is noted.
         """
         journal, until = self.run.journal, time.time()
         stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
@@ -175,9 +175,9 @@ class EpisodeRequests:
         if (pool := self.run.found_pool) is not None:
             pool.collection.forget({match.uuid for match in matches}, ERASED)
             self.pool_changed()
-        batches = sorted({match.batch_id for match in matches} - {""})
-        await journal.erase(stone.model_copy(update={"episodes": len(matches), "batches": batches}))
-        return report.model_copy(update={"deleted": True})
+        # that looks again: meanwhile a batch may have been taken, and trained
+        after = await journal.erase(stone)
+        return after.model_copy(update={"episodes": report.episodes, "deleted": True})
 
     def _erased(self, episode_uuid: str, notes: Notes | None) -> bool:
         if notes is None or not self.tombstones or (pool := self.run.found_pool) is None:

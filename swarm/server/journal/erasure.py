@@ -7,11 +7,12 @@ deletion survives a kill at any point, and a journal that is restored from a cop
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
 import os
+import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -28,8 +29,10 @@ from swarm.types import Notes
 TOMBSTONES = "tombstones.jsonl"
 #: rows of one transaction, and ids of requests in a report
 _ROWS, _MOST_REQUESTS = 10_000, 10_000
-#: seconds that readers may keep the log from being emptied, and the file from being cleared
+#: seconds that readers may keep the log from being emptied
 _SECONDS = 120.0
+#: where SQLite makes its temporary files: the first that it can write
+_TEMPORARY = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp")
 
 
 class Match(NamedTuple):
@@ -83,8 +86,9 @@ def tombstones(folder: Path) -> list[Tombstone]:
     path = folder / TOMBSTONES
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        # one that a kill cut off had deleted nothing
-        return [Tombstone.model_validate_json(line) for line in lines if line.endswith("\n")]
+        # one that a kill cut off had deleted nothing; a later line of the same one knows more
+        stones = [Tombstone.model_validate_json(line) for line in lines if line.endswith("\n")]
+        return list({stone.id: stone for stone in stones}.values())
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
@@ -92,21 +96,30 @@ def tombstones(folder: Path) -> list[Tombstone]:
 
 
 def bury(folder: Path, stone: Tombstone) -> None:
-    """Write a tombstone; it is on disk afterwards."""
-    descriptor = os.open(folder / TOMBSTONES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "r+b") as file:
-        # what a kill cut off
-        whole = file.read().rfind(b"\n") + 1
-        file.seek(whole)
-        file.truncate()
-        file.write(stone.model_dump_json().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    above = os.open(folder, os.O_RDONLY)
+    """Write a tombstone; it is on disk afterwards.
+
+    Raises:
+        UnavailableError: the disk refuses it.
+    """
     try:
-        os.fsync(above)
-    finally:
-        os.close(above)
+        descriptor = os.open(folder / TOMBSTONES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # what a kill cut off
+            whole = file.read().rfind(b"\n") + 1
+            file.seek(whole)
+            file.truncate()
+            file.write(stone.model_dump_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        above = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
+    except OSError as exc:
+        why = exc.strerror or exc
+        raise UnavailableError(f"cannot write {folder / TOMBSTONES}: {why}; without it nothing is deleted") from exc
 
 
 def undone(connection: sqlite3.Connection, folder: Path) -> list[Tombstone]:
@@ -122,39 +135,79 @@ def undone(connection: sqlite3.Connection, folder: Path) -> list[Tombstone]:
 # ---------------------------------------------------------------------- deletion
 
 
-def erase(connection: sqlite3.Connection, path: Path, stones: Collection[Tombstone]) -> None:
-    """Do what ``stones`` ask of the journal at ``path``; nobody else writes it.
+def delete(connection: sqlite3.Connection, folder: Path, stones: Collection[Tombstone]) -> None:
+    """Delete the rows that ``stones`` ask for, once the batches that had some are in the tombstones' file.
 
     Raises:
-        UnavailableError: readers keep the log from being emptied; the next one to open the journal does the rest.
+        UnavailableError: that file cannot be written; nothing was deleted for that tombstone.
     """
     for stone in stones:
-        names = [match.uuid for match in find(connection, stone.subject, stone.until)]
-        for first in range(0, len(names), _ROWS):
+        matches = list(find(connection, stone.subject, stone.until))
+        batches = sorted({*stone.batches, *(match.batch_id for match in matches if match.batch_id)})
+        whole = stone.model_copy(update={"episodes": max(stone.episodes, len(matches)), "batches": batches})
+        if whole != stone:
+            bury(folder, whole)
+        for first in range(0, len(matches), _ROWS):
             connection.execute("BEGIN IMMEDIATE")
-            _delete(connection, names[first : first + _ROWS])
+            _delete(connection, [match.uuid for match in matches[first : first + _ROWS]])
             connection.execute("COMMIT")
-    if stones:
-        clear(connection, path)
-        connection.executemany("INSERT OR IGNORE INTO erasures VALUES (?)", [(stone.id,) for stone in stones])
 
 
-def clear(connection: sqlite3.Connection, path: Path) -> None:
-    """Make sure that no byte of a deleted row is left in the file or its log; raises as :func:`erase`."""
-    deadline = time.monotonic() + _SECONDS
+def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombstone], seconds: float = _SECONDS) -> None:
+    """Make sure that no byte of a deleted row is left in the file or its log, and note ``stones`` as done.
+
+    Args:
+        seconds: how long readers may keep the log from being emptied.
+
+    Raises:
+        UnavailableError: they do, or the disk lacks room; whoever opens the journal, or is idle, does the rest.
+    """
+    if not stones:
+        return
+    _empty_log(connection, seconds)
+    _check_room(connection, path)
+    connection.execute("PRAGMA temp_store = FILE")
+    try:
+        # rows that SQLite moved left copies in the gaps of pages, also with secure_delete
+        connection.execute("VACUUM")
+    finally:
+        connection.execute("PRAGMA temp_store = MEMORY")
+    _empty_log(connection, seconds)
+    connection.executemany("INSERT OR IGNORE INTO erasures VALUES (?)", [(stone.id,) for stone in stones])
+
+
+def log_emptied(connection: sqlite3.Connection) -> bool:
+    """Try once to copy the log into the file and to empty it; False while somebody reads."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    finally:
+        connection.execute("PRAGMA busy_timeout = 1000")
+
+
+def _empty_log(connection: sqlite3.Connection, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     # waits for its readers for the connection's timeout
     while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        if time.monotonic() > deadline:
+        if time.monotonic() >= deadline:
             raise UnavailableError("the journal is being read all the time: its log cannot be emptied")
-    subprocess.run(
-        [sys.executable, "-m", "swarm.server.journal.scrub", str(path)],
-        check=True,
-        timeout=_SECONDS,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        capture_output=True,
-    )
-    # pages in memory still have their gaps
-    connection.execute("PRAGMA shrink_memory")
+
+
+def _check_room(connection: sqlite3.Connection, path: Path) -> None:
+    """``VACUUM`` writes what is in use to a temporary file, and then to the log."""
+    pages, free, size = connection.execute(
+        "SELECT page_count, freelist_count, page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    ).fetchone()
+    temporary = next((Path(name) for name in _TEMPORARY if name and os.access(name, os.W_OK)), Path())
+    needed = Counter[int]()
+    for folder in (temporary, path.parent):
+        needed[folder.stat().st_dev] += (pages - free) * size
+        lacking = needed[folder.stat().st_dev] - shutil.disk_usage(folder).free
+        if lacking > 0:
+            raise UnavailableError(
+                f"the rows are deleted, but {folder} lacks {math.ceil(lacking / 1e6)} MB to write the journal anew "
+                "without copies of them: make room; an idle server then does it, and one that is started"
+            )
 
 
 def _delete(connection: sqlite3.Connection, names: list[str]) -> None:

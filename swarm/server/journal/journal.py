@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Self
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.erasure import Match, bury, clear, erase, find, report, tombstones, undone
+from swarm.server.journal.erasure import (
+    TOMBSTONES,
+    Match,
+    bury,
+    clear,
+    delete,
+    find,
+    log_emptied,
+    report,
+    tombstones,
+    undone,
+)
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.sqlite import past_ending, recover
@@ -78,9 +89,14 @@ class Journal:
             connection = open_to_write(path)
             try:
                 # a deletion that was killed, or a journal from before it
-                erase(connection, path, undone(connection, path.parent))
+                stones = undone(connection, path.parent)
+                delete(connection, path.parent, stones)
+                try:
+                    clear(connection, path, stones, 0.0)
+                except (UnavailableError, OSError, sqlite3.Error) as exc:
+                    logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)
                 retention = Retention(
-                    connection, keep_episodes, keep_bytes, keep_seconds, lambda: clear(connection, path)
+                    connection, keep_episodes, keep_bytes, keep_seconds, lambda: _cleared(connection, path)
                 )
                 return cls(path, lock, connection, retention)
             except BaseException as exc:
@@ -170,18 +186,32 @@ class Journal:
         """The episodes that :meth:`erase` would delete; raises as :meth:`past_ending`."""
         return await self._done(lambda connection: list(find(connection, subject, until)), ERASE_SECONDS)
 
-    async def erase(self, stone: Tombstone) -> None:
-        """Delete what ``stone`` names, which is written first. Everything else waits meanwhile.
+    async def erase(self, stone: Tombstone) -> DataReport:
+        """Delete what ``stone`` names, which is written first; what there was. Everything else waits meanwhile.
 
         Raises:
-            UnavailableError: it is not done yet; the next server that opens the journal goes on with it.
+            UnavailableError: it is not done yet; repeat it where the message does not say that it is noted.
         """
+        folder = self._path.parent
 
-        def do(connection: sqlite3.Connection) -> None:
-            bury(self._path.parent, stone)
-            erase(connection, self._path, undone(connection, self._path.parent))
+        def do(connection: sqlite3.Connection) -> DataReport:
+            current, stones = report(connection, folder, stone.subject), undone(connection, folder)
+            delete(connection, folder, stones)
+            clear(connection, self._path, stones)
+            return current.model_copy(update={"earlier": [other for other in current.earlier if other.id != stone.id]})
 
-        await self._done(do, ERASE_SECONDS)
+        try:
+            # the writer may be busy for longer than this waits for it
+            async with asyncio.timeout(SYNC_SECONDS):
+                await asyncio.to_thread(bury, folder, stone)
+        except TimeoutError as exc:
+            raise _unavailable(f"hangs: {TOMBSTONES} was not written; repeat the deletion") from exc
+        try:
+            return await self._done(do, ERASE_SECONDS)
+        except UnavailableError as exc:
+            raise UnavailableError(
+                f"{exc}; the deletion is noted, and is done when the server is idle, or starts again", code=exc.code
+            ) from exc
 
     async def _done(self, do: Callable[[sqlite3.Connection], ResultT], seconds: float = 0.0) -> ResultT:
         seconds = seconds or SYNC_SECONDS
@@ -193,7 +223,7 @@ class Journal:
                 return await work.result
         except TimeoutError as exc:
             raise _unavailable(f"cannot be read: no answer within {seconds:g} s") from exc
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, OSError) as exc:
             raise _unavailable(f"cannot be read: {exc}") from exc
 
     def stats(self) -> JournalStatus:
@@ -271,6 +301,16 @@ class Journal:
             waiter = self._waiting.popleft()[2]
             if not waiter.done():
                 waiter.set_exception(_unavailable(f"did not reach the disk {when}{why}; repeat the request"))
+
+
+def _cleared(connection: sqlite3.Connection, path: Path) -> bool:
+    """In an idle writer: do what a deletion left, and empty the log; whether it is empty."""
+    stones = undone(connection, path.parent)
+    if not log_emptied(connection):
+        return False
+    delete(connection, path.parent, stones)
+    clear(connection, path, stones, 0.0)
+    return True
 
 
 def _unavailable(why: str) -> UnavailableError:

@@ -167,7 +167,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA temp_store = MEMORY")
-            # what is deleted is overwritten, see also scrub.py
+            # what is deleted is overwritten, see also erasure.py
             connection.execute("PRAGMA secure_delete = ON")
             if version == 0:
                 connection.executescript(

@@ -14,14 +14,13 @@ import logging
 import math
 import queue
 import sqlite3
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
-from swarm.errors import UnavailableError
+from swarm.errors import SwarmGatewayError
 from swarm.server.journal.rows import CallRow, EndRow, Row
 from swarm.server.journal.schema import LIVE
 from swarm.server.journal.sqlite import write
@@ -36,8 +35,6 @@ RETRY_FIRST, RETRY_LAST = 0.05, 2.0
 IDLE_SECONDS = 1.0
 #: seconds between two looks of a server that nobody asks whether something has become too old
 AGE_SECONDS = 30.0
-#: seconds between two clearings of the file
-CLEAR_SECONDS = 3600.0
 #: seconds between two steps of that, during which rows go first
 _PAUSE = 0.01
 #: rows that are kept of the small tables, whose rows have at most some kilobytes
@@ -55,7 +52,10 @@ class Retention:
         keep_episodes: how many episodes that are over are kept.
         keep_bytes: how many bytes of the file may be in use before older episodes go nevertheless.
         keep_seconds: how long after its end an episode is kept; ``None``: as long as there is room.
-        clear: makes sure that nothing of what was removed is left in the file.
+        clear: tries to empty the log of what was removed, and does what a deletion left; whether it is empty.
+
+    Attributes:
+        unclean: whether the log may have something that was removed, or the file something that is to be.
     """
 
     def __init__(
@@ -64,21 +64,20 @@ class Retention:
         keep_episodes: int,
         keep_bytes: int,
         keep_seconds: float | None = None,
-        clear: Callable[[], None] = lambda: None,
+        clear: Callable[[], bool] = lambda: True,
     ) -> None:
         self._connection = connection
         self._keep_episodes = keep_episodes
         self._keep_seconds = keep_seconds
         self._clear = clear
-        #: whether something was removed, or written over, since the file was cleared, and when that was
-        self._unclean, self._cleared_at = False, time.monotonic()
+        self.unclean = True
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
         self._ends = self._tokens = 0
 
     def apply(self, rows: Sequence[Row]) -> None:
         """Remove what is too much, inside the transaction that writes ``rows``, if it is time to check."""
-        self._unclean = True
+        self.unclean = True
         for row in rows:
             if isinstance(row, EndRow):
                 self._ends += 1
@@ -104,11 +103,9 @@ class Retention:
         execute("DELETE FROM pairs WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         if removed > 0 or self._shrink():
-            self._unclean = True
+            self.unclean = True
             return True
-        if self._unclean and time.monotonic() >= self._cleared_at + CLEAR_SECONDS:
-            self._unclean, self._cleared_at = False, time.monotonic()
-            self._clear()
+        self.unclean = self.unclean and not self._clear()
         return False
 
     def _remove(self, most: int) -> int:
@@ -200,6 +197,8 @@ class Writer:
         self.commits = 0
         self.last_commit_seconds = 0.0
         self.error = ""
+        #: why the file could not be tidied, the last time
+        self._untidy = ""
         #: the earliest time at which the rows after the committed ones can have been queued
         self.pending_since = time.monotonic()
         self._thread.start()
@@ -248,8 +247,10 @@ class Writer:
     def _tidy(self) -> bool:
         try:
             return self._retention.tidy()
-        except (sqlite3.Error, subprocess.SubprocessError, UnavailableError) as exc:
-            logger.warning("the journal cannot be tidied: %s", exc)
+        except (sqlite3.Error, OSError, SwarmGatewayError) as exc:
+            if str(exc) != self._untidy:
+                logger.warning("the journal cannot be tidied: %s", exc)
+            self._untidy = str(exc)
             self._roll_back()
             return False
 
@@ -268,6 +269,7 @@ class Writer:
             # whoever asked may have given up
             if isinstance(item, Work) and not item.result.done():
                 item.run(self._connection)
+            self._retention.unclean |= isinstance(item, Work)
         return items[-1] is not None
 
     def _commit(self, rows: Sequence[Row]) -> bool:

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from gateway.keys.store import KeyFile
+from swarm.errors import UnavailableError
+from swarm.server.journal.erasure import Match, tombstones
+from swarm.server.journal.rows import StateRow
+from swarm.states import EpisodeState
+from swarm.subjects import DataReport, Subject
 from tests.gateway.conftest import CHAT, Http, gateway_before
 from tests.standins.vllm import plain, told
 from tests.swarm.server import conftest as server
@@ -63,6 +68,30 @@ async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere
     assert [entry["what"] for entry in entries].count("data delete") == 1
 
 
+async def test_nothing_is_deleted_at_the_gateway_unless_the_swarm_server_tells_the_requests(
+    rig: server.Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    _, limited = file.create("limited", admin=True, routes=["default"])
+
+    async def busy(_: Subject) -> DataReport:
+        raise UnavailableError("the journal is busy")
+
+    log = {"path": tmp_path / "requests.jsonl"}
+    async with gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path, request_log=log) as http:
+        rig.vllm.default = lambda sent: told([1], [2])(sent) if "prompt" in sent else plain([1])(sent)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": MARK}]}
+        assert (await http.post(CHAT, json=body, headers={"authorization": f"Bearer {hers}"})).status_code == 200
+        monkeypatch.setattr(rig.controller.run.journal, "report", busy)
+        for key, status, word in ((admin, 503, "the journal is busy"), (limited, 403, "limited to some routes")):
+            refused = await http.post(
+                "/admin/data/delete", params={"key": her.id}, headers={"authorization": f"Bearer {key}"}
+            )
+            assert refused.status_code == status and word in refused.text, refused.text
+    assert "requests.jsonl" in traces(tmp_path, MARK.encode()) and tombstones(tmp_path) == []
+
+
 async def test_who_reads_groups_is_in_the_audit_log_once_a_minute(rig: server.Rig, tmp_path: Path) -> None:
     for group in ("", "", "abc"):
         assert (await rig.client.get("/judged_groups", params={"group": group})).status_code == 200
@@ -84,6 +113,29 @@ async def test_what_was_begun_before_a_deletion_and_ends_after_it_is_not_kept(ri
     )
     assert "its data was deleted" in ended.text
     assert traces(tmp_path, MARK.encode()) == set() and rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_batch_that_is_taken_while_it_is_looked_for_is_in_the_tombstone(
+    rig: server.Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = await rig.claim()
+    rig.vllm.default = plain([HERS])
+    assert (await episode.chat()).status_code == 200
+    output = {"notes": {"key": "hers"}, "reward": 1.0}
+    body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "t", "workflow_output": output}
+    await rig.client.post("/end_episode", json=body)
+    journal = rig.controller.run.journal
+    look = journal.matches
+
+    async def matches(subject: Subject, until: float) -> list[Match]:
+        found = await look(subject, until)
+        journal.append(StateRow([match.uuid for match in found], EpisodeState.BATCHED, "taken meanwhile"))
+        return found
+
+    monkeypatch.setattr(journal, "matches", matches)
+    assert (await rig.client.post("/data/delete", params={"key": "hers"})).json()["episodes"] == {"waiting": 1}
+    (stone,) = tombstones(tmp_path)
+    assert (stone.episodes, stone.batches) == (1, ["taken meanwhile"])
 
 
 async def test_a_subject_has_to_be_named(rig: server.Rig) -> None:

@@ -16,6 +16,7 @@ from gateway.config.gateway import GatewayConfig, RequestLogConfig
 from gateway.observability.request import Metrics, RequestRecord
 from gateway.observability.request_log import RequestLog
 from swarm.errors import ConfigError
+from swarm.subjects import Subject
 from tests.gateway.conftest import OpenGateway
 
 CHAT = "/v1/chat/completions"
@@ -143,3 +144,36 @@ async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subjec
     assert await log.erase(lambda notes: notes.request_id == "req_1") == 1
     log.close()
     assert [name.read_text() for name in names] == [""] * 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_line_names_its_session_unless_it_may_not_be_kept(
+    open_gateway: OpenGateway, tmp_path: Path, kept: bool
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    headers = {"x-swarm-session": "chat-17", **({} if kept else {"x-swarm-train": "false"})}
+    async with open_gateway(request_log={"path": path}) as http:
+        await http.post(CHAT, json=BODY, headers=headers)
+    (line,) = lines(path)
+    assert line["session"] == ("chat-17" if kept else "")
+
+
+@pytest.mark.anyio
+async def test_lines_of_a_session_are_found_by_its_name(tmp_path: Path) -> None:
+    log = RequestLog(RequestLogConfig(path=tmp_path / "log"))
+    log.start()
+    for name in ("hers", "his"):
+        record = exchange(b"{}")
+        record.session = name
+        log.request_over(record)
+    assert await log.erase(Subject(session="hers").fits) == 1
+    log.close()
+    assert [line["session"] for line in lines(tmp_path / "log")] == ["his"]
+
+
+def test_what_a_killed_deletion_left_is_removed_at_the_start(tmp_path: Path) -> None:
+    for name in ("log", "log.1"):
+        (tmp_path / f".{name}.partial").write_text("what users said")
+    write(RequestLogConfig(path=tmp_path / "log"))
+    assert list(tmp_path.iterdir()) == []

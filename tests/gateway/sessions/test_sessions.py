@@ -14,6 +14,7 @@ import pytest
 from gateway.sessions.sessions import Sessions
 from reward_hooks import HookContext, Session
 from swarm.errors import HookError, RequestError
+from swarm.subjects import Subject
 from tests.gateway.sessions.talk import (
     Ended,
     Messages,
@@ -437,3 +438,18 @@ async def test_bytes_are_bounded() -> None:
         for number in range(20):
             say(sessions, route(), [user(f"{number} " + "x" * 10_000)], "ok")
         assert sessions.status().bytes <= 50_000 and sessions.status().open == 4
+
+
+@pytest.mark.parametrize("subject", [Subject(session="chat"), Subject(key="app")])
+async def test_a_request_under_way_does_not_bring_back_what_is_deleted(subject: Subject) -> None:
+    async with Sessions() as sessions:
+        to, messages = route(), [user("secret")]
+        named = {"headers": {"x-swarm-session": "chat"}}
+        say(sessions, to, messages, "yes", **named)
+        messages.append(user("more"))
+        under_way = ask(sessions, to, messages, **named)
+        assert sessions.erase(subject) == 1
+        under_way.delivered("chatcmpl-late", assistant("late"), 0.5)
+        assert len(sessions) == 0 and sessions.size == 0 and under_way.turn is None
+        say(sessions, to, [user("new")], "kept", **named)
+        assert len(sessions) == 1

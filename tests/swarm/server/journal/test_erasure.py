@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from swarm.errors import UnavailableError
 from swarm.server.journal import erasure
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Row, RunRow
@@ -106,30 +108,85 @@ async def test_a_restored_journal_is_cleared_when_it_is_opened(tmp_path: Path) -
     await journal.close()
 
 
-@pytest.mark.parametrize("where", ["bury", "find", "_delete", "clear", "subprocess"])
+@pytest.mark.parametrize("where", ["delete", "find", "_delete", "clear", "_empty_log", "_check_room"])
 async def test_what_was_cut_short_is_done_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     path = tmp_path / "journal.db"
     journal, hers = await filled(path, 8, 40)
-    real = erasure.bury
 
-    def dies(*arguments: Any, **options: Any) -> None:
-        if where == "bury":
-            real(*arguments)
+    def dies(*arguments: Any) -> None:
         raise sqlite3.OperationalError("killed")
 
     with monkeypatch.context() as patched:
-        target = "swarm.server.journal.journal" if where == "bury" else "swarm.server.journal.erasure"
-        if where == "subprocess":
-            patched.setattr("subprocess.run", dies)
-        else:
-            patched.setattr(f"{target}.{where}", dies)
-        with pytest.raises(Exception, match="killed"):
+        target = "swarm.server.journal.journal" if where in ("delete", "clear") else "swarm.server.journal.erasure"
+        patched.setattr(f"{target}.{where}", dies)
+        with pytest.raises(UnavailableError, match="killed; the deletion is noted"):
             await journal.erase(stone())
     await journal.close()
     journal = Journal.open(path)
     assert [name for name in hers if traces(tmp_path, name)] == []
+    await journal.close()
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no room"), OSError("no room"), sqlite3.OperationalError("full")])
+async def test_what_cannot_be_cleared_keeps_no_server_from_starting_and_is_cleared_when_it_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("swarm.server.journal.writer.AGE_SECONDS", 0.01)
+    path = tmp_path / "journal.db"
+    journal, hers = await filled(path, 9, 40)
+    await journal.close()
+    erasure.bury(tmp_path, stone())
+
+    def full(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(erasure, "_check_room", full)
+        journal = Journal.open(path)
+        assert not {one.episode_uuid for _, one in journal.recover().finished}.intersection(hers)
+        done: Any = []
+        with pytest.raises(UnavailableError, match=r"no room|full"):
+            await journal.erase(stone().model_copy(update={"id": "another"}))
+    async with asyncio.timeout(20):
+        while not done:
+            await journal.past_ending("none")
+            with sqlite3.connect(path) as connection:
+                done = len(connection.execute("SELECT tombstone FROM erasures").fetchall()) == 2
+    assert [name for name in hers if traces(tmp_path, name)] == []
+    await journal.close()
+
+
+async def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, _ = await filled(tmp_path / "journal.db", 5, 40)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError, match=r"the rows are deleted, but .* lacks \d+ MB"):
+        await journal.erase(stone())
+    assert (await journal.report(HERS)).episodes == {}
+    await journal.close()
+
+
+async def test_without_a_tombstone_nothing_is_deleted(tmp_path: Path) -> None:
+    journal, hers = await filled(tmp_path / "journal.db", 5, 20)
+    (tmp_path / erasure.TOMBSTONES).mkdir()
+    with pytest.raises(UnavailableError, match="without it nothing is deleted"):
+        await journal.erase(stone())
+    (tmp_path / erasure.TOMBSTONES).rmdir()
+    assert (await journal.report(HERS)).episodes == {"waiting": len(hers)}
+    await journal.close()
+
+
+async def test_a_deletion_that_the_writer_does_not_get_to_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = await filled(tmp_path / "journal.db", 5, 20)
+    monkeypatch.setattr("swarm.server.journal.journal.ERASE_SECONDS", 0.01)
+    monkeypatch.setattr("swarm.server.journal.writer.Work.run", lambda *_: None)
+    with pytest.raises(UnavailableError, match="the deletion is noted"):
+        await journal.erase(stone())
+    assert [one.subject for one in erasure.tombstones(tmp_path)] == [HERS]
     await journal.close()
 
 
@@ -162,7 +219,7 @@ async def test_a_report_names_the_versions_that_learned_from_it_after_it_is_dele
     await journal.synced()
     before = await journal.report(HERS)
     assert before.episodes == {"trained": 1}
-    await journal.erase(stone().model_copy(update={"batches": ["b2"], "episodes": 1}))
+    await journal.erase(stone())
     after = await journal.report(HERS)
     for report in (before, after):
         assert [(version.step, version.current) for version in report.versions] == [(2, True), (3, True)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from swarm.server.journal.erasure import bury, erase, undone
+from swarm.server.journal.erasure import bury, clear, delete, undone
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.schema import open_to_write
 from tests.swarm.server.journal.test_erasure import filled, stone, traces
@@ -34,7 +34,9 @@ def killed(path: Path, after: int) -> bool:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             connection.set_trace_callback(dies)
-            erase(connection, path, undone(connection, path.parent))
+            stones = undone(connection, path.parent)
+            delete(connection, path.parent, stones)
+            clear(connection, path, stones)
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CountsRow, RunRow
+from swarm.server.journal.writer import Retention
 from swarm.types import WorkflowOutput
 from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, taken
 
@@ -82,8 +85,7 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
     await journal.close()
 
 
-async def test_what_is_too_old_goes_and_leaves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.journal.writer.CLEAR_SECONDS", 0.0)
+async def test_what_is_too_old_goes_and_is_written_over(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db", keep_seconds=3600.0)
     names = [f"episode-{number}." for number in range(300)]
     journal.append(RunRow("r", ""), *map(claimed, names))
@@ -101,4 +103,41 @@ async def test_what_is_too_old_goes_and_leaves_no_byte(tmp_path: Path, monkeypat
         return {name for name in names if f"text of {name}".encode() in content}
 
     await until(lambda: left() == young)
+    await journal.close()
+
+
+async def test_the_log_is_emptied_once_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer.AGE_SECONDS", 0.01)
+    path = tmp_path / "journal.db"
+    log = path.with_name("journal.db-wal")
+    journal = Journal.open(path)
+    journal.append(RunRow("r", ""))
+    await journal.synced()
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM runs").fetchone()
+        waste(journal, 0, 10)
+        await journal.synced()
+        for _ in range(3):
+            await journal.past_ending("none")
+        assert log.stat().st_size
+    await until(lambda: not log.stat().st_size)
+    await journal.close()
+
+
+async def test_a_file_that_cannot_be_tidied_takes_rows_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def fails(_: Retention) -> bool:
+        tries.append(1)
+        raise OSError("no such file")
+
+    monkeypatch.setattr(Retention, "tidy", fails)
+    journal = Journal.open(tmp_path / "journal.db")
+    await until(lambda: bool(tries))
+    journal.append(RunRow("r", ""))
+    await journal.synced()
+    assert journal.recover().run_id == "r"
     await journal.close()

@@ -1,0 +1,36 @@
+"""``data``: what is printed, and who may read what it writes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.root import app
+from swarm.client.sync import SwarmClient
+from swarm.subjects import DataReport, Subject
+
+SERVER = ["--swarm-url", "http://127.0.0.1:9"]
+
+
+def test_an_export_is_for_its_owner_alone_also_where_the_file_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(_: SwarmClient, subject: Subject) -> bytes:
+        return b'{"key": "%s"}\n' % subject.key.encode()
+
+    monkeypatch.setattr(SwarmClient, "data_export", rows)
+    out = tmp_path / "hers.jsonl"
+    out.write_text("older and longer than what is written now\n")
+    out.chmod(0o644)
+    done = CliRunner().invoke(app, ["data", "export", "--key", "hers", "--out", str(out), *SERVER])
+    assert done.exit_code == 0, done.output
+    assert (stat.S_IMODE(out.stat().st_mode), out.read_text()) == (0o600, '{"key": "hers"}\n')
+
+
+def test_a_report_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SwarmClient, "data_report", lambda *_: DataReport())
+    done = CliRunner().invoke(app, ["data", "report", "--key", "hers", *SERVER])
+    assert "keep_seconds" in done.output and "no policy version was trained on the rest" in done.output
