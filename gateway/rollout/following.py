@@ -30,7 +30,7 @@ class StageFollower:
         self._client = client
         self._routes: dict[tuple[str, str], FollowedRoute] = {}
         self._stages: dict[tuple[str, str], ServingStage] = {}
-        self._told: dict[tuple[str, str], str] = {}
+        self._conflicts: dict[tuple[str, str], str] = {}
         self._changes = 0
         self._following: asyncio.Task[None] | None = None
 
@@ -53,9 +53,9 @@ class StageFollower:
     def look(self, changes: int, stages: Iterable[ServingStage]) -> None:
         """Take the stages of a status of the server, unless they are older than what is known."""
         if changes >= self._changes > 0:
-            known = self._stages
             # a status is for readers and lacks the salts
-            salted = [one.model_copy(update={"salt": known[one.key].salt}) for one in stages if one.key in known]
+            salts = {key: stage.salt for key, stage in self._stages.items()}
+            salted = [stage.model_copy(update={"salt": salts[stage.key]}) for stage in stages if stage.key in salts]
             self._take(changes, salted)
 
     def conflict(self, route: str, incumbent: str) -> str:
@@ -79,7 +79,7 @@ class StageFollower:
     async def _follow(self) -> None:
         failures, after, loop = 0, None, asyncio.get_running_loop()
         while True:
-            began, known, before = loop.time(), self._changes, self._stages
+            began, changes, stages = loop.time(), self._changes, self._stages
             try:
                 answer = await self._client.follow_stages([*self._routes.values()], after, _POLL_SECONDS)
             except StateError:
@@ -89,10 +89,10 @@ class StageFollower:
                 logger.debug("the stages cannot be followed: %s", exc)
             else:
                 # unless a status that overtook it says more
-                if self._changes == known or answer.changes >= self._changes:
+                if self._changes == changes or answer.changes >= self._changes:
                     self._take(answer.changes, answer.stages)
                 quick = loop.time() - began < _POLL_SECONDS / 2
-                failures = failures + 1 if quick and after is not None and self._stages == before else 0
+                failures = failures + 1 if quick and after is not None and self._stages == stages else 0
                 after = answer.changes
             if failures:
                 await asyncio.sleep(backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
@@ -102,6 +102,6 @@ class StageFollower:
         self._stages = {stage.key: stage for stage in stages}
         for route, incumbent in self._routes:
             conflict = self.conflict(route, incumbent)
-            if conflict and self._told.get((route, incumbent)) != conflict:
+            if conflict and self._conflicts.get((route, incumbent)) != conflict:
                 logger.warning("%s", conflict)
-            self._told[route, incumbent] = conflict
+            self._conflicts[route, incumbent] = conflict

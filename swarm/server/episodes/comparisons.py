@@ -71,7 +71,7 @@ class Comparisons:
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
-        above = [digest for digest, one in self.followed.items() if _version(one.comparison.terms) > version]
+        above = [name for name, followed in self.followed.items() if _version(followed.comparison.terms) > version]
         for digest in above:
             del self.followed[digest]
         if above:
