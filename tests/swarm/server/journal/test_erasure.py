@@ -8,6 +8,7 @@ import random
 import shutil
 import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,9 @@ async def test_what_cannot_be_cleared_keeps_no_server_from_starting_and_is_clear
             await journal.erase(stone().model_copy(update={"id": "another"}))
     async with asyncio.timeout(20):
         while not done:
-            await journal.past_ending("none")
-            with sqlite3.connect(path) as connection:
+            # idle is who is left alone
+            await asyncio.sleep(0.1)
+            with closing(sqlite3.connect(path)) as connection:
                 done = len(connection.execute("SELECT tombstone FROM erasures").fetchall()) == 2
     assert [name for name in hers if traces(tmp_path, name)] == []
     await journal.close()
