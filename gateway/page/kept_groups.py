@@ -151,16 +151,23 @@ class KeptGroups(GroupWatcher):
     Args:
         max_bytes: of all of them together.
         changed: called with each group that is new or has changed.
+        forgotten: called when groups were forgotten that may not be kept.
     """
 
-    def __init__(self, max_bytes: int, changed: Callable[[KeptGroup], None]) -> None:
+    def __init__(
+        self, max_bytes: int, changed: Callable[[KeptGroup], None], forgotten: Callable[[], None] = lambda: None
+    ) -> None:
         self._max_bytes = max_bytes
         self._changed = changed
+        self._forgotten = forgotten
         self._groups: OrderedDict[str, KeptGroup] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._groups
 
     def judged(self, group: WatchedGroup) -> None:
         kept = self._groups.get(group.group_id)
@@ -196,6 +203,11 @@ class KeptGroups(GroupWatcher):
         # the conversation's memory is its own
         kept.turn = None
         self._changed(kept)
+
+    def forget(self, group_id: str) -> None:
+        if (kept := self._groups.pop(group_id, None)) is not None:
+            self.bytes -= kept.size
+            self._forgotten()
 
     def group(self, group_id: str, caller: Caller) -> KeptGroup:
         """The group of this id.

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from gateway.keys.ring import Holder, KeyRing
 from gateway.keys.store import PageScope
 from swarm.credentials import digest
-from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError
+from swarm.errors import AuthenticationError, ForbiddenError
 from swarm.http.guard import is_json
 
 COOKIE = "swarm_page"
@@ -106,14 +106,6 @@ class Logins:
         if not visitor.may(scope):
             raise ForbiddenError(f"your key may {visitor.scope}; this needs a key that may {scope}", code="page_scope")
         return visitor
-
-    def objection(self, request: Request) -> str:
-        """Why this request would be refused now; empty if it would not."""
-        try:
-            self.visitor(request)
-        except SwarmGatewayError as exc:
-            return exc.message
-        return ""
 
     def _visitor(self, key_digest: bytes) -> Visitor:
         holder = self._keys.holder_of(key_digest)

@@ -29,7 +29,8 @@ from gateway.page.learning import Servers
 from gateway.page.login import Logins, Visitor, refuse_foreign
 from gateway.page.stream import Events
 from gateway.runtime import Gateway
-from swarm.errors import NotFoundError, RequestError
+from gateway.types import Caller
+from swarm.errors import NotFoundError, RequestError, UnavailableError
 from swarm.http.asgi import read_body
 from swarm.job import describe_validation
 
@@ -76,8 +77,8 @@ class WebPage:
         self._logins = Logins(keys, secure=beyond_loopback)
         self._keyless = keys.open
         self._events = Events()
-        self.watcher = KeptGroups(config.max_bytes, self._changed)
         self._judgements = Judgements(config.judgements)
+        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten)
         self._servers = Servers()
         self.routes: Sequence[BaseRoute] = [
             *(
@@ -103,6 +104,9 @@ class WebPage:
 
     def _changed(self, group: KeptGroup) -> None:
         self._events.add(group.id, group.route, group.row())
+
+    def _forgotten(self) -> None:
+        self._events.forget(lambda group_id: group_id not in self.watcher)
 
     def _json(self, path: str, method: str, scope: PageScope, answer: Answer) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -181,15 +185,16 @@ class WebPage:
         return done.model_dump(mode="json")
 
     async def _stream(self, request: Request) -> Response:
-        visitor = self._logins.visitor(request)
+        self._logins.visitor(request)
         last_id = request.headers.get("last-event-id") or request.query_params.get("last", "")
 
-        def objection() -> str:
-            leaving = getattr(request.app, "leaving", False)
-            return "the gateway is being stopped" if leaving else self._logins.objection(request)
+        def look() -> Caller:
+            if getattr(request.app, "leaving", False):
+                raise UnavailableError("the gateway is being stopped")
+            return self._logins.visitor(request).holder.caller
 
         headers = {**_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
-        events = self._events.follow(visitor.holder.caller, last_id, objection)
+        events = self._events.follow(look, last_id)
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 

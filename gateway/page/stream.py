@@ -14,6 +14,7 @@ from typing import Any
 
 from adapters.dialects.jsons import encode
 from gateway.types import Caller
+from swarm.errors import SwarmGatewayError
 
 STREAM_SECONDS = 300.0
 #: Longest silence, so that a dead connection is noticed.
@@ -42,39 +43,52 @@ class Events:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Drop the rows of the groups that are ``gone``, by their id; all pages read everything anew."""
+        kept = [event for event in self._events if not gone(event[1])]
+        self._events = deque(kept, maxlen=_MOST_EVENTS)
+        self._epoch = secrets.token_hex(4)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     @property
     def latest(self) -> str:
         """The id of the last event."""
         return f"{self._epoch}-{self._number}"
 
     async def follow(
-        self, caller: Caller, last_id: str, still_open: Callable[[], str], seconds: float = STREAM_SECONDS
+        self, look: Callable[[], Caller], last_id: str, seconds: float = STREAM_SECONDS
     ) -> AsyncIterator[bytes]:
         """The bytes of a stream.
 
         Args:
-            caller: whose routes are told.
+            look: whose routes are told now; raises an error that says why the stream has to end.
             last_id: of the last event that the page got; empty: it begins with the present.
-            still_open: why the stream has to end now; empty while it need not.
         """
         loop = asyncio.get_running_loop()
         until, spoke = loop.time() + seconds, loop.time()
         yield RETRY
-        number = self._resumed(last_id)
+        number, epoch = self._resumed(last_id), self._epoch
         if number is None:
             number = self._number
             yield _event(self.latest, "reset", {})
         else:
-            yield _event(f"{self._epoch}-{number}", "hello", {})
+            yield _event(f"{epoch}-{number}", "hello", {})
         while loop.time() < until:
-            if why := still_open():
-                yield _event("", "bye", {"why": why})
+            try:
+                caller = look()
+            except SwarmGatewayError as exc:
+                yield _event("", "bye", {"why": exc.message})
                 return
+            if epoch != self._epoch:
+                number, epoch = self._number, self._epoch
+                yield _event(self.latest, "reset", {})
             rows = self._since(number, caller)
             if number != self._number:
                 number = self._number
                 if rows:
-                    yield b"".join(_event(self.latest, "group", row) for row in rows)
+                    # each its own id: the connection may be cut between two
+                    yield b"".join(_event(f"{epoch}-{event}", "group", row) for event, row in rows)
                     spoke = loop.time()
                 await asyncio.sleep(_COLLECTING)
                 continue
@@ -98,13 +112,13 @@ class Events:
         first = self._events[0][0] if self._events else self._number + 1
         return number if first - 1 <= number <= self._number else None
 
-    def _since(self, number: int, caller: Caller) -> list[dict[str, Any]]:
-        rows: dict[str, dict[str, Any]] = {}
+    def _since(self, number: int, caller: Caller) -> list[tuple[int, dict[str, Any]]]:
+        rows: dict[str, tuple[int, dict[str, Any]]] = {}
         for event, group_id, route, row in reversed(self._events):
             if event <= number:
                 break
             if caller.opens(route):
-                rows.setdefault(group_id, row)
+                rows.setdefault(group_id, (event, row))
         return list(reversed(rows.values()))
 
 

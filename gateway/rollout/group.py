@@ -20,7 +20,7 @@ from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
-from gateway.sessions.watching import WatchedGroup
+from gateway.sessions.watching import GroupWatcher, WatchedGroup, tell
 from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
@@ -137,7 +137,7 @@ class GroupRun:
         """
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
-        candidates = self._candidates(feedback or {})
+        candidates, indices = self._candidates(feedback or {}), tuple(self.samples)
         try:
             with phase("hook"):
                 score = await self._scored(self.reference, candidates)
@@ -146,7 +146,7 @@ class GroupRun:
             logger.debug("group %s has no rewards: %s", self.shaped.group_id, exc)
             self._failure, score = exc, None
             hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
-        self._show(candidates, score)
+        self._show(indices, candidates, score)
         return score
 
     async def compared(self, reference: Reference) -> Pair:
@@ -174,8 +174,8 @@ class GroupRun:
             delivered: the indices of the delivered answers, best first.
         """
         self._delivered = frozenset(delivered)
-        if self._session is not None and (watcher := self._session.sessions.watcher) is not None:
-            watcher.settling(self.shaped.group_id, delivered, self._session.turn)
+        if (session := self._session) is not None:
+            self._tell(lambda watcher: watcher.settling(self.shaped.group_id, delivered, session.turn))
         self._settling = self.swarm.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
         )
@@ -262,8 +262,7 @@ class GroupRun:
             )
             self._session.ledger.add(reason, len(usages), sampled, masked)
             add_up(self._session.ledger.accounted, self._accounted)
-            if (watcher := self._session.sessions.watcher) is not None:
-                watcher.over(self.shaped.group_id, reason)
+            self._tell(lambda watcher: watcher.over(self.shaped.group_id, reason))
 
     def _outcome(self, settling: asyncio.Task[str | None]) -> str | None:
         """Why the group, which has ended, was not trained."""
@@ -371,12 +370,18 @@ class GroupRun:
         for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
 
-    def _show(self, candidates: Sequence[Candidate], score: GroupScore | None) -> None:
+    def _tell(self, news: Callable[[GroupWatcher], None]) -> None:
+        if self._session is not None:
+            tell(self._session.sessions.watcher, news)
+
+    def _show(self, indices: Sequence[int], candidates: Sequence[Candidate], score: GroupScore | None) -> None:
         """Show the judged group to whoever watches, unless a text of it may not be kept."""
         session, hooks = self._session, self.training.hooks
         if session is None or session.sessions.watcher is None:
             return
         if session.incoming.consent.withholds([candidate.message for candidate in candidates]):
+            # an earlier judging may have shown the others
+            self._tell(lambda watcher: watcher.forget(self.shaped.group_id))
             return
         group = WatchedGroup(
             self.shaped.group_id,
@@ -385,13 +390,13 @@ class GroupRun:
             session.name,
             hooks.source,
             hooks.code,
-            tuple(self.samples),
+            indices,
             candidates,
             score,
             self._failure,
             session.turn,
         )
-        session.sessions.watcher.judged(group)
+        self._tell(lambda watcher: watcher.judged(group))
 
     def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:
         answer = sample.answer

@@ -5,7 +5,8 @@ Invariant: only groups whose texts may be kept are shown; a watcher holds nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from gateway.sessions.conversation import DeliveredTurn
 from gateway.types import Incoming
 from reward_hooks import Candidate, GroupScore
 from swarm.errors import HookError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class WatchedGroup:
 
 
 class GroupWatcher(Protocol):
-    """Is called in the event loop of the requests; must not raise."""
+    """Is called in the event loop of the requests, by :func:`tell`."""
 
     def judged(self, group: WatchedGroup) -> None:
         """The hook has judged; once more where feedback or further answers came."""
@@ -54,3 +57,17 @@ class GroupWatcher(Protocol):
     def over(self, group_id: str, reason: str | None) -> None:
         """The group is trained, or, with a ``reason``, not."""
         ...
+
+    def forget(self, group_id: str) -> None:
+        """The group's texts may not be kept after all."""
+        ...
+
+
+def tell(watcher: GroupWatcher | None, news: Callable[[GroupWatcher], None]) -> None:
+    """Call ``news`` with whoever watches, if anybody does; one that fails is logged and harms no request."""
+    if watcher is None:
+        return
+    try:
+        news(watcher)
+    except Exception:
+        logger.exception("what watches the groups has failed")

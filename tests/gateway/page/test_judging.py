@@ -14,6 +14,7 @@ from gateway.page.judging import Judgements
 from gateway.page.kept_groups import KeptAnswer, KeptGroup
 from gateway.page.stream import Events
 from gateway.types import Caller
+from swarm.errors import AuthenticationError
 from swarm.intervals import wilson_interval
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.page.conftest import Site, site_before
@@ -179,7 +180,12 @@ async def read(stream: AsyncIterator[bytes], kind: str) -> dict[str, Any]:
 
 
 def follow(events: Events, last: str = "", caller: Caller | None = None, why: str = "") -> AsyncIterator[bytes]:
-    return events.follow(caller or Caller(), last, lambda: why)
+    def look() -> Caller:
+        if why:
+            raise AuthenticationError(why)
+        return caller or Caller()
+
+    return events.follow(look, last)
 
 
 async def test_a_stream_goes_on_where_it_was_cut() -> None:
@@ -213,6 +219,28 @@ async def test_of_one_group_the_last_row_is_sent_and_of_other_routes_none() -> N
         events.add("b", "other", {"number": number})
     stream = follow(events, start, Caller("k", frozenset({"mine"})))
     assert (await read(stream, "group"))["number"] == 2
+
+
+async def test_a_stream_that_was_cut_within_a_burst_goes_on_behind_the_last_row_that_came() -> None:
+    events = Events()
+    start = events.latest
+    for name in "abc":
+        events.add(name, "r", {"id": name})
+    event = await read(follow(events, start), "group")
+    assert event["id"] == "a"
+    assert (await read(follow(events, event["event"]), "group"))["id"] == "b"
+
+
+async def test_routes_that_are_taken_from_a_key_are_told_no_longer() -> None:
+    events, routes = Events(), {"mine", "other"}
+    stream = events.follow(lambda: Caller("k", frozenset(routes)), "")
+    await read(stream, "hello")
+    events.add("a", "mine", {"id": "a"})
+    assert (await read(stream, "group"))["id"] == "a"
+    routes.remove("mine")
+    events.add("b", "mine", {"id": "b"})
+    events.add("c", "other", {"id": "c"})
+    assert (await read(stream, "group"))["id"] == "c"
 
 
 async def test_a_stream_of_a_key_that_is_revoked_ends_with_the_reason() -> None:
