@@ -11,12 +11,14 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from gateway.observability.scrubbing import text_without_secrets
 from gateway.page.kept_groups import KeptGroup
 from reward_hooks import Feedback
 from swarm.credentials import append_private
@@ -83,6 +85,8 @@ class Judgements:
             "route": group.route,
             "request_id": group.request_id,
             **judgement.model_dump(),
+            "comment": text_without_secrets(judgement.comment),
+            "correction": text_without_secrets(judgement.correction),
             "trains": group.open,
             "answers": len(group.answers),
             "hook_best": best,
@@ -90,7 +94,8 @@ class Judgements:
         await self._write(entry)
         self._note(entry)
         group.picks.pop(who, None)
-        group.picks[who] = {**entry, "agrees": None if pick is None or not best else pick in best}
+        # it may have closed while this was written
+        group.picks[who] = {**entry, "trains": group.open, "agrees": None if pick is None or not best else pick in best}
         _apply(group)
         return group.picks[who]
 
@@ -109,15 +114,16 @@ class Judgements:
         group.picks.pop(who, None)
         _apply(group)
 
-    def agreement(self) -> dict[str, Any]:
+    def agreement(self, opens: Callable[[str], bool]) -> dict[str, Any]:
         """How often people pick an answer that the hook likes best, with Wilson's interval at 95 %, and how often they
-        would by chance; of groups whose rewards differ."""
-        counted = [entry for entry in self._latest.values() if entry["pick"] is not None and entry["hook_best"]]
+        would by chance; of groups whose rewards differ, on the routes that ``opens`` names."""
+        judged = [entry for entry in self._latest.values() if opens(entry["route"])]
+        counted = [entry for entry in judged if entry["pick"] is not None and entry["hook_best"]]
         hits = sum(entry["pick"] in entry["hook_best"] for entry in counted)
         share, low, high = wilson_interval(hits, len(counted), _CONFIDENCE)
         chance = sum(len(entry["hook_best"]) / entry["answers"] for entry in counted)
         return {
-            "judged": len(self._latest),
+            "judged": len(judged),
             "compared": len(counted),
             "share": share if counted else None,
             "low": low,

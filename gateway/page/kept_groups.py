@@ -25,6 +25,8 @@ from swarm.errors import NotFoundError
 View = Literal["newest", "unjudged", "best", "worst", "spread", "disagree", "equal"]
 VIEWS: tuple[str, ...] = get_args(View)
 #: Characters of a prompt in a row, and of one text that is kept.
+#: Words of a search that count.
+_MOST_WORDS = 10
 _ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
 _NAMED = ("id", "route", "key", "session", "request_id", "hook", "why", "fate")
 #: Bytes of a group beside its texts.
@@ -173,9 +175,11 @@ class KeptGroups(GroupWatcher):
         kept = self._groups.get(group.group_id)
         if kept is None:
             kept = self._groups[group.group_id] = _kept(group)
-        first = not any(answer.final is not None for answer in kept.answers.values()) and not kept.picks
-        kept.turn, kept.session = group.turn or kept.turn, group.session or kept.session
-        kept.why = "" if group.failure is None else (group.failure.public_message or str(group.failure))[:_ROW_TEXT]
+        # rewards of two calls cannot be compared: all are of the last one that knew no feedback
+        first = all(candidate.feedback is None for candidate in group.candidates) and not kept.picks
+        kept.turn, kept.session = group.turn or kept.turn, text_without_secrets(group.session) or kept.session
+        why = "" if group.failure is None else group.failure.public_message or str(group.failure)
+        kept.why = text_without_secrets(why)[:_ROW_TEXT]
         for index, candidate in zip(group.indices, group.candidates, strict=True):
             if index not in kept.answers:
                 kept.answers[index] = _answer(index, candidate)
@@ -242,14 +246,15 @@ class KeptGroups(GroupWatcher):
             and (policy is None or group.policy == policy)
         ]
         if words:
-            wanted = words.lower().split()
-            fitting = [group for group in fitting if all(word in _texts(group) for word in wanted)]
+            wanted = words.lower().split()[:_MOST_WORDS]
+            fitting = [group for group in fitting if _has(group, wanted)]
         return _in_order(fitting, view)
 
     def _weigh(self, kept: KeptGroup) -> None:
         size = _OVERHEAD + len(encode(kept.prompt))
         for answer in kept.answers.values():
-            size += _OVERHEAD // 4 + len(answer.text) + len(answer.reasoning) + len(str(answer.tool_calls))
+            size += _OVERHEAD // 4 + len(str(answer.tool_calls)) + len(str(answer.components))
+            size += len(answer.text) + len(answer.reasoning) + len(answer.reason)
         self.bytes += size - kept.size
         kept.size = size
         while self.bytes > self._max_bytes and len(self._groups) > 1:
@@ -307,6 +312,11 @@ def _cut(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _cut(field_value) for name, field_value in value.items()}
     return [_cut(item) for item in value] if isinstance(value, list) else value
+
+
+def _has(group: KeptGroup, words: Sequence[str]) -> bool:
+    texts = _texts(group)
+    return all(word in texts for word in words)
 
 
 def _texts(group: KeptGroup) -> str:

@@ -45,7 +45,7 @@ class Servers:
             answers = await asyncio.gather(*(self._ask(swarm) for swarm in swarms))
             return {
                 "at": time.time(),
-                "servers": answers,
+                "servers": [_opened(answer, caller) for answer in answers],
                 "routes": [_route(route) for route in routes],
                 "waits": _waits(gateway, {route.name for route in routes}),
             }
@@ -65,6 +65,15 @@ class Servers:
                     answer = {**answer, "problem": exc.message}
                 self._answers[swarm.url] = answer
             return {"url": swarm.url, **self._answers[swarm.url]}
+
+
+def _opened(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """``answer`` with the challengers of the caller's routes alone."""
+    own = {
+        name: [stage for stage in answer.get(name, ()) if caller.opens(stage["route"])]
+        for name in ("stages", "comparisons")
+    }
+    return {**answer, **own}
 
 
 def _learnt(status: ServerStatus) -> dict[str, Any]:

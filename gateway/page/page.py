@@ -152,7 +152,7 @@ class WebPage:
             "all": len(everything),
             "keys": sorted({group.key for group in everything if group.key}),
             "policies": sorted({group.policy for group in everything if group.policy is not None}, reverse=True),
-            "agreement": self._judgements.agreement(),
+            "agreement": self._judgements.agreement(visitor.holder.caller.opens),
         }
 
     async def _show(self, request: Request, visitor: Visitor) -> Any:
@@ -166,18 +166,18 @@ class WebPage:
         kept = await self._judgements.judge(group, visitor.name, judgement)
         gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
         self._changed(group)
-        return {**kept, "agreement": self._judgements.agreement()}
+        return {**kept, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _undo(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._judgements.undo(group, visitor.name)
         self._changed(group)
-        return {"agreement": self._judgements.agreement()}
+        return {"agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _learning(self, request: Request, visitor: Visitor) -> Any:
         gateway: Gateway = request.state.gateway
         answer = await self._servers.learning(gateway, visitor.holder.caller)
-        return {**answer, "agreement": self._judgements.agreement()}
+        return {**answer, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _move(self, request: Request, visitor: Visitor) -> Any:
         done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keyless)

@@ -89,7 +89,7 @@ async def test_what_is_undone_does_not_train_and_is_no_evidence(
         assert undone.json()["agreement"]["judged"] == 0
         assert (await visitor.undo(row["id"])).json()["error"]["code"] == "nothing_to_undo"
     assert [output["reward"] for output in ends(swarm)] == [0.1, 0.2, 0.3, 0.4]
-    assert Judgements(tmp_path / "judgements.jsonl").agreement()["judged"] == 0
+    assert Judgements(tmp_path / "judgements.jsonl").agreement(lambda route: True)["judged"] == 0
 
 
 async def test_a_late_judgement_is_evidence_and_outlives_the_gateway(site: Site, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_late_judgement_is_evidence_and_outlives_the_gateway(site: Site,
     assert (await visitor.groups())[0]["fate"] == "trained"
     with (tmp_path / "judgements.jsonl").open("a") as file:
         file.write('no json\n{"group": "g"}\n')
-    again = Judgements(tmp_path / "judgements.jsonl").agreement()
+    again = Judgements(tmp_path / "judgements.jsonl").agreement(lambda route: True)
     assert (again["compared"], again["share"], again["chance"]) == (1, 1.0, 0.25)
 
 

@@ -55,7 +55,11 @@ def sample(kind: Any) -> Any:
     if origin is Counter:
         return {"name": 1}
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: sample(field.annotation) for name, field in kind.model_fields.items()}
+        fields = kind.model_fields.items()
+        # a default is within the field's bounds
+        return {
+            name: field.default if type(field.default) is float else sample(field.annotation) for name, field in fields
+        }
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind)).value
     return {bool: True, int: 1, float: 0.5}.get(kind, "word")
@@ -99,6 +103,7 @@ def hostile(model: type[BaseModel], whole: dict[str, Any]) -> tuple[dict[str, An
 
 async def test_no_field_of_a_status_reaches_the_terminal_as_a_command() -> None:
     told = sample(ServerStatus) | {"job": {"model": "word"}, "resolved_config": None}
+    told["stages"][0]["rules"]["gate"]["max_latency"] = 2.0
     swarm, in_swarm = hostile(ServerStatus, told)
     gateway, in_gateway = hostile(GatewayStatus, sample(GatewayStatus))
     assert in_swarm > 10 and in_gateway > 10
