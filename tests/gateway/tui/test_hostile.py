@@ -20,6 +20,7 @@ from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view
 from gateway.tui.app import MonitorApp
 from gateway.tui.targets import make_targets
+from swarm.evidence.pairs import GateRules
 from swarm.status import ServerStatus
 from tests.gateway.tui.conftest import watching
 from tests.standins.vllm import listening
@@ -103,7 +104,8 @@ def hostile(model: type[BaseModel], whole: dict[str, Any]) -> tuple[dict[str, An
 
 async def test_no_field_of_a_status_reaches_the_terminal_as_a_command() -> None:
     told = sample(ServerStatus) | {"job": {"model": "word"}, "resolved_config": None}
-    told["stages"][0]["rules"]["gate"]["max_latency"] = 2.0
+    # numbers within bounds
+    told["stages"][0]["rules"]["gate"] = GateRules().model_dump(mode="json")
     swarm, in_swarm = hostile(ServerStatus, told)
     gateway, in_gateway = hostile(GatewayStatus, sample(GatewayStatus))
     assert in_swarm > 10 and in_gateway > 10
