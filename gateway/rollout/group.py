@@ -371,8 +371,8 @@ class GroupRun:
             self.outcomes[index] = outcome
 
     def _tell(self, news: Callable[[GroupWatcher], None]) -> None:
-        if self._session is not None:
-            tell(self._session.sessions.watcher, news)
+        if self._session is not None and (watcher := self._session.sessions.watcher) is not None:
+            tell(watcher, news)
 
     def _show(self, indices: Sequence[int], candidates: Sequence[Candidate], score: GroupScore | None) -> None:
         """Show the judged group to whoever watches, unless a text of it may not be kept."""

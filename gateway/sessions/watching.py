@@ -63,10 +63,8 @@ class GroupWatcher(Protocol):
         ...
 
 
-def tell(watcher: GroupWatcher | None, news: Callable[[GroupWatcher], None]) -> None:
-    """Call ``news`` with whoever watches, if anybody does; one that fails is logged and harms no request."""
-    if watcher is None:
-        return
+def tell(watcher: GroupWatcher, news: Callable[[GroupWatcher], None]) -> None:
+    """Call ``news`` with whoever watches; one that fails is logged and harms no request."""
     try:
         news(watcher)
     except Exception:
