@@ -34,8 +34,8 @@ _BYTES = """[...performance.getEntriesByType('resource'), ...performance.getEntr
 class Filled(KeptGroups):
     """1,000 groups of 16 answers."""
 
-    def __init__(self, max_bytes: int, changed: Callable[[KeptGroup], None]) -> None:
-        super().__init__(max_bytes, changed)
+    def __init__(self, max_bytes: int, *told: Callable[..., None]) -> None:
+        super().__init__(max_bytes, *told)
         for number in range(GROUPS):
             prompt = [{"role": "user", "content": f"question {number}: " + "what is known of it? " * 8}]
             group = KeptGroup(str(number), time.time(), "default", "shop", "", "", prompt, 0, "hook", "", 7)
