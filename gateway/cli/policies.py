@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -10,7 +11,10 @@ from gateway.cli.output import tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
 
 if TYPE_CHECKING:
-    from swarm.protocol import PolicyStatus
+    from swarm.client import SwarmClient
+    from swarm.protocol import MovePolicyRequest, PolicyStatus
+
+WantedT = TypeVar("WantedT", bound="MovePolicyRequest")
 
 app = typer.Typer(
     help="Challengers and incumbents: who answers whom, and what is proven. Learn more in Takeover.",
@@ -59,13 +63,11 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a challenger answer more of the users."""
-    from swarm.client.wire import checked
+    from swarm.client import SwarmClient
     from swarm.protocol import PromotePolicyRequest
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "share": share}
-    with target.connect() as client:
-        moved = client.promote_policy(checked(PromotePolicyRequest, fields))
-    tell(as_json, moved.model_dump(mode="json"), _line(moved))
+    _move(target, SwarmClient.promote_policy, PromotePolicyRequest, fields, as_json)
 
 
 @app.command()
@@ -79,13 +81,11 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the incumbent answer everybody from now on; what runs ends as it began, and training goes on."""
-    from swarm.client.wire import checked
+    from swarm.client import SwarmClient
     from swarm.protocol import MovePolicyRequest
 
-    fields: dict[str, Any] = {"route": name, "incumbent": incumbent, "version": version, "reason": reason}
-    with target.connect() as client:
-        moved = client.roll_back_policy(checked(MovePolicyRequest, fields))
-    tell(as_json, moved.model_dump(mode="json"), _line(moved))
+    fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason}
+    _move(target, SwarmClient.roll_back_policy, MovePolicyRequest, fields, as_json)
 
 
 @app.command()
@@ -100,12 +100,25 @@ def pin(
     as_json: AsJson = False,
 ) -> None:
     """Hold a challenger in its stage: no verdict moves it, not even one that it is worse."""
-    from swarm.client.wire import checked
+    from swarm.client import SwarmClient
     from swarm.protocol import PinPolicyRequest
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "pinned": not off}
+    _move(target, SwarmClient.pin_policy, PinPolicyRequest, fields, as_json)
+
+
+def _move(
+    target: ServerTarget,
+    move: Callable[[SwarmClient, WantedT], PolicyStatus],
+    model: type[WantedT],
+    fields: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Have the server move a challenger, and tell where it stands."""
+    from swarm.client.wire import checked
+
     with target.connect() as client:
-        moved = client.pin_policy(checked(PinPolicyRequest, fields))
+        moved = move(client, checked(model, fields))
     tell(as_json, moved.model_dump(mode="json"), _line(moved))
 
 

@@ -191,4 +191,4 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-_WHOLE = {"group", "who", "pick", "hook_best", "answers"}
+_WHOLE = {"group", "who", "route", "pick", "hook_best", "answers"}

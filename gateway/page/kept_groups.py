@@ -24,9 +24,9 @@ from swarm.errors import NotFoundError
 #: Which groups, and in which order.
 View = Literal["newest", "unjudged", "best", "worst", "spread", "disagree", "equal"]
 VIEWS: tuple[str, ...] = get_args(View)
-#: Characters of a prompt in a row, and of one text that is kept.
 #: Words of a search that count.
 _MOST_WORDS = 10
+#: Characters of a prompt in a row, and of one text that is kept.
 _ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
 _NAMED = ("id", "route", "key", "session", "request_id", "hook", "why", "fate")
 #: Bytes of a group beside its texts.

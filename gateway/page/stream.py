@@ -10,10 +10,12 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from adapters.dialects.jsons import encode
 from gateway.types import Caller
+from swarm.concurrency import Signal
 from swarm.errors import SwarmGatewayError
 
 STREAM_SECONDS = 300.0
@@ -34,22 +36,20 @@ class Events:
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._events: deque[tuple[int, str, str, dict[str, Any]]] = deque(maxlen=_MOST_EVENTS)
-        self._changed = asyncio.Event()
+        self._changed = Signal()
 
     def add(self, group_id: str, route: str, row: dict[str, Any]) -> None:
         """Pass a row on to all pages."""
         self._number += 1
         self._events.append((self._number, group_id, route, row))
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
     def forget(self, gone: Callable[[str], bool]) -> None:
         """Drop the rows of the groups that are ``gone``, by their id; all pages read everything anew."""
         kept = [event for event in self._events if not gone(event[1])]
         self._events = deque(kept, maxlen=_MOST_EVENTS)
         self._epoch = secrets.token_hex(4)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.notify()
 
     @property
     def latest(self) -> str:
@@ -95,11 +95,9 @@ class Events:
             if loop.time() - spoke > _SILENCE:
                 yield b": still here\n\n"
                 spoke = loop.time()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_GLANCE):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
 
     def _resumed(self, last_id: str) -> int | None:
         """The number from which to go on; ``None``: events in between are gone."""
