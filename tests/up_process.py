@@ -68,8 +68,8 @@ class Up:
         """The next event of an ``up`` that has ended; ``None`` after the last."""
         return self._events.get()
 
-    def expect(self, kind: str, seconds: float) -> dict[str, Any]:
-        """The next event of ``kind``."""
+    def expect(self, kind: str, seconds: float, *, saying: str = "") -> dict[str, Any]:
+        """The next event of ``kind`` whose message holds ``saying``: other warnings may come before it."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -81,7 +81,7 @@ class Up:
             self.seen.append(event)
             if event["event"] == "failed" and kind != "failed":
                 pytest.fail("\n".join([event["message"], *event["last_lines"]]))
-            if event["event"] == kind:
+            if event["event"] == kind and saying in event.get("message", ""):
                 return event
 
     def url(self, name: str) -> str:

@@ -90,7 +90,7 @@ def check(up: Up, users: Users, disk: Path, told_as: Path, holds: str, *, journa
     assert told["path"] == str(told_as) and holds in told["holds"]
     users.wait(30, _SOON)
     if journal:
-        assert "cannot be written" in up.expect("warning", _NAMED)["message"]
+        up.expect("warning", _NAMED, saying="cannot be written")
     ballast.unlink()
     assert up.expect("disk_free", _NAMED)["path"] == str(told_as)
     # the batch whose step is reported may be one of before
