@@ -304,6 +304,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
         reward_mean=score.mean if score is not None else None,
         trained=(drop is None) if done else None,
         drop_reason=drop,
+        hook=(run.training.hooks.code or None) if score is not None else None,
     )
     return _decided(run, incoming, session, delivered, report)
 
