@@ -19,18 +19,18 @@ from gateway.observability.request import answered_by, asked_by, in_session, may
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
-from gateway.rollout.policy import Policy, passes
+from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
-from gateway.rollout.unrecorded import straight
+from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
-from gateway.serving.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
-from gateway.serving.sides import LONGEST_WAIT, Draw
 from gateway.sessions.conversation import session_of, user_of
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
+from gateway.takeover.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
+from gateway.takeover.sides import LONGEST_WAIT, Draw
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
-from swarm.client.claiming import NEEDS_NONE
+from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import (
     FatalRequestError,
     NotFoundError,
@@ -154,7 +154,7 @@ class Pipeline:
         the latter for a group that trains."""
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
-        policy = Policy.of(settings, incoming.headers)
+        policy = ReturnPolicy.of(settings, incoming.headers)
         passed = passes(settings, incoming) if policy.train is None else None
         silent = not incoming.consent.granted and policy.train is not False
         if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):
@@ -170,7 +170,7 @@ class Pipeline:
             # earlier requests have waited in vain for as long as this one would
             return await self._fallback(incoming, route, gone)
         if passed is not None:
-            return await self._passed(incoming, route, training, passed)
+            return await self._passed_through(incoming, route, training, passed)
         session: SessionLink | None = None
         try:
             # who says nothing, or too much, gets the best of N all the same
@@ -178,14 +178,14 @@ class Pipeline:
             fans_out = policy.fans_out and settings.num_repeat != 1
             if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
                 if silent or withheld:
-                    return await self._from_engine(incoming, route, training, reason)
-                outcome = await _straight(route, training, incoming)
-                self._sessions.passed(incoming, route.name, reason)
+                    return await self._untrained_single(incoming, route, training, reason)
+                outcome = await _single(route, training, incoming)
+                self._sessions.count_untrained(incoming, route.name, reason)
                 return outcome
             if consent:
                 session = self._sessions.link(incoming, route.name, settings, training.hooks)
             else:
-                self._sessions.passed(incoming, route.name, reason)
+                self._sessions.count_untrained(incoming, route.name, reason)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
                 outcome = await first(training, incoming, session)
@@ -194,10 +194,10 @@ class Pipeline:
             untrained = None if trains else Untrained(reason)
             return await best(training, incoming, session, policy, untrained, behind if trains else None, within)
         except PassedThroughError as exc:
-            return await self._passed(incoming, route, training, exc.rule)
+            return await self._passed_through(incoming, route, training, exc.rule)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code in NEEDS_NONE or exc.code == DropReason.PRIVATE:
-                return await self._untrained(incoming, route, training, exc.code)
+            if exc.code in NO_EPISODE_NEEDED or exc.code == DropReason.PRIVATE:
+                return await self._single_or_fallback(incoming, route, training, exc.code)
             if not (trains and isinstance(exc, UnavailableError)):
                 return await self._fallback(incoming, route, exc)
 
@@ -207,27 +207,27 @@ class Pipeline:
                     with suppress(PassedThroughError):
                         again = Untrained(reason, patient=False)
                         return await best(training, incoming, session, policy, again, within=within)
-                return await self._from_engine(incoming, route, training, reason, patient=False)
+                return await self._untrained_single(incoming, route, training, reason, patient=False)
 
             return await self._fallback(incoming, route, exc, from_engine)
 
-    async def _passed(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
+    async def _passed_through(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
         """One untrained answer: ``rule`` says that the request is nothing to learn from."""
         route.stats.passed_through[rule] += 1
-        return await self._untrained(incoming, route, training, f"pass_through:{rule}")
+        return await self._single_or_fallback(incoming, route, training, f"pass_through:{rule}")
 
-    async def _untrained(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
+    async def _single_or_fallback(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
         """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
-            return await self._from_engine(incoming, route, training, reason)
+            return await self._untrained_single(incoming, route, training, reason)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, exc)
 
-    async def _from_engine(
+    async def _untrained_single(
         self, incoming: Incoming, route: Route, training: Training, reason: str, *, patient: bool = True
     ) -> Outcome:
-        outcome = await _straight(route, training, incoming, patient=patient)
-        self._sessions.passed(incoming, route.name, reason)
+        outcome = await _single(route, training, incoming, patient=patient)
+        self._sessions.count_untrained(incoming, route.name, reason)
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
     async def _fallback(
@@ -248,7 +248,7 @@ class Pipeline:
                 error = exc
             else:
                 route.stats.fallbacks[reason] += 1
-                self._sessions.passed(incoming, route.name, reason)
+                self._sessions.count_untrained(incoming, route.name, reason)
                 return outcome
         if from_engine is None:
             raise error
@@ -358,10 +358,10 @@ def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 
 
-async def _straight(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:
-    answered_by(route.name, "straight")
+async def _single(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:
+    answered_by(route.name, "single")
     with phase("sample"):
-        outcome = await straight(training, incoming, patient=patient)
+        outcome = await single(training, incoming, patient=patient)
     route.stats.answers[Choice.SINGLE] += 1
     return outcome
 

@@ -25,7 +25,7 @@ _ADDED = {
     # what a gateway serves at /ui, of its configuration and its keys
     "page": "gateway.page.page:WebPage",
     # verl's engine for language models, as a subclass
-    "engine": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
+    "shared_prefixes": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }
 
 
@@ -34,14 +34,22 @@ def added(target: str) -> Any | None:
     return load_optional(_ADDED[target])
 
 
+def installed(target: str) -> bool:
+    """Whether an installed pack adds something at ``target``; imports none of it."""
+    return _is_there(_ADDED[target])
+
+
 def load_optional(spec: str) -> Any | None:
     """``module:attribute``, or None where there is no such module.
 
     Raises:
         ConfigError: the module is there and does not import, or lacks the attribute.
     """
+    return load_attribute(spec) if _is_there(spec) else None
+
+
+def _is_there(spec: str) -> bool:
     try:
-        there = find_spec(spec.partition(":")[0])
+        return find_spec(spec.partition(":")[0]) is not None
     except ModuleNotFoundError:  # of a package above it
-        there = None
-    return there and load_attribute(spec)
+        return False

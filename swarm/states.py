@@ -21,7 +21,7 @@ class EngineState(StrEnum):
     WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
 
 
-class Serving(Enum):
+class VllmState(Enum):
     """What vLLM does for episodes. While it is ``PAUSED``, none begins: a batch leaves, or weights change."""
 
     DOWN = "down"
@@ -29,7 +29,7 @@ class Serving(Enum):
     PAUSED = "paused"
 
 
-class Trainer(Enum):
+class TrainerState(Enum):
     """What the trainer does.
 
     ``AWAY``: there is none, or all its steps are done and vLLM serves on. ``BOOTING``: where vLLM serves, the one
@@ -106,41 +106,47 @@ class EpisodeEvent(StrEnum):
     DROP = "drop"
 
 
-#: event -> serving before and after it
-SERVING_TRANSITIONS: dict[EngineEvent, dict[Serving, Serving]] = {
-    EngineEvent.BOOT: {Serving.DOWN: Serving.DOWN},
-    EngineEvent.ASK: dict.fromkeys(Serving, Serving.UP),
-    EngineEvent.LEAVE: dict.fromkeys(Serving, Serving.UP),
-    EngineEvent.CLOSE: {Serving.UP: Serving.PAUSED},
-    EngineEvent.REOPEN: {Serving.PAUSED: Serving.UP},
+#: event -> vLLM before and after it
+VLLM_TRANSITIONS: dict[EngineEvent, dict[VllmState, VllmState]] = {
+    EngineEvent.BOOT: {VllmState.DOWN: VllmState.DOWN},
+    EngineEvent.ASK: dict.fromkeys(VllmState, VllmState.UP),
+    EngineEvent.LEAVE: dict.fromkeys(VllmState, VllmState.UP),
+    EngineEvent.CLOSE: {VllmState.UP: VllmState.PAUSED},
+    EngineEvent.REOPEN: {VllmState.PAUSED: VllmState.UP},
     # where episodes run on while the trainer computes, no batch is ever closed
-    EngineEvent.TAKE: {Serving.UP: Serving.UP, Serving.PAUSED: Serving.PAUSED},
-    EngineEvent.SYNC: {Serving.DOWN: Serving.DOWN, Serving.UP: Serving.PAUSED, Serving.PAUSED: Serving.PAUSED},
-    EngineEvent.SYNCED: {Serving.PAUSED: Serving.UP},
-    EngineEvent.DIE: {Serving.UP: Serving.UP, Serving.PAUSED: Serving.UP},
-    EngineEvent.STOP: dict.fromkeys(Serving, Serving.DOWN),
+    EngineEvent.TAKE: {VllmState.UP: VllmState.UP, VllmState.PAUSED: VllmState.PAUSED},
+    EngineEvent.SYNC: {
+        VllmState.DOWN: VllmState.DOWN,
+        VllmState.UP: VllmState.PAUSED,
+        VllmState.PAUSED: VllmState.PAUSED,
+    },
+    EngineEvent.SYNCED: {VllmState.PAUSED: VllmState.UP},
+    EngineEvent.DIE: {VllmState.UP: VllmState.UP, VllmState.PAUSED: VllmState.UP},
+    EngineEvent.STOP: dict.fromkeys(VllmState, VllmState.DOWN),
 }
-_AT_WORK = (Trainer.IDLE, Trainer.COMPUTING, Trainer.DONE)
+_AT_WORK = (TrainerState.IDLE, TrainerState.COMPUTING, TrainerState.DONE)
 #: event -> trainer before and after it
-TRAINER_TRANSITIONS: dict[EngineEvent, dict[Trainer, Trainer]] = {
-    EngineEvent.BOOT: {Trainer.AWAY: Trainer.BOOTING},
-    EngineEvent.ASK: dict.fromkeys((Trainer.BOOTING, *_AT_WORK), Trainer.IDLE),
-    EngineEvent.LEAVE: dict.fromkeys((Trainer.BOOTING, *_AT_WORK), Trainer.AWAY),
-    EngineEvent.CLOSE: {Trainer.IDLE: Trainer.IDLE},
-    EngineEvent.REOPEN: {Trainer.IDLE: Trainer.IDLE},
-    EngineEvent.TAKE: {Trainer.IDLE: Trainer.COMPUTING},
-    EngineEvent.SYNC: {Trainer.BOOTING: Trainer.BOOTING, **dict.fromkeys(_AT_WORK, Trainer.DONE)},
-    EngineEvent.SYNCED: {Trainer.DONE: Trainer.DONE},
-    EngineEvent.DIE: dict.fromkeys((Trainer.AWAY, Trainer.BOOTING, Trainer.IDLE, Trainer.COMPUTING), Trainer.BOOTING),
-    EngineEvent.STOP: dict.fromkeys(Trainer, Trainer.AWAY),
+TRAINER_TRANSITIONS: dict[EngineEvent, dict[TrainerState, TrainerState]] = {
+    EngineEvent.BOOT: {TrainerState.AWAY: TrainerState.BOOTING},
+    EngineEvent.ASK: dict.fromkeys((TrainerState.BOOTING, *_AT_WORK), TrainerState.IDLE),
+    EngineEvent.LEAVE: dict.fromkeys((TrainerState.BOOTING, *_AT_WORK), TrainerState.AWAY),
+    EngineEvent.CLOSE: {TrainerState.IDLE: TrainerState.IDLE},
+    EngineEvent.REOPEN: {TrainerState.IDLE: TrainerState.IDLE},
+    EngineEvent.TAKE: {TrainerState.IDLE: TrainerState.COMPUTING},
+    EngineEvent.SYNC: {TrainerState.BOOTING: TrainerState.BOOTING, **dict.fromkeys(_AT_WORK, TrainerState.DONE)},
+    EngineEvent.SYNCED: {TrainerState.DONE: TrainerState.DONE},
+    EngineEvent.DIE: dict.fromkeys(
+        (TrainerState.AWAY, TrainerState.BOOTING, TrainerState.IDLE, TrainerState.COMPUTING), TrainerState.BOOTING
+    ),
+    EngineEvent.STOP: dict.fromkeys(TrainerState, TrainerState.AWAY),
 }
 
 
 class EngineStates(NamedTuple):
     """The whole truth of the engine. ``always`` is no state: episodes run on while this engine's trainer computes."""
 
-    serving: Serving = Serving.DOWN
-    trainer: Trainer = Trainer.AWAY
+    vllm: VllmState = VllmState.DOWN
+    trainer: TrainerState = TrainerState.AWAY
     always: bool = False
 
     def after(self, event: EngineEvent) -> EngineStates:
@@ -150,30 +156,30 @@ class EngineStates(NamedTuple):
             StateError: it cannot happen in these.
         """
         try:
-            serving = SERVING_TRANSITIONS[event][self.serving]
-            return self._replace(serving=serving, trainer=TRAINER_TRANSITIONS[event][self.trainer])
+            vllm = VLLM_TRANSITIONS[event][self.vllm]
+            return self._replace(vllm=vllm, trainer=TRAINER_TRANSITIONS[event][self.trainer])
         except KeyError:
             raise StateError(f"the engine cannot {event.value} while it is {self.word}") from None
 
     @property
     def word(self) -> EngineState:
         """Both states in the word that the wire has for them."""
-        if self.trainer is Trainer.BOOTING:
+        if self.trainer is TrainerState.BOOTING:
             return EngineState.BOOTING
-        if self.serving is Serving.PAUSED:
-            return EngineState.ROLLING_POST if self.trainer is Trainer.IDLE else EngineState.WEIGHT_SYNCING
-        return EngineState.ROLLING if self.serving is Serving.UP else EngineState.OFFLINE
+        if self.vllm is VllmState.PAUSED:
+            return EngineState.ROLLING_POST if self.trainer is TrainerState.IDLE else EngineState.WEIGHT_SYNCING
+        return EngineState.ROLLING if self.vllm is VllmState.UP else EngineState.OFFLINE
 
     @property
     def outlives_trainer(self) -> bool:
         """Whether vLLM serves on if the trainer dies: no transfer of weights is under way."""
-        waits = self.serving is Serving.UP and self.trainer is not Trainer.DONE
-        return waits or self.trainer in (Trainer.IDLE, Trainer.COMPUTING)
+        waits = self.vllm is VllmState.UP and self.trainer is not TrainerState.DONE
+        return waits or self.trainer in (TrainerState.IDLE, TrainerState.COMPUTING)
 
     @property
     def trained_out(self) -> bool:
         """Whether all steps are done and vLLM serves on."""
-        return self.serving is Serving.UP and self.trainer is Trainer.AWAY
+        return self.vllm is VllmState.UP and self.trainer is TrainerState.AWAY
 
 
 #: (episode state, event) -> next state while the engine is ROLLING; ends are accepted in any engine state.

@@ -23,7 +23,7 @@ from gateway.config.route import PassRule, UpstreamConfig
 from gateway.data.consent import TRAIN_HEADER
 from gateway.launch.train import EvalConfig, TrainFile
 from gateway.observability.request import Metrics
-from gateway.rollout.policy import POLICY_HEADER
+from gateway.rollout.return_policy import POLICY_HEADER
 from gateway.sessions.conversation import SESSION
 from gateway.sessions.sessions import SESSION_END
 from reward_hooks.compose import BlendConfig

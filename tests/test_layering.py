@@ -20,7 +20,7 @@ HEAVY = {"torch", "ray", "verl", "vllm", "tensordict", "transfer_queue", "transf
 #: The modules directly in swarm/ are the base; every layer may use them.
 BASE = {"swarm"}
 #: Layers that need nothing but the standard library and what the base needs.
-BASE_ONLY = {"swarm", "swarm.credentials", "swarm.sync"}
+BASE_ONLY = {"swarm", "swarm.credentials", "swarm.code_snapshots"}
 #: layer -> our other layers it may import. The longest matching prefix of a module is its layer.
 MAY_IMPORT: dict[str, set[str]] = {
     "swarm": set(),
@@ -28,23 +28,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.credentials": set(),
     # token data is numpy's: beside the base, so that gateways and clients do without
     "swarm.tokens": set(),
-    "swarm.link": {"swarm.tokens", "swarm.sync"},
+    "swarm.link": {"swarm.tokens", "swarm.code_snapshots"},
     "swarm.tracker": {"swarm.tokens"},
-    "swarm.sync": set(),
-    "swarm.client": {"swarm.sync", "swarm.http"},
+    "swarm.code_snapshots": set(),
+    "swarm.client": {"swarm.code_snapshots", "swarm.http"},
     "swarm.data": set(),
     # the pack for AgentJet's users; its reader of job files needs less
     "swarm.agentjet": {"swarm.agentjet.yaml_job", "swarm.client", "swarm.data"},
     "swarm.agentjet.yaml_job": set(),
     "swarm.agentjet.compat": {"swarm.link", "swarm.server", "adapters.dialects"},
-    "swarm.research": {"swarm.client", "swarm.sync", "swarm.data"},
+    "swarm.research": {"swarm.client", "swarm.code_snapshots", "swarm.data"},
     "swarm.server": {
         "swarm.tokens",
         "swarm.link",
         "swarm.tracker",
         "swarm.http",
         "swarm.credentials",
-        "swarm.sync",
+        "swarm.code_snapshots",
         "adapters.dialects",
     },
     "reward_hooks": {"swarm.http"},
@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters.verl": {"swarm.tokens", "swarm.link", "adapters.models"},
     "gateway": {
         "swarm.client",
-        "swarm.sync",
+        "swarm.code_snapshots",
         "swarm.data",
         "swarm.http",
         "swarm.credentials",
@@ -175,8 +175,8 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
         ("gateway.app", "swarm.agentjet"),
         ("swarm.types", "starlette"),
         ("swarm.credentials", "swarm.http.serve"),
-        ("swarm.sync.archive", "httpx"),
-        ("swarm.sync.archive", "swarm.client"),
+        ("swarm.code_snapshots.archive", "httpx"),
+        ("swarm.code_snapshots.archive", "swarm.client"),
     ],
 )
 def test_a_forbidden_import_is_reported(module: str, imported: str) -> None:

@@ -27,6 +27,7 @@ from adapters.verl.cpu import cpu_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values, read_object
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
+from swarm.packs import installed
 
 Device = Literal["cpu", "cuda"]
 
@@ -53,8 +54,8 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         device: from :func:`resolve_device`.
 
     Raises:
-        ConfigError: verl is not installed, an override names no key of verl or does not fit it, vLLM has no such
-            parser, or an episode may be longer than the model's context.
+        ConfigError: verl or a pack that the job needs is not installed, an override names no key of verl or does not
+            fit it, vLLM has no such parser, or an episode may be longer than the model's context.
     """
     config = copy.deepcopy(_defaults())
     values = {**implied_values(job, model, run_dir, device), **parser_values(job, model)}
@@ -78,12 +79,21 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"] = job.keep_checkpoints
-    values["actor_rollout_ref.shared_prefixes"] = job.shared_prefixes in (
-        ("auto", "on") if device == "cpu" else ("on",)
-    )
+    values["actor_rollout_ref.shared_prefixes"] = _shares_prefixes(job, device)
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     return values
+
+
+def _shares_prefixes(job: TrainJob, device: Device) -> bool:
+    if installed("shared_prefixes"):
+        return job.shared_prefixes == "on" or (job.shared_prefixes == "auto" and device == "cpu")
+    if job.shared_prefixes == "on":
+        raise ConfigError(
+            "job.shared_prefixes: on needs the pack of shared prefixes (adapters/verl/tree), which is not installed "
+            "here; leave it out, or say off"
+        )
+    return False
 
 
 def serving_mode(job: TrainJob, config: DictConfig) -> ServingMode:

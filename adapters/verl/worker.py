@@ -7,7 +7,6 @@ rows is trained, and padding rows change no gradient.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from typing import Any
 
@@ -30,7 +29,7 @@ NICENESS = 5
 
 
 #: None where the pack is not installed: verl's own engine then computes each row
-SharedPrefixEngine: Any = added("engine")
+SharedPrefixEngine: Any = added("shared_prefixes")
 if SharedPrefixEngine is not None:
     # beside verl's own, which is of no vendor
     EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cuda", vendor="nvidia")(SharedPrefixEngine)
@@ -111,8 +110,6 @@ class SwarmWorker(ActorRolloutRefWorker):
         super().init_model()
         if self.rollout is not None:
             self.rollout.zmq_handle = private_handle(self.rollout.zmq_handle)
-        if self.config.shared_prefixes and SharedPrefixEngine is None:
-            logging.getLogger(__name__).warning("the pack of shared prefixes is not installed: each row is computed")
         engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
         for engine in engines:
             if _shares_prefixes(engine):

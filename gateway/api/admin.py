@@ -23,6 +23,7 @@ from gateway.api.endpoint import caller_of
 from gateway.routing.plan import PlannedRoute
 from gateway.runtime import Gateway
 from gateway.types import Caller
+from swarm.code_snapshots import ArchiveLimits
 from swarm.errors import (
     AuthenticationError,
     ForbiddenError,
@@ -35,7 +36,6 @@ from swarm.errors import (
 from swarm.http.asgi import bearer_bytes, read_body
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
 from swarm.subjects import Subject
-from swarm.sync import ArchiveLimits
 
 logger = logging.getLogger(__name__)
 

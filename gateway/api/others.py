@@ -19,7 +19,7 @@ from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
 from gateway.pipeline import without_lines
-from gateway.rollout.unrecorded import passed
+from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Outcome, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
@@ -139,7 +139,7 @@ class EngineCall(ApiEndpoint):
                     code="route_not_found",
                 )
             body, _ = without_lines(data, route.settings.drop_lines)
-            answer = _answered(await passed(route.training, self._path, encode(body)))
+            answer = _answered(await engine_answer(route.training, self._path, encode(body)))
             return Relayed(200, {"content-type": "application/json"}, answer.content)
 
 
@@ -156,7 +156,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
             return await gateway.pipeline.forward(request)
         body, _ = without_lines(_MESSAGES.counted(data), route.settings.drop_lines)
         try:
-            answer = await passed(route.training, "/tokenize", encode(body))
+            answer = await engine_answer(route.training, "/tokenize", encode(body))
         except (UnavailableError, UpstreamError):
             if route.upstream is None:
                 raise

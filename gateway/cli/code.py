@@ -16,8 +16,8 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
+    from swarm.code_snapshots import CodeArchive
     from swarm.protocol import CodeSnapshot, CodeStatus, SyncTrainCodeResponse
-    from swarm.sync import CodeArchive
 
 app = typer.Typer(
     help="The code that the engine runs: sync it from a checkout, compare, go back.", no_args_is_help=True
@@ -160,10 +160,10 @@ def rollback(
 def _packed(folder: Path, packages: str | None) -> CodeArchive:
     import logging
 
-    from swarm.sync import build_archive
+    from swarm.code_snapshots import build_archive
 
     # what is left out is printed here
-    logging.getLogger("swarm.sync").setLevel(logging.ERROR)
+    logging.getLogger("swarm.code_snapshots").setLevel(logging.ERROR)
     names = [name.strip() for name in (packages or "").split(",") if name.strip()]
     return build_archive(folder, packages=names)
 
@@ -179,7 +179,7 @@ def _contents(code: CodeArchive) -> dict[str, Any]:
 
 
 def _say_what(code: CodeArchive) -> None:
-    from swarm.sync import left_out_lines
+    from swarm.code_snapshots import left_out_lines
 
     at = f" at {code.revision[:12]}{'+changes' if code.revision.endswith('+changes') else ''}" if code.revision else ""
     typer.echo(f"{len(code.manifest)} files{at}, {len(code.content) / 1e6:.2f} MB packed, {code.digest[:16]}")

@@ -19,7 +19,7 @@ from gateway.data.consent import ConsentRule, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
-Policy = Literal["best", "first"]
+PolicyKind = Literal["best", "first"]
 WhenBatchWaits = Literal["best", "single"]
 Baseline = Literal["std", "mean", "none"]
 
@@ -181,7 +181,7 @@ class RouteSettings(Model):
         default={}, description="the same for single keys of the route, by their label: each is an app of its own"
     )
 
-    policy: Policy = Field(
+    policy: PolicyKind = Field(
         default="best", description="best: judge, then answer; first: answer 0 streams live, all are judged behind"
     )
     quorum: int | None = Field(

@@ -107,7 +107,7 @@ class RequestRecord:
         method, path: of the request.
         keep: bytes of each body that are kept.
         route: name of the route, once it is known.
-        policy: how it was answered: ``best``, ``first``, ``straight``, ``upstream``, ``joined``; or ``""``.
+        policy: how it was answered: ``best``, ``first``, ``single``, ``upstream``, ``joined``; or ``""``.
         error_code: of the error that the caller gets; or ``""``.
         left_out: fields of the request that the answer does not heed.
         key: id of the caller's key.

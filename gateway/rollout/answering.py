@@ -22,15 +22,15 @@ from adapters.dialects.chat_answers import chunks_of, completion_of
 from gateway.data.redaction import private
 from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
-from gateway.rollout.policy import GroupReport, Policy
-from gateway.rollout.sampling import EpisodeLostError, Shaped, Unclaimed
+from gateway.rollout.return_policy import GroupReport, ReturnPolicy
+from gateway.rollout.sampling import EpisodeLostError, Shaped, UnrecordedGroup
 from gateway.rollout.server import ServerReport, Training, Waiting
 from gateway.sessions.sessions import SessionLink
 from gateway.stats import Choice, DropReason, hook_failed
 from gateway.types import Decided, Incoming
 from reward_hooks import HookContext, PassThrough, Submission, UserRequest
 from swarm.client import EpisodeGroup
-from swarm.client.claiming import NEEDS_NONE
+from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import HookError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.types import Task
 
@@ -83,13 +83,13 @@ async def run_with_group(
     Raises:
         RequestError, PassedThroughError: see :func:`shape`.
         UnavailableError: no episodes in time, or none of them could be served; nothing was sampled. Without
-            ``fans_out``, its code may be in ``NEEDS_NONE``.
+            ``fans_out``, its code may be in ``NO_EPISODE_NEEDED``.
         UpstreamError: what ``use`` raises.
     """
     run: GroupRun | None = None
     left = False
 
-    async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | Unclaimed]:
+    async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | UnrecordedGroup]:
         reason = "" if untrained is None else untrained.reason
         if not reason and training.settings.data.redact == "group" and _adds_private(shaped, incoming):
             training.stats.withheld["prompt"] += 1
@@ -100,12 +100,12 @@ async def run_with_group(
             try:
                 return shaped, await training.swarm.claim(len(shaped.bodies), waited)
             except UnavailableError as exc:
-                if not fans_out or exc.code not in NEEDS_NONE:
+                if not fans_out or exc.code not in NO_EPISODE_NEEDED:
                     raise
                 reason = str(exc.code)
         size = max(training.settings.untrained_repeat or len(shaped.bodies), incoming.call.choices)
         shaped = shaped.untrained(reason, size)
-        return shaped, training.swarm.unclaimed(len(shaped.bodies))
+        return shaped, training.swarm.unrecorded_group(len(shaped.bodies))
 
     async def work() -> T:
         nonlocal run
@@ -114,14 +114,14 @@ async def run_with_group(
         while True:
             waited = Waiting(training.settings, training.window_seconds)
             with phase("claim"):
-                serving = await training.swarm.wait_for_job(waited)
-            shaped = await shape(training, incoming, serving)
+                report = await training.swarm.wait_for_job(waited)
+            shaped = await shape(training, incoming, report)
             patience, away = training.settings.offline_wait_seconds, partial(training.swarm.gone_for, 0.0)
             with phase("claim"), incoming.prospect.waiting(patience, away):
                 shaped, group = await claimed(shaped, waited)
-            if left and isinstance(group, Unclaimed):
+            if left and isinstance(group, UnrecordedGroup):
                 raise asyncio.CancelledError
-            incoming.left_out.not_as_asked(incoming.call.body, serving.job, episode_type="train")
+            incoming.left_out.not_as_asked(incoming.call.body, report.job, episode_type="train")
             run = GroupRun(training, session, shaped, group)
             try:
                 with incoming.prospect.sampling():
@@ -156,7 +156,7 @@ async def run_with_group(
         raise
 
 
-async def shape(training: Training, incoming: Incoming, serving: ServerReport) -> Shaped:
+async def shape(training: Training, incoming: Incoming, report: ServerReport) -> Shaped:
     """What to sample for ``incoming``.
 
     Raises:
@@ -164,19 +164,19 @@ async def shape(training: Training, incoming: Incoming, serving: ServerReport) -
         PassedThroughError: the submit hook says so.
     """
     call, settings = incoming.call, training.settings
-    size = settings.num_repeat or serving.num_repeat or 1
+    size = settings.num_repeat or report.num_repeat or 1
     if call.choices > size:
         raise RequestError(f"n is {call.choices}, but this gateway samples {size} answers", param="n")
     group_id = secrets.token_hex(16)
     context = HookContext(
         num_repeat=size,
-        policy_version=serving.policy_version,
+        policy_version=report.policy_version,
         group_id=group_id,
         deadline_seconds=settings.hook_timeout_seconds,
     )
     # the group's own id names the task: a caller may send one x-request-id twice, and two prompts are two groups
     request = UserRequest(request_id=group_id, body=call.body, model=call.model or "", headers=dict(incoming.headers))
-    drop: DropReason | None = None if size == serving.num_repeat else DropReason.SIZE
+    drop: DropReason | None = None if size == report.num_repeat else DropReason.SIZE
     failure: HookError | None = None
     try:
         with phase("hook"):
@@ -189,14 +189,14 @@ async def shape(training: Training, incoming: Incoming, serving: ServerReport) -
     if isinstance(submission, PassThrough):
         raise PassedThroughError(submission)
     # the served model replaces whatever name the application or the hook gave
-    bodies = _bodies(submission.requests, serving.model)
+    bodies = _bodies(submission.requests, report.model)
     return Shaped(
         group_id=group_id,
         submission=submission,
         bodies=bodies,
         context=context,
-        shares_call=_shares_call(submission.requests, bodies, serving),
-        takes_partial=serving.takes_partial,
+        shares_call=_shares_call(submission.requests, bodies, report),
+        takes_partial=report.takes_partial,
         drop=drop,
         failure=failure,
     )
@@ -217,20 +217,20 @@ def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
     return bodies
 
 
-def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], serving: ServerReport) -> bool:
+def _shares_call(requests: Sequence[Mapping[str, Any]], bodies: Sequence[bytes], report: ServerReport) -> bool:
     """Whether the bodies are alike and really sampled; vLLM refuses to give several answers to a greedy call."""
     if len(bodies) < 2 or bodies.count(bodies[0]) < len(bodies):
         return False
     temperature = requests[0].get("temperature")
     greedy = (isinstance(temperature, int | float) and temperature < _GREEDY) or requests[0].get("use_beam_search")
-    return not (serving.keeps_sampling and greedy)
+    return not (report.keeps_sampling and greedy)
 
 
 async def best(
     training: Training,
     incoming: Incoming,
     session: SessionLink | None,
-    policy: Policy,
+    policy: ReturnPolicy,
     untrained: Untrained | None = None,
     behind: Callable[[GroupRun], None] | None = None,
     within: float | None = None,
@@ -275,7 +275,7 @@ async def best(
         raise
 
 
-async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: Policy) -> Decided:
+async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: ReturnPolicy) -> Decided:
     settings = run.training.settings
     with phase("sample"):
         await _sample(run, incoming, policy)
@@ -309,7 +309,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
     return _decided(run, incoming, session, delivered, report)
 
 
-async def _sample(run: GroupRun, incoming: Incoming, policy: Policy) -> None:
+async def _sample(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> None:
     """Sample until there is what ``policy`` waits for."""
     count = len(run.shaped.bodies)
     early = policy.deadline is not None or (policy.quorum or count) < count

@@ -18,7 +18,7 @@ from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
 from gateway.rollout.answering import run_with_group
 from gateway.rollout.group import GroupRun
-from gateway.rollout.policy import GroupReport
+from gateway.rollout.return_policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample
 from gateway.rollout.server import Training
 from gateway.sessions.sessions import SessionLink

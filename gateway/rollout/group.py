@@ -16,7 +16,7 @@ from typing import Any, cast
 from gateway.data.redaction import private
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.reference import Reference
-from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unclaimed
+from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
@@ -52,7 +52,7 @@ class GroupRun:
     """
 
     def __init__(
-        self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup | Unclaimed
+        self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup | UnrecordedGroup
     ) -> None:
         self.training = training
         self.swarm = training.swarm
@@ -61,7 +61,7 @@ class GroupRun:
         self.outcomes: list[Sample | SwarmGatewayError | None] = [None] * len(shaped.bodies)
         self.deadline = asyncio.get_running_loop().time() + training.settings.sample_timeout_seconds
         #: indices of episodes that are neither handed over nor given back
-        self._claimed: Sequence[EpisodeEndpoint] = () if isinstance(episodes, Unclaimed) else episodes
+        self._claimed: Sequence[EpisodeEndpoint] = () if isinstance(episodes, UnrecordedGroup) else episodes
         self._open = set(range(len(self._claimed)))
         self.trains = bool(self._claimed)
         self.reference: Reference | None = None

@@ -76,7 +76,7 @@ class Address(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unclaimed:
+class UnrecordedGroup:
     """A group of ``size`` without episodes, at the engine's own address: its answers are sampled like those of a
     claimed group, and nothing of them is recorded."""
 
@@ -87,7 +87,7 @@ class Unclaimed:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Unclaimed:
+    def __getitem__(self, index: int) -> UnrecordedGroup:
         """Where the answer at ``index`` is sampled alone."""
         return self
 
@@ -174,12 +174,12 @@ class Sampler:
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        headers = {SAMPLES: "1"} if isinstance(episode, Unclaimed) else {}
+        headers = {SAMPLES: "1"} if isinstance(episode, UnrecordedGroup) else {}
         answer, latency = await self._timed(episode, body, deadline, headers)
         return Sample(SampledAnswer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
     async def sample_group(
-        self, group: EpisodeGroup | Unclaimed, indices: Sequence[int], body: bytes, deadline: float
+        self, group: EpisodeGroup | UnrecordedGroup, indices: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
         """Sample an answer for the episodes ``indices`` of ``group`` in one call, which computes their prompt once.
 
@@ -195,7 +195,7 @@ class Sampler:
             As :meth:`sample`; there are either all answers or none.
         """
         headers: dict[str, str] = {}
-        if isinstance(group, Unclaimed):
+        if isinstance(group, UnrecordedGroup):
             headers[SAMPLES] = str(len(indices))
         elif len(indices) < len(group):
             headers[PLACES] = ",".join(map(str, indices))
@@ -235,7 +235,7 @@ class Sampler:
                 raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
             raise _broken(exc) from exc
 
-    async def passed(self, engine: Address, path: str, body: bytes, deadline: float) -> HttpAnswer:
+    async def answer_at(self, engine: Address, path: str, body: bytes, deadline: float) -> HttpAnswer:
         """The engine's answer at another ``path`` of its server, whatever its status.
 
         Raises:

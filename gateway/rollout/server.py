@@ -19,12 +19,12 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
 from gateway.rollout.following import StageFollower
-from gateway.rollout.sampling import Sampler, Unclaimed
+from gateway.rollout.sampling import Sampler, UnrecordedGroup
 from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats, SwarmStatus
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
-from swarm.client.claiming import NEEDS_NONE
+from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
@@ -195,19 +195,19 @@ class Swarm:
 
     def status(self) -> SwarmStatus:
         """Its last known state."""
-        serving, down_since = self.report, self.down_since
+        report, down_since = self.report, self.down_since
         return SwarmStatus(
             url=self.url,
-            engine=serving.engine or ("refuses the token" if self._refusal else "unreachable"),
+            engine=report.engine or ("refuses the token" if self._refusal else "unreachable"),
             down_since=down_since and down_since.isoformat(timespec="seconds"),
-            model=serving.model,
-            num_repeat=serving.num_repeat,
-            policy_version=serving.policy_version,
+            model=report.model,
+            num_repeat=report.num_repeat,
+            policy_version=report.policy_version,
             background=len(self.background),
             open_groups=len(self.open_groups),
         )
 
-    async def serving(self) -> ServerReport:
+    async def fresh_report(self) -> ServerReport:
         """The status, at most two seconds old. While the server is silent: the last known model and group size, with
         ``engine`` ``None``."""
         reading = self._refresh()
@@ -241,12 +241,12 @@ class Swarm:
         Raises:
             UnavailableError: it has none within the bounds of the configuration.
         """
-        while (serving := await self.serving()).num_repeat is None:
-            if serving.engine is None:
+        while (report := await self.fresh_report()).num_repeat is None:
+            if report.engine is None:
                 await waited.after(self._no_server("the swarm server is down"))
             else:
                 await waited.after(UnavailableError("the swarm server has no training job", code="engine_offline"))
-        return serving
+        return report
 
     def _no_server(self, silent: str) -> UnavailableError:
         """The error for a server that gives no status: ``silent`` unless it refuses."""
@@ -263,15 +263,15 @@ class Swarm:
 
         Raises:
             UnavailableError: there are none within the bounds of the configuration, or the server refuses; with a code
-                in ``NEEDS_NONE`` none are needed now.
+                in ``NO_EPISODE_NEEDED`` none are needed now.
         """
         while True:
-            serving = await self.serving()
-            wait = min(_POLL_SECONDS, waited.left_for(serving.engine))
+            report = await self.fresh_report()
+            wait = min(_POLL_SECONDS, waited.left_for(report.engine))
             try:
                 return await self._claim(count, wait, waited.idle_seconds)
             except UnavailableError as exc:
-                if exc.code in NEEDS_NONE or exc.code == "journal_unavailable":
+                if exc.code in NO_EPISODE_NEEDED or exc.code == "journal_unavailable":
                     # a full disk: no wait of a user makes room
                     raise
                 self._read_at = float("-inf")
@@ -282,9 +282,9 @@ class Swarm:
                     f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
                 ) from exc
 
-    def unclaimed(self, count: int) -> Unclaimed:
+    def unrecorded_group(self, count: int) -> UnrecordedGroup:
         """A group of ``count`` answers without episodes."""
-        return Unclaimed(self.engine.base_url, self.engine.api_key, count)
+        return UnrecordedGroup(self.engine.base_url, self.engine.api_key, count)
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""

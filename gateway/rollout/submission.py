@@ -87,7 +87,7 @@ async def _offer(
     failures = 0
     while True:
         try:
-            ended = await client.account_group(task_id, outputs, pair)
+            ended = await client.end_group_accounted(task_id, outputs, pair)
             for counts in ended.tokens.values():
                 account.tokens.update(counts.model_dump(exclude={"why"}))
                 account.why.update({counts.why: counts.dropped} if counts.dropped else {})

@@ -19,8 +19,8 @@ from typing import Any, Self
 from gateway.rollout.server import Swarm, Training, Waiting
 from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
-from gateway.serving.shadow import Shadow
 from gateway.stats import Stats
+from gateway.takeover.shadow import Shadow
 from gateway.types import Caller
 from reward_hooks import HookRunner
 from swarm.cards import model_card
@@ -169,7 +169,7 @@ class RouteTable:
         """The route for what is no whole name of the configuration: its swarm serves it, or its pattern fits."""
         if not model:
             return self.routes[0] if len(self.routes) == 1 else None
-        if (route := self._serving(model)) is not None:
+        if (route := self._served_as(model)) is not None:
             return route
         await self._read_statuses()
         matching = next((route for pattern, route in self._patterns if fnmatchcase(model, pattern)), None)
@@ -179,8 +179,8 @@ class RouteTable:
                 f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it",
                 code="engine_offline",
             )
-            await self._wait_until(lambda: self._serving(model) or len(self._silent()) <= 1, silent[0], error)
-        if (route := self._serving(model)) is not None:
+            await self._wait_until(lambda: self._served_as(model) or len(self._silent()) <= 1, silent[0], error)
+        if (route := self._served_as(model)) is not None:
             return route
         if matching is not None:
             return matching
@@ -203,12 +203,12 @@ class RouteTable:
             await waiting.after(error)
             await self._read_statuses()
 
-    def _serving(self, model: str) -> Route | None:
+    def _served_as(self, model: str) -> Route | None:
         return next((route for route in self._by_served if route.served == model), None)
 
     async def _read_statuses(self) -> None:
         swarms = {route.swarm for route in self._by_served if route.swarm is not None}
-        await asyncio.gather(*(swarm.serving() for swarm in swarms))
+        await asyncio.gather(*(swarm.fresh_report() for swarm in swarms))
 
     async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
         mine = [route for route in self.routes if caller.opens(route.name)]

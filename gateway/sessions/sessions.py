@@ -102,7 +102,7 @@ class Sessions:
         agent = position.agent if position is not None else agent
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
-    def passed(self, incoming: Incoming, route: str, reason: str) -> None:
+    def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got one answer which is not trained, and why."""
         try:
             scope, agent = self._names(incoming, route)

@@ -226,9 +226,9 @@ class AsyncSwarmClient:
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
         like :meth:`end_episode`."""
-        return (await self.account_group(task, outputs)).error or ""
+        return (await self.end_group_accounted(task, outputs)).error or ""
 
-    async def account_group(
+    async def end_group_accounted(
         self, task: Task | str, outputs: Mapping[str, WorkflowOutput], pair: Pair | None = None
     ) -> EndedResponse:
         """:meth:`end_group`, which takes ``pair`` along; returns also what became of each episode's tokens."""

@@ -61,7 +61,7 @@ _PHRASE_CODES = {
     NO_EPISODES: "no_episodes",
 }
 #: While vLLM serves, but no train episode is needed, or none of this client.
-NEEDS_NONE = frozenset({"batch_waits", "trainer_away", "throttled"})
+NO_EPISODE_NEEDED = frozenset({"batch_waits", "trainer_away", "throttled"})
 _STATE_CODES = {
     EngineState.OFFLINE: "engine_offline",
     EngineState.BOOTING: "engine_booting",
@@ -259,7 +259,7 @@ class Claimer:
             now = monotonic()
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            refused = wanted.unless_batch_waits and code in NEEDS_NONE
+            refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
             if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
                 within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"

@@ -18,6 +18,7 @@ from typing import Any
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.remote_engine import RemoteEngine
+from swarm.code_snapshots import build_archive
 from swarm.errors import ConfigError, ConflictError, RequestError
 from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (
@@ -39,7 +40,6 @@ from swarm.protocol import (
 )
 from swarm.states import EngineState
 from swarm.status import ServerStatus
-from swarm.sync import build_archive
 
 #: Seconds that a change may take: it is sent, and the engine may have to stop first.
 _CHANGE_SECONDS = 180.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from swarm.sync.manifest import digest_of, manifest_of
+from swarm.code_snapshots.manifest import digest_of, manifest_of
 
 #: environment variable: the folder of the synced code, which an engine imports from first; not set without synced code
 CODE_VARIABLE = "SWARM_CODE"

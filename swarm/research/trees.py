@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm.code_snapshots import CodeArchive, build_archive, check_and_extract
+from swarm.code_snapshots.manifest import digest_of, fingerprint, manifest_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research.study import FILE, Study, inside, read_study
-from swarm.sync import CodeArchive, build_archive, check_and_extract
-from swarm.sync.manifest import digest_of, fingerprint, manifest_of
 
 #: Below the study's folder; git is to ignore it.
 RUNS = "runs"

@@ -27,8 +27,8 @@ from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
 from swarm.server.api.metrics import GroupRoutes, MetricsRoutes
 from swarm.server.api.policies import PolicyRoutes
-from swarm.server.api.serving import ServingRoutes
 from swarm.server.api.subjects import DataRoutes
+from swarm.server.api.unrecorded import UnrecordedRoutes
 from swarm.server.audit import AuditLog
 from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
@@ -113,7 +113,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     routes: list[BaseRoute] = [
         *EpisodeRoutes(config, controller.episodes, meters, names, log, foreign).routes(),
         *data_plane.routes(),
-        *ServingRoutes(data_plane).routes(),
+        *UnrecordedRoutes(data_plane).routes(),
         *EngineRoutes(controller, changes, foreign, monitor, audit).routes(),
         *CodeRoutes(config, changes, snapshots, audit, log, foreign).routes(),
         *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),

@@ -16,7 +16,7 @@ import pytest
 from adapters.verl.export import exported
 from swarm.job import TrainJob
 from swarm.link.messages import BatchReady, Goodbye, RolloutReady, StepDone
-from swarm.server.dataplane.upstream import ReplicaClient, UpstreamRefusalError
+from swarm.server.dataplane.replica_client import ReplicaClient, UpstreamRefusalError
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.adapters.verl import saved_checkpoint
 from tests.engine import tiny_model

@@ -33,7 +33,7 @@ from tests.engine import tiny_model
 from tests.engine.engine_process import title
 from tests.engine.self_judge import judged_by_itself, read_lines
 from tests.engine.tool_calls import check_timelines, run_tool_calls
-from tests.swarm.sync.making import tracked
+from tests.swarm.code_snapshots.making import tracked
 from tests.up_process import SHARED_MEMORY, Up, segments
 
 pytestmark = [

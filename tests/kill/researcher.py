@@ -16,10 +16,10 @@ import zipfile
 from pathlib import Path
 
 from swarm.client import RetryPolicy, SwarmClient
+from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.errors import SwarmGatewayError
 from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
-from swarm.sync.manifest import digest_of, manifest_of
 from tests.standins.engine import Log
 
 FILES = 40

@@ -13,8 +13,8 @@ from swarm.states import (
     EngineStates,
     EpisodeEvent,
     EpisodeState,
-    Serving,
-    Trainer,
+    TrainerState,
+    VllmState,
     next_episode,
 )
 
@@ -60,12 +60,12 @@ def test_the_word_changes_as_the_design_says_and_not_otherwise() -> None:
 
 
 def test_each_pair_of_states_that_an_engine_can_be_in_has_one_word() -> None:
-    down, up, paused = Serving
-    away, booting, idle, computing, done = Trainer
+    down, up, paused = VllmState
+    away, booting, idle, computing, done = TrainerState
     words = {(serving, trainer): EngineStates(serving, trainer).word for serving, trainer, _ in reachable()}
     assert words == {
         (down, away): EngineState.OFFLINE,
-        **dict.fromkeys([(serving, booting) for serving in Serving], EngineState.BOOTING),
+        **dict.fromkeys([(serving, booting) for serving in VllmState], EngineState.BOOTING),
         **dict.fromkeys([(up, trainer) for trainer in (away, idle, computing, done)], EngineState.ROLLING),
         (paused, idle): EngineState.ROLLING_POST,
         **dict.fromkeys([(paused, trainer) for trainer in (computing, done)], EngineState.WEIGHT_SYNCING),
@@ -85,7 +85,7 @@ def test_vllm_outlives_a_trainer_unless_weights_change(events: list[EngineEvent]
         with contextlib.suppress(StateError):
             states = states.after(event)
             transfer = event is EngineEvent.SYNC or (transfer and event in (EngineEvent.TAKE, EngineEvent.SYNCED))
-        serves = states.serving is not Serving.DOWN
+        serves = states.vllm is not VllmState.DOWN
         assert states.outlives_trainer == (serves and not transfer)
         assert (EngineEvent.DIE in reachable()[states]) >= states.outlives_trainer
 

@@ -166,7 +166,7 @@ class CallOwner:
         return ConflictError(message, code=error.code)
 
 
-class Unrecorded(CallOwner):
+class UnrecordedCall(CallOwner):
     """A call for no episode: never recorded, never trained."""
 
     def __init__(self, controller: Controller) -> None:

@@ -20,9 +20,9 @@ from swarm.errors import TokenTruthError, UpstreamError
 from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
 from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
+from swarm.server.dataplane.replica_client import AbortedError, ReplicaClient, Retries, TransientError
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall
-from swarm.server.dataplane.upstream import AbortedError, ReplicaClient, Retries, TransientError
 from swarm.tokens import ModelCall, WeightSyncs
 
 

@@ -26,8 +26,8 @@ from typing import Any
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Signal, backoff
 from swarm.errors import UnavailableError
+from swarm.server.dataplane.replica_client import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
 from swarm.server.dataplane.suspects import Arrival, Door, Identity, Suspects
-from swarm.server.dataplane.upstream import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
 from swarm.status import ReplicaStatus
 
 logger = logging.getLogger(__name__)

@@ -35,12 +35,12 @@ from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, S
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body, chunks_of
-from swarm.server.dataplane.calls import CallOwner, Conversations, Unrecorded
+from swarm.server.dataplane.calls import CallOwner, Conversations, UnrecordedCall
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
+from swarm.server.dataplane.replica_client import ReplicaClient, UpstreamRefusalError, not_guided, too_long
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.suspects import Identity, Suspects
-from swarm.server.dataplane.upstream import ReplicaClient, UpstreamRefusalError, not_guided, too_long
 from swarm.server.engine.controller import Controller
 from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
@@ -117,7 +117,7 @@ class DataPlane:
         give; the caller checks permissions."""
         header = request.headers.get(SAMPLES)
         size = None if header is None else _samples(header)
-        return await self._chat(request, Unrecorded(self.controller), ChatDialect(), size)
+        return await self._chat(request, UnrecordedCall(self.controller), ChatDialect(), size)
 
     async def models(self, request: Request) -> Response:
         self._open(request)

@@ -16,7 +16,7 @@ from swarm.concurrency import Once, Signal
 from swarm.errors import UnavailableError
 from swarm.job import ServingMode
 from swarm.link.messages import RolloutReady
-from swarm.states import EngineEvent, EngineState, EngineStates, Serving
+from swarm.states import EngineEvent, EngineState, EngineStates, VllmState
 from swarm.status import EngineFailure
 from swarm.tokens import Sampled, WeightSyncs
 
@@ -100,7 +100,7 @@ class EngineBoard:
     @property
     def serving(self) -> ServingMode | None:
         """When episodes run; ``None`` while no engine serves."""
-        if self.states.serving is Serving.DOWN:
+        if self.states.vllm is VllmState.DOWN:
             return None
         return "always" if self.states.always else "between_steps"
 

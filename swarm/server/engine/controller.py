@@ -18,7 +18,7 @@ from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.server.episodes.pool import EpisodePool
-from swarm.states import EngineEvent, EngineState, Trainer
+from swarm.states import EngineEvent, EngineState, TrainerState
 from swarm.status import EngineStatus, ServerStatus
 from swarm.tokens import Sampled, TrainBatch
 from swarm.types import EvalResult, StepResult
@@ -163,7 +163,7 @@ class Controller:
         self.engine.serve(message)
         self.pool.advance(message.policy_version)
         if (
-            self.engine.states.trainer is Trainer.COMPUTING
+            self.engine.states.trainer is TrainerState.COMPUTING
             and self._batch_out_since is None
             and outstanding is not None
         ):
@@ -175,7 +175,7 @@ class Controller:
             logger.warning("the engine asks for a batch without having done its step: the batch is sent again")
         self.engine.boot_stage = ""
         over = message.next_step > self.job.total_training_steps
-        if self.engine.states.trainer is (Trainer.AWAY if over else Trainer.IDLE):
+        if self.engine.states.trainer is (TrainerState.AWAY if over else TrainerState.IDLE):
             # it repeats what it said
             self.episodes.pool_changed()
         elif over:
@@ -210,7 +210,9 @@ class Controller:
         pool = self.pool
         while True:
             await self.episodes.collected.until(
-                lambda: self.engine.states.trainer is Trainer.IDLE and pool.collection.ready and not pool.stages.holds
+                lambda: (
+                    self.engine.states.trainer is TrainerState.IDLE and pool.collection.ready and not pool.stages.holds
+                )
             )
             if self.engine.states.always:
                 break

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from swarm.code_snapshots import ArchiveLimits, check_and_extract
+from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.errors import ConflictError, NotFoundError
 from swarm.link.imported import ABOUT
 from swarm.protocol import CodeSnapshot
-from swarm.sync import ArchiveLimits, check_and_extract
-from swarm.sync.manifest import digest_of, manifest_of
 from swarm.types import Model
 
 #: snapshots that stay beside the selected one
@@ -72,7 +72,7 @@ class Snapshots:
             The new one; or the selected one where that has the same code.
 
         Raises:
-            RequestError: the archive is refused, see :func:`swarm.sync.check_and_extract`.
+            RequestError: the archive is refused, see :func:`swarm.code_snapshots.check_and_extract`.
             OSError: the disk is full, or the run folder cannot be written.
         """
         with contextlib.suppress(FileNotFoundError):

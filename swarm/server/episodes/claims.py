@@ -95,7 +95,7 @@ class ClaimQueue:
             if isinstance(outcome, Grant) or _not_needed(wish, outcome):
                 return outcome
             refusal = outcome
-        if _gives_way(wish) and (pool := self._pool()) is not None and (reason := pool.needs_none):
+        if _gives_way(wish) and (pool := self._pool()) is not None and (reason := pool.no_episode_needed):
             return Refusal(reason)
         if self._closed or not (wait or self._waiting) or (wish.while_closed and self._held(wish) >= MOST_HELD):
             return refusal
@@ -165,7 +165,7 @@ class ClaimQueue:
                     self._answer_held(outcome)
                 break
         # the last grant may have been the last that is needed
-        if (pool := self._pool()) is not None and (reason := pool.needs_none):
+        if (pool := self._pool()) is not None and (reason := pool.no_episode_needed):
             for waiting in [claim for claim in self._waiting if _gives_way(claim.wish) and not claim.granted.done()]:
                 self._unqueue(waiting)
                 waiting.granted.set_result(Refusal(reason))

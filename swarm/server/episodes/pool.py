@@ -39,7 +39,7 @@ from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
-from swarm.states import EngineState, EngineStates, EpisodeEvent, Serving, Trainer, next_episode
+from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
 from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
@@ -145,7 +145,7 @@ class EpisodePool:
         slots = self._job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
-        if wish.episode_type == "train" and (reason := self.needs_none):
+        if wish.episode_type == "train" and (reason := self.no_episode_needed):
             return Refusal(reason, holds_place=False, closed=not self._engine.trained_out)
         if self._engine.word is not EngineState.ROLLING:
             return Refusal("", closed=self._engine.word in _BETWEEN_BATCHES)
@@ -321,14 +321,14 @@ class EpisodePool:
         return len(due)
 
     @property
-    def needs_none(self) -> str:
+    def no_episode_needed(self) -> str:
         """Why no train episode is needed although vLLM serves: the trainer still computes and what waits and runs is
         all that it can use next, a batch waits for the verdict on a challenger, the trainer died, or all steps are
         done; otherwise empty."""
-        serving, trainer, always = self._engine
-        if trainer is Trainer.BOOTING and serving is not Serving.DOWN:
+        vllm, trainer, always = self._engine
+        if trainer is TrainerState.BOOTING and vllm is not VllmState.DOWN:
             return TRAINER_AWAY
-        waits = always and trainer in (Trainer.COMPUTING, Trainer.DONE) and self.collection.full
+        waits = always and trainer in (TrainerState.COMPUTING, TrainerState.DONE) and self.collection.full
         waits = waits or (self.stages.holds and self.collection.ready)
         return BATCH_WAITS if waits or self._engine.trained_out else ""
 

@@ -33,6 +33,13 @@ JOB = TrainJob(
 )
 
 
+@pytest.fixture
+def without_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pack of shared prefixes is not installed."""
+    monkeypatch.setitem(sys.modules, "adapters.verl.tree", None)
+    monkeypatch.delitem(sys.modules, "adapters.verl.tree.shared_prefix", raising=False)
+
+
 def compose(tmp_path: Path, device: str = "cpu", **changes: Any) -> Any:
     job = TrainJob.model_validate(JOB.model_dump() | changes)
     return config.verl_config(job, "/models/tiny", tmp_path, device)
@@ -61,12 +68,11 @@ def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bo
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
 
 
-@pytest.mark.parametrize(
-    ("device", "shared", "told"),
-    [("cpu", "auto", True), ("cpu", "off", False), ("cuda", "auto", False), ("cuda", "on", True)],
-)
-def test_the_worker_is_told_whether_to_share_prefixes(tmp_path: Path, device: str, shared: str, told: bool) -> None:
-    assert compose(tmp_path, device, shared_prefixes=shared).actor_rollout_ref.shared_prefixes == told
+def test_without_the_pack_of_shared_prefixes_rows_are_computed_alone(tmp_path: Path, without_pack: None) -> None:
+    assert [compose(tmp_path, device).actor_rollout_ref.shared_prefixes for device in ("cpu", "cuda")] == [False, False]
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ConfigError, match=r"shared_prefixes: on needs the pack .* not installed"):
+            compose(tmp_path, device, shared_prefixes="on")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -9,9 +9,21 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the cpu extra")
+from swarm.job import TrainJob
+
+config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "shares"),
+    [("cpu", "auto", True), ("cpu", "off", False), ("cuda", "auto", False), ("cuda", "on", True)],
+)
+def test_the_configuration_says_whether_to_share(tmp_path: Path, device: str, setting: str, shares: bool) -> None:
+    job = TrainJob.model_validate({"model": "org/tiny", "shared_prefixes": setting})
+    values = config.implied_values(job, "/models/tiny", tmp_path, device)
+    assert values["actor_rollout_ref.shared_prefixes"] is shares
 
 
 @pytest.mark.slow

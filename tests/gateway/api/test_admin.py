@@ -16,7 +16,7 @@ from swarm.server.config import ServerConfig
 from tests.gateway.conftest import gateway_before, write_hooks
 from tests.standins import engine
 from tests.standins.vllm import listening
-from tests.swarm.sync.making import zipped
+from tests.swarm.code_snapshots.making import zipped
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from swarm.states import EngineState
 from tests.gateway.conftest import gateway_before
 from tests.standins import engine
 from tests.standins.vllm import listening
-from tests.swarm.sync.making import git, tracked
+from tests.swarm.code_snapshots.making import git, tracked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.rollout.answering import best, run_with_group
 from gateway.rollout.group import GroupRun
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from gateway.rollout.sampling import EpisodeLostError
 from gateway.rollout.server import Training
 from gateway.stats import DropReason
@@ -60,7 +60,7 @@ def partial_job(rig: server.Rig) -> None:
     rig.controller.rollout_ready(server.ready(rig.vllm_address))
 
 
-async def answer(route: Training, policy: Policy, **body: Any) -> Decided:
+async def answer(route: Training, policy: ReturnPolicy, **body: Any) -> Decided:
     return await best(route, asking(**body), None, policy)
 
 
@@ -70,7 +70,7 @@ def said(decided: Decided) -> str:
 
 async def test_all_are_judged_in_one_call_and_trained(rig: server.Rig, open_route: OpenRoute, judge: Judge) -> None:
     async with open_route(acknowledge_seconds=5.0) as route:
-        decided = await answer(route, Policy())
+        decided = await answer(route, ReturnPolicy())
         assert decided.headers["x-swarm-trained"] == "true"
         assert len(judge.asked) == 1 and len(judge.asked[0]) == 4
         # one call of the engine sampled them all
@@ -99,7 +99,7 @@ async def test_a_lost_group_is_replaced_although_sampling_took_longer_than_a_cla
 
 async def test_nobody_waits_for_the_acknowledgement_unless_told_to(rig: server.Rig, open_route: OpenRoute) -> None:
     async with open_route() as route:
-        assert (await answer(route, Policy())).headers["x-swarm-trained"] == "pending"
+        assert (await answer(route, ReturnPolicy())).headers["x-swarm-trained"] == "pending"
         await at_rest(rig, route)
         assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
@@ -108,7 +108,7 @@ async def test_a_quorum_is_judged_and_all_are_trained(rig: server.Rig, open_rout
     gate = Gate(rig)
     rig.vllm.script += [plain([1]), plain([1, 2]), gate(plain([1, 2, 3])), gate(plain([4]))]
     async with open_route() as route:
-        decided = await answer(route, Policy(quorum=2))
+        decided = await answer(route, ReturnPolicy(quorum=2))
         assert said(decided) == "t1 t2" and decided.headers["x-swarm-trained"] == "pending"
         assert [len(asked) for asked in judge.asked] == [2]
         gate.open()
@@ -126,7 +126,7 @@ async def test_stragglers_are_cancelled(rig: server.Rig, open_route: OpenRoute, 
         partial_job(rig)
     rig.vllm.script += [plain([1]), plain([1, 2]), rig.vllm.hang(), rig.vllm.hang()]
     async with open_route(stragglers="cancel", acknowledge_seconds=5.0) as route:
-        decided = await answer(route, Policy(quorum=2))
+        decided = await answer(route, ReturnPolicy(quorum=2))
         assert said(decided) == "t1 t2" and [len(asked) for asked in judge.asked] == [2]
         await reach(rig, lambda: len(rig.vllm.cancellations) == 2)
         await at_rest(rig, route)
@@ -142,7 +142,7 @@ async def test_a_deadline_judges_what_is_there(rig: server.Rig, open_route: Open
     gate = Gate(rig)
     rig.vllm.script += [plain([1]), gate(plain([1, 2])), gate(plain([1, 2, 3])), gate(plain([4]))]
     async with open_route() as route:
-        decided = await answer(route, Policy(deadline=0.05))
+        decided = await answer(route, ReturnPolicy(deadline=0.05))
         assert said(decided) == "t1"
         await reach(rig, lambda: gate.waiting == 3)
         gate.open()
@@ -156,7 +156,7 @@ async def test_a_deadline_with_nothing_there_waits_for_the_first(
     first, others = Gate(rig), Gate(rig)
     rig.vllm.script += [first(plain([1])), *[others(plain([1, 2])) for _ in range(3)]]
     async with open_route() as route:
-        asking = asyncio.create_task(answer(route, Policy(deadline=0.001)))
+        asking = asyncio.create_task(answer(route, ReturnPolicy(deadline=0.001)))
         await reach(rig, lambda: first.waiting + others.waiting == 4)
         assert not asking.done()
         first.open()
@@ -173,15 +173,15 @@ async def test_a_straggler_that_fails_leaves_a_group_that_is_not_whole(
     refused = status(400, {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}})
     rig.vllm.script += [plain([1]), plain([1, 2]), plain([3]), gate(refused)]
     async with open_route() as route:
-        await answer(route, Policy(quorum=3))
+        await answer(route, ReturnPolicy(quorum=3))
         gate.open()
         await at_rest(rig, route)
         assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
         assert rig.controller.pool.information().completed_episodes == 0
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(quorum=3)])
-async def test_who_leaves_cancels_every_sample(rig: server.Rig, open_route: OpenRoute, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [ReturnPolicy(), ReturnPolicy(quorum=3)])
+async def test_who_leaves_cancels_every_sample(rig: server.Rig, open_route: OpenRoute, policy: ReturnPolicy) -> None:
     rig.vllm.default = rig.vllm.hang()
     calls = 1 if policy.quorum is None else 4
     async with open_route() as route:
@@ -199,7 +199,7 @@ async def test_where_the_route_says_so_a_group_outlives_its_user(
     gate = Gate(rig)
     rig.vllm.default = gate(plain([1, 2]))
     async with open_route(on_disconnect="finish") as route:
-        asking = asyncio.create_task(answer(route, Policy()))
+        asking = asyncio.create_task(answer(route, ReturnPolicy()))
         await reach(rig, lambda: gate.waiting == 1)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -213,7 +213,7 @@ async def test_a_winner_is_streamed_in_words(rig: server.Rig, open_route: OpenRo
     message = {"role": "assistant", "content": "word and another", "tool_calls": []}
     rig.vllm.default = plain([1, 2, 3, 4, 5], message=message)
     async with open_route() as route:
-        decided = await answer(route, Policy(), stream=True, stream_options={"include_usage": True})
+        decided = await answer(route, ReturnPolicy(), stream=True, stream_options={"include_usage": True})
         chunks = await chunks_of(decided)
         deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk["choices"]]
         assert [delta for delta in deltas if delta] == ["word", " and", " another"]

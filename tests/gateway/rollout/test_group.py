@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.rollout import group
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from gateway.rollout.server import Swarm
 from gateway.rollout.submission import submit
 from gateway.stats import Accounted, DropReason, Stats
@@ -26,7 +26,7 @@ async def test_a_reason_that_no_json_can_say_is_trained(rig: server.Rig, open_ro
 
     judge.reward = odd  # pyright: ignore[reportAttributeAccessIssue]
     async with open_route(acknowledge_seconds=10.0) as route:
-        await answer(route, Policy())
+        await answer(route, ReturnPolicy())
         await at_rest(rig, route)
         assert (route.stats.groups.trained, rig.controller.pool.information().completed_episodes) == (1, 4)
 
@@ -39,7 +39,7 @@ async def test_a_failure_that_no_json_can_say_leaves_no_episode(
 
     judge.reward = odd
     async with open_route(acknowledge_seconds=10.0) as route:
-        await answer(route, Policy())
+        await answer(route, ReturnPolicy())
         await at_rest(rig, route)
         assert dict(route.stats.groups.dropped) == {"reward_hook_failed": 1}
 
@@ -52,7 +52,7 @@ async def test_an_end_that_fails_is_not_the_users(
 
     monkeypatch.setattr(group, "workflow_outputs", outputs)
     async with open_route(acknowledge_seconds=10.0) as route:
-        assert (await answer(route, Policy())).headers["x-swarm-drop-reason"] == "sample_failed"
+        assert (await answer(route, ReturnPolicy())).headers["x-swarm-drop-reason"] == "sample_failed"
         await at_rest(rig, route)
         assert dict(route.stats.groups.dropped) == {"sample_failed": 1}
 

@@ -19,7 +19,7 @@ from gateway.config.route import RouteSettings
 from gateway.rollout import group, server
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from gateway.rollout.sampling import EpisodeLostError, Sample
 from gateway.rollout.server import ServerReport, Training
 from gateway.stats import Accounted, Stats
@@ -199,7 +199,9 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
             route = Training(swarm, HookRunner(Hooks(reward=world.reward)), given, Stats())
             incoming = asking(n=choices, stream=stream)
             work = (
-                best(route, incoming, None, Policy(quorum=quorum)) if kind == "best" else first(route, incoming, None)
+                best(route, incoming, None, ReturnPolicy(quorum=quorum))
+                if kind == "best"
+                else first(route, incoming, None)
             )
             asked = asyncio.create_task(work)
             reading: asyncio.Task[None] | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from gateway.sessions.conversation import AgentLedger
 from gateway.sessions.open_groups import Closing
 from gateway.types import Decided, Live
@@ -51,7 +51,7 @@ async def test_an_answer_that_is_not_read_to_its_end_is_abandoned(
     rig.vllm.default = plain([1, 2])
     async with open_route() as route:
         talk: Any = Talk()
-        outcome = await best(route, asking(stream=True), talk, Policy())
+        outcome = await best(route, asking(stream=True), talk, ReturnPolicy())
         if whole:
             await chunks_of(outcome)
         else:
@@ -66,7 +66,7 @@ async def test_a_plain_answer_is_not_known_to_be_abandoned(rig: server.Rig, open
     rig.vllm.default = plain([1, 2])
     async with open_route() as route:
         talk: Any = Talk()
-        outcome = await best(route, asking(), talk, Policy())
+        outcome = await best(route, asking(), talk, ReturnPolicy())
         assert isinstance(outcome, Decided) and outcome.close is not None
         await outcome.close()
         assert talk.told == ["delivered"]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
 from gateway.config.route import SHIPPED, RouteSettings
-from gateway.rollout.policy import passes
+from gateway.rollout.return_policy import passes
 from gateway.types import Caller, Incoming
 from tests.gateway.conftest import ask, gateway_before
 from tests.swarm.server import conftest as server

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from gateway.rollout.answering import best
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from tests.gateway.conftest import ask, gateway_before
 from tests.gateway.rollout.conftest import JOB, Judge, OpenRoute, asking, at_rest
 from tests.gateway.rollout.test_best import reach, said
@@ -184,16 +184,16 @@ async def test_such_groups_may_be_smaller(
 ) -> None:
     await trainer_away(rig)
     async with open_route(untrained_repeat=repeat) as route:
-        decided = await best(route, asking(n=asked), None, Policy())
+        decided = await best(route, asking(n=asked), None, ReturnPolicy())
         assert len(decided.completion["choices"]) == asked
         assert [len(candidates) for candidates in judge.asked] == [answers]
         assert [sent["n"] for _, sent in rig.vllm.requests] == [answers]
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "finish"])
-@pytest.mark.parametrize("policy", [Policy(), Policy(quorum=3)])
+@pytest.mark.parametrize("policy", [ReturnPolicy(), ReturnPolicy(quorum=3)])
 async def test_who_leaves_cancels_every_sample(
-    rig: server.Rig, open_route: OpenRoute, policy: Policy, on_disconnect: str
+    rig: server.Rig, open_route: OpenRoute, policy: ReturnPolicy, on_disconnect: str
 ) -> None:
     await trainer_away(rig)
     rig.vllm.default = rig.vllm.hang()
@@ -213,7 +213,7 @@ async def test_who_left_before_it_was_known_that_nothing_trains_is_not_sampled_f
     await every_slot_is_taken(rig)
     rig.vllm.requests.clear()
     async with open_route(on_disconnect="finish") as route:
-        waiting = asyncio.create_task(best(route, asking(), None, Policy()))
+        waiting = asyncio.create_task(best(route, asking(), None, ReturnPolicy()))
         await reach(rig, lambda: len(rig.controller.episodes.claims) == 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -229,7 +229,7 @@ async def test_stragglers_are_cancelled_because_nobody_trains_on_them(
     await trainer_away(rig)
     rig.vllm.script += [plain([1]), plain([1, 2]), rig.vllm.hang(), rig.vllm.hang()]
     async with open_route(stragglers="finish") as route:
-        decided = await best(route, asking(), None, Policy(quorum=2))
+        decided = await best(route, asking(), None, ReturnPolicy(quorum=2))
         assert said(decided) == "t1 t2" and decided.headers["x-swarm-drop-reason"] == "trainer_away"
         await reach(rig, lambda: len(rig.vllm.cancellations) == 2)
         await at_rest(rig, route)
@@ -348,7 +348,7 @@ async def test_an_engine_that_restarts_meanwhile_is_asked_again(rig: server.Rig,
     await trainer_away(rig)
     rig.vllm.default = rig.vllm.hang()
     async with open_route() as route:
-        waiting = asyncio.create_task(best(route, asking(), None, Policy()))
+        waiting = asyncio.create_task(best(route, asking(), None, ReturnPolicy()))
         await reach(rig, lambda: rig.vllm.streaming == 1)
         rig.vllm.default = FOUR
         rig.controller.offline("killed by a test")

@@ -14,7 +14,7 @@ from swarm.errors import AuthenticationError, ConfigError, UnavailableError
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import ScriptedServer
-from tests.swarm.sync.making import tracked
+from tests.swarm.code_snapshots.making import tracked
 
 
 def free_address() -> str:

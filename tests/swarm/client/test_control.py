@@ -16,7 +16,7 @@ from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_sync import JOB, status
-from tests.swarm.sync.making import tracked
+from tests.swarm.code_snapshots.making import tracked
 
 POOL = {
     "batch_size": 2,

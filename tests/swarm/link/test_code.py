@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.importer import python_path
 from swarm.link.imported import ABOUT, ImportedCode, differences, imported, top_level
-from swarm.sync.manifest import digest_of, manifest_of
 
 ASK = (
     "import sys, json; from pathlib import Path; from swarm.link.imported import imported; "

@@ -21,7 +21,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.snapshots import Sent, Snapshots, Stored
 from swarm.states import EngineState
 from tests.standins.vllm import listening as serving
-from tests.swarm.sync.making import zipped
+from tests.swarm.code_snapshots.making import zipped
 
 pytestmark = pytest.mark.anyio
 

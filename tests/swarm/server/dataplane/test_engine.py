@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
-from swarm.states import EngineStates, Serving, Trainer
+from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import Sampled
 from tests.standins.vllm import (
     ENGINE_MODEL,
@@ -159,7 +159,7 @@ async def test_a_stream_that_is_being_read_may_outlive_its_episode(rig: Rig, out
         async for part in response.aiter_bytes():
             received += part
             if b"t5" in received and not synced.is_set():
-                rig.controller.pool.follow(EngineStates(Serving.PAUSED, Trainer.COMPUTING))
+                rig.controller.pool.follow(EngineStates(VllmState.PAUSED, TrainerState.COMPUTING))
                 synced.set()
     assert (b"t6" in received and b"[DONE]" in received) is outlives
     assert (b"episode_deleted" in received) is not outlives
@@ -173,7 +173,7 @@ async def test_a_call_that_has_not_begun_does_not_outlive_its_episode(rig: Rig) 
     request.headers["x-swarm-outlive"] = "1"
     call = asyncio.create_task(rig.client.send(request))
     await rig.eventually(lambda: rig.vllm.streaming == 1)
-    rig.controller.pool.follow(EngineStates(Serving.PAUSED, Trainer.COMPUTING))
+    rig.controller.pool.follow(EngineStates(VllmState.PAUSED, TrainerState.COMPUTING))
     response = await asyncio.wait_for(call, 30)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_deleted")
 

@@ -13,7 +13,7 @@ import pytest
 from adapters.dialects import ChatDialect, CompletionsDialect, MessagesDialect, ResponsesDialect
 from swarm.errors import ContextLengthError
 from swarm.job import TrainJob
-from swarm.server.dataplane.upstream import UpstreamRefusalError, not_guided, too_long
+from swarm.server.dataplane.replica_client import UpstreamRefusalError, not_guided, too_long
 
 JOB = TrainJob(model="tiny", max_prompt_length=60, max_response_length=40)
 

@@ -12,9 +12,9 @@ import anyio.lowlevel
 import pytest
 
 from swarm.errors import UnavailableError
+from swarm.server.dataplane.replica_client import TransientError, UnreachableError
 from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.suspects import Identity
-from swarm.server.dataplane.upstream import TransientError, UnreachableError
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.changes import Changes
 from swarm.server.engine.snapshots import Snapshots
 from swarm.states import EngineState
+from tests.swarm.code_snapshots.making import zipped
 from tests.swarm.server.engine.test_controller import JOB, claim, finish, ready, rolling
-from tests.swarm.sync.making import zipped
 
 pytestmark = pytest.mark.anyio
 

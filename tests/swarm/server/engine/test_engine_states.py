@@ -109,7 +109,7 @@ class Flags:
     def serves(self) -> bool:
         return self.serving and not self.transferring
 
-    def needs_none(self, full: bool) -> str:
+    def no_episode_needed(self, full: bool) -> str:
         if self.trainer_away:
             return TRAINER_AWAY
         waits = self.trainer_busy and self.word in (ROLLING, SYNC) and full
@@ -117,7 +117,7 @@ class Flags:
 
     def answer(self, kind: EpisodeType, room: bool, ready: bool, full: bool) -> str:
         """What a claim of one episode is told; empty: it is granted."""
-        if kind == "train" and (reason := self.needs_none(full)):
+        if kind == "train" and (reason := self.no_episode_needed(full)):
             return reason
         match self.word:
             case EngineState.ROLLING if ready and not self.trained_out:
@@ -330,7 +330,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def claims_are_answered_as_the_flags_say(self) -> None:
         pool = self.controller.pool
-        assert pool.needs_none == self.flags.needs_none(pool.collection.full)
+        assert pool.no_episode_needed == self.flags.no_episode_needed(pool.collection.full)
         kinds: tuple[EpisodeType, ...] = ("train", "eval")
         for kind, gives_way in product(kinds, (False, True)):
             expected, outcome = self.answer(kind), self.claim(kind, gives_way)

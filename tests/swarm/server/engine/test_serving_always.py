@@ -263,4 +263,4 @@ async def test_a_trainer_that_fails_is_evidence_against_its_batch_and_an_engine_
     assert controller.engine.states.outlives_trainer
     controller.trainer_died("out of memory")
     controller.offline("vLLM died, too")
-    assert not controller.engine.states.outlives_trainer and not controller.pool.needs_none
+    assert not controller.engine.states.outlives_trainer and not controller.pool.no_episode_needed

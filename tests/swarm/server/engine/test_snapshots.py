@@ -16,7 +16,7 @@ import pytest
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.server.engine.snapshots import KEPT, Sent, Snapshots
 from tests.kill.researcher import half_applied
-from tests.swarm.sync.making import zipped
+from tests.swarm.code_snapshots.making import zipped
 
 ROOT = Path(__file__).parents[4]
 

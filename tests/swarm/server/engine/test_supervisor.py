@@ -23,9 +23,9 @@ from swarm.server.journal.rows import BatchRow, StepRow
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure
 from tests.standins import engine as standin
+from tests.swarm.code_snapshots.making import zipped
 from tests.swarm.server.engine.test_controller import JOB, claim, finish
 from tests.swarm.server.memory import MemoryJournal
-from tests.swarm.sync.making import zipped
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

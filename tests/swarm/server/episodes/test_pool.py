@@ -12,13 +12,13 @@ from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
-from swarm.states import EngineStates, Serving, Trainer
+from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
 from tests.token_data import model_call
 
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2)
-OFFLINE, ROLLING = EngineStates(), EngineStates(Serving.UP, Trainer.IDLE)
+OFFLINE, ROLLING = EngineStates(), EngineStates(VllmState.UP, TrainerState.IDLE)
 
 
 CALLS = itertools.count()

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.code_snapshots import ArchiveLimits, build_archive, check_and_extract
+from swarm.code_snapshots.manifest import MIB, check_name, digest_of, manifest_of
 from swarm.errors import RequestError
-from swarm.sync import ArchiveLimits, build_archive, check_and_extract
-from swarm.sync.manifest import MIB, check_name, digest_of, manifest_of
-from tests.swarm.sync.making import tracked
+from tests.swarm.code_snapshots.making import tracked
 
 LIMITS = ArchiveLimits(max_files=20, max_file_bytes=4 * MIB, max_total_bytes=8 * MIB, max_archive_bytes=MIB)
 
@@ -272,7 +272,7 @@ def test_a_failure_while_writing_leaves_what_was_there(tmp_path: Path, monkeypat
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("swarm.sync.extract._write", full)
+    monkeypatch.setattr("swarm.code_snapshots.extract._write", full)
     with pytest.raises(OSError, match="No space"):
         check_and_extract(packed(("a.py", b"2")), tmp_path / "new")
     assert everything(tmp_path) == ["there", "there/a.py"]

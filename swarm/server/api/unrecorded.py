@@ -25,10 +25,10 @@ from swarm.http.asgi import read_json
 from swarm.http.routes import OpenAIBody
 from swarm.protocol import POLICY_VERSION
 from swarm.server.auth import ControlRoute
-from swarm.server.dataplane.calls import Unrecorded
+from swarm.server.dataplane.calls import UnrecordedCall
+from swarm.server.dataplane.replica_client import AbortedError, Body, ReplicaClient, Retries, TransientError
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, DataPlane, EventStreamResponse
-from swarm.server.dataplane.upstream import AbortedError, Body, ReplicaClient, Retries, TransientError
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ _NO_JOB = {503: "there is no training job"}
 
 
 @dataclass(frozen=True)
-class ServingRoutes:
+class UnrecordedRoutes:
     """``/v1/chat/completions``, ``/v1/models`` and :data:`RELAYED_PATHS`."""
 
     plane: DataPlane
@@ -154,7 +154,7 @@ class ServingRoutes:
         """Like vLLM's, except for the name of the model."""
         plane, controller = self.plane, self.plane.controller
         asked = await read_json(request)
-        owner = Unrecorded(controller)
+        owner = UnrecordedCall(controller)
         owner.check()
         served = controller.engine.served
         call = RelayedCall(

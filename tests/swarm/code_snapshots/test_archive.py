@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swarm.code_snapshots import ArchiveLimits, build_archive, check_and_extract
+from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.errors import ConfigError
-from swarm.sync import ArchiveLimits, build_archive, check_and_extract
-from swarm.sync.manifest import digest_of, manifest_of
-from tests.swarm.sync.making import git, tracked
+from tests.swarm.code_snapshots.making import git, tracked
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ NAMES = [".gitignore", "agent.py", "data/raw/rows.jsonl", "pkg/__init__.py", "pk
 
 
 def test_only_what_git_tracks_is_packed(code: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "swarm.sync")
+    caplog.set_level("INFO", "swarm.code_snapshots")
     for name in (".env", "old.pyc", "runs/journal.sqlite", "notes.txt", "new/idea.py"):
         (code / name).parent.mkdir(exist_ok=True)
         (code / name).write_text("secret")
@@ -106,7 +106,7 @@ def test_a_git_that_hangs_is_given_up(code: Path, tmp_path: Path, monkeypatch: p
     (tmp_path / "bin/git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "bin/git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("swarm.sync.archive._GIT_SECONDS", 0.2)
+    monkeypatch.setattr("swarm.code_snapshots.archive._GIT_SECONDS", 0.2)
     with pytest.raises(ConfigError, match="did not list"):
         build_archive(code)
 

@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from swarm.sync.manifest import BYTECODE, MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, fingerprint, refusal
+from swarm.code_snapshots.manifest import BYTECODE, MAX_NAME_BYTES, MIB, ArchiveLimits, check_name, fingerprint, refusal
 
 # the record at the end of every zip: signature, two disk numbers, entries here, entries, size, start, comment length
 _END = struct.Struct("<4s4H2LH")

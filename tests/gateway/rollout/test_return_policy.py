@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.route import RouteSettings
-from gateway.rollout.policy import Policy
+from gateway.rollout.return_policy import ReturnPolicy
 from swarm.errors import RequestError
 
 
@@ -16,28 +16,28 @@ def settings(**given: Any) -> RouteSettings:
     return RouteSettings(hooks="x", **given)
 
 
-def of(header: str | None = None, train: str | None = None, **given: Any) -> Policy:
+def of(header: str | None = None, train: str | None = None, **given: Any) -> ReturnPolicy:
     headers = {"x-swarm-policy": header, "x-swarm-train": train}
-    return Policy.of(settings(**given), {name: value for name, value in headers.items() if value is not None})
+    return ReturnPolicy.of(settings(**given), {name: value for name, value in headers.items() if value is not None})
 
 
 def test_without_headers_the_route_decides() -> None:
-    assert of() == Policy("best", None, None, None)
-    assert of(policy="first") == Policy("first")
-    assert of(quorum=3, answer_deadline_seconds=1.5) == Policy("best", 3, 1.5)
+    assert of() == ReturnPolicy("best", None, None, None)
+    assert of(policy="first") == ReturnPolicy("first")
+    assert of(quorum=3, answer_deadline_seconds=1.5) == ReturnPolicy("best", 3, 1.5)
 
 
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        ("best", Policy("best", asked_for=True)),
-        ("first", Policy("first", asked_for=True)),
-        ("best;quorum=4", Policy("best", 4, asked_for=True)),
-        ("best; deadline=2.5", Policy("best", None, 2.5, asked_for=True)),
-        ("best;deadline=2;quorum=1", Policy("best", 1, 2.0, asked_for=True)),
+        ("best", ReturnPolicy("best", asked_for=True)),
+        ("first", ReturnPolicy("first", asked_for=True)),
+        ("best;quorum=4", ReturnPolicy("best", 4, asked_for=True)),
+        ("best; deadline=2.5", ReturnPolicy("best", None, 2.5, asked_for=True)),
+        ("best;deadline=2;quorum=1", ReturnPolicy("best", 1, 2.0, asked_for=True)),
     ],
 )
-def test_a_header_replaces_all_of_it(header: str, expected: Policy) -> None:
+def test_a_header_replaces_all_of_it(header: str, expected: ReturnPolicy) -> None:
     assert of(header, quorum=2, answer_deadline_seconds=9) == expected
 
 
@@ -57,11 +57,11 @@ def test_a_header_that_means_nothing_is_refused_by_name(header: str) -> None:
 def test_only_who_gets_the_best_of_several_fans_out_where_nothing_trains() -> None:
     assert of().fans_out and not of("first").fans_out and not of(when_batch_waits="single").fans_out
     single = {"x-swarm-when-batch-waits": "single"}
-    assert not Policy.of(settings(), single).fans_out
-    assert Policy.of(settings(when_batch_waits="single"), {"x-swarm-when-batch-waits": "best"}).fans_out
+    assert not ReturnPolicy.of(settings(), single).fans_out
+    assert ReturnPolicy.of(settings(when_batch_waits="single"), {"x-swarm-when-batch-waits": "best"}).fans_out
     for value in ("", "Best", "first"):
         with pytest.raises(RequestError) as failed:
-            Policy.of(settings(), {"x-swarm-when-batch-waits": value})
+            ReturnPolicy.of(settings(), {"x-swarm-when-batch-waits": value})
         assert failed.value.param == "x-swarm-when-batch-waits"
 
 

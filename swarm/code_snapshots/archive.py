@@ -1,7 +1,8 @@
 """``build_archive``: pack the files of a folder that git tracks into one zip.
 
 Invariant: an archive holds only contents of tracked files, as they are in the work tree; equal files give equal bytes
-on every machine; :func:`swarm.sync.check_and_extract` accepts every archive built here within the same limits.
+on every machine; :func:`~swarm.code_snapshots.check_and_extract` accepts each archive that is built here within the
+same limits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm.code_snapshots.manifest import BYTECODE, MIB, ArchiveLimits, check_name, digest_of, fingerprint
 from swarm.errors import ConfigError
-from swarm.sync.manifest import BYTECODE, MIB, ArchiveLimits, check_name, digest_of, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class CodeArchive(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of the files, see :func:`swarm.sync.manifest.digest_of`."""
+        """Of the files, see :func:`swarm.code_snapshots.manifest.digest_of`."""
         return digest_of(self.manifest)
 
 

@@ -21,15 +21,15 @@ from gateway.config.takeover import ServeConfig
 from gateway.rollout.answering import PassedThroughError, run_with_group
 from gateway.rollout.following import StageFollower
 from gateway.rollout.group import GroupRun
-from gateway.rollout.policy import Policy, passes
 from gateway.rollout.reference import INCUMBENT, Drawn, Reference
+from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
-from gateway.serving.incumbent import Overheard, delivered
-from gateway.serving.sides import Draw, Sides, position_of
 from gateway.stats import DropReason, Stats
+from gateway.takeover.incumbent import Overheard, delivered
+from gateway.takeover.sides import Draw, Sides, position_of
 from gateway.types import Incoming, LeftOut, Outcome, Prospect
 from reward_hooks import Candidate
-from swarm.client.claiming import NEEDS_NONE
+from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, Pair, Terms
 from swarm.evidence.stages import ServingStage
@@ -123,7 +123,7 @@ class Shadow:
     def _objection(self, training: Training, incoming: Incoming, overheard: Overheard) -> str:
         settings = training.settings.model_copy(update={"train_fraction": self._serve.shadow_fraction})
         try:
-            policy = Policy.of(settings, incoming.headers)
+            policy = ReturnPolicy.of(settings, incoming.headers)
         except RequestError:
             # the user is answered all the same, and what may have been an opt-out counts as one
             return LEFT_OUT
@@ -211,7 +211,7 @@ class Shadow:
             return TRAINED
         # the end of its group did not take the pair along
         await _record(training, end.pair)
-        return COMPARED if end.drop in NEEDS_NONE and not end.pair.unjudged else end.drop
+        return COMPARED if end.drop in NO_EPISODE_NEEDED and not end.pair.unjudged else end.drop
 
     @contextmanager
     def _taken(self, draw: Draw) -> Generator[Drawn]:

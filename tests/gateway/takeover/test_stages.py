@@ -13,7 +13,7 @@ import pytest
 from swarm.evidence.pairs import Pair
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway, ask, gateway_before, write_hooks
-from tests.gateway.serving.test_shadow import became, pairs_of, serve
+from tests.gateway.takeover.test_shadow import became, pairs_of, serve
 from tests.standins.swarm import Swarm, error
 from tests.standins.upstream import CHAT, Upstream
 

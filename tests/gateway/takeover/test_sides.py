@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import ChatDialect
 from gateway.config.takeover import ServeConfig
-from gateway.serving.sides import Sides, position_of
+from gateway.takeover.sides import Sides, position_of
 from gateway.types import Caller, Incoming
 from swarm.evidence.stages import ServingStage, StageRules
 

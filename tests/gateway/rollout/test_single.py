@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.rollout.server import Waiting
-from gateway.rollout.unrecorded import passed, straight
+from gateway.rollout.single import engine_answer, single
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of, text_of
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_plain_answer_comes_as_the_engine_gave_it(rig: server.Rig, open_route: OpenRoute) -> None:
     async with open_route() as route:
-        outcome = await straight(route, asking(n=2, temperature=0.2, seed=1))
+        outcome = await single(route, asking(n=2, temperature=0.2, seed=1))
         assert isinstance(outcome, Decided)
         assert outcome.headers == {"x-swarm-trained": "false", "x-swarm-policy-version": "0"}
         assert [one["message"]["content"] for one in outcome.completion["choices"]] == ["t1 t2"] * 2
@@ -37,7 +37,7 @@ async def test_a_plain_answer_comes_as_the_engine_gave_it(rig: server.Rig, open_
 async def test_a_stream_is_live(rig: server.Rig, open_route: OpenRoute) -> None:
     rig.vllm.default = SAID
     async with open_route() as route:
-        outcome = await straight(route, asking(stream=True, stream_options={"include_usage": True}))
+        outcome = await single(route, asking(stream=True, stream_options={"include_usage": True}))
         assert isinstance(outcome, Live) and outcome.headers["x-swarm-trained"] == "false"
         chunks = await chunks_of(outcome)
         assert text_of(chunks) == "t1 t2 t3 " and chunks[-1]["usage"]["completion_tokens"] == 3
@@ -47,7 +47,7 @@ async def test_a_stream_is_live(rig: server.Rig, open_route: OpenRoute) -> None:
 async def test_who_leaves_cancels_the_sample(rig: server.Rig, open_route: OpenRoute, *, begun: bool) -> None:
     rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([1])) if begun else rig.vllm.hang()
     async with open_route() as route:
-        asked = asyncio.create_task(straight(route, asking(stream=begun)))
+        asked = asyncio.create_task(single(route, asking(stream=begun)))
         await reach(rig, lambda: rig.vllm.streaming == 1)
         if begun:
             outcome = await asked
@@ -64,11 +64,11 @@ async def test_errors_say_whether_to_come_back(rig: server.Rig, open_route: Open
         rig.vllm.default = status(400, {"error": {"message": "too long", "code": 400}})
         for stream in (False, True):
             with pytest.raises(RelayedError, match="too long"):
-                await straight(route, asking(stream=stream))
+                await single(route, asking(stream=stream))
         rig.controller.offline("stopped")
         for stream in (False, True):
             with pytest.raises(UnavailableError) as away:
-                await straight(route, asking(stream=stream))
+                await single(route, asking(stream=stream))
             assert away.value.should_retry
 
 
@@ -76,7 +76,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout(rig: server.Rig, open_r
     rig.vllm.default = rig.vllm.hang()
     async with open_route(sample_timeout_seconds=0.3) as route:
         with pytest.raises(UpstreamError) as late:
-            await straight(route, asking())
+            await single(route, asking())
     assert late.value.status == 504
 
 
@@ -94,7 +94,7 @@ async def test_an_engine_that_is_away_is_waited_for(rig: server.Rig, open_route:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Waiting, "after", told_of(refused, Waiting.after))
-            asked = asyncio.create_task(straight(route, asking(stream=stream)))
+            asked = asyncio.create_task(single(route, asking(stream=stream)))
             await bring_up()
             outcome = await asked
         assert text_of(await chunks_of(outcome)).startswith("t1 t2")
@@ -114,7 +114,7 @@ async def test_the_engines_other_addresses_are_passed_on(rig: server.Rig, open_r
     rig.vllm.script += [status(200, told), status(404, refusal)]
     async with open_route() as route:
         for code, body in ((200, told), (404, refusal)):
-            answer = await passed(route, "/tokenize", b'{"prompt": "a"}')
+            answer = await engine_answer(route, "/tokenize", b'{"prompt": "a"}')
             assert (answer.status, json.loads(answer.content)) == (code, body)
 
 
@@ -123,7 +123,7 @@ async def test_a_job_too_short_for_an_agents_first_prompt_is_told_once(
 ) -> None:
     async with open_route() as route:
         # the status is read when the gateway starts
-        assert (await route.swarm.serving()).max_model_len == 3100
-        await asyncio.gather(*(straight(route, asking()) for _ in range(2)))
+        assert (await route.swarm.fresh_report()).max_model_len == 3100
+        await asyncio.gather(*(single(route, asking()) for _ in range(2)))
     [told] = [record.getMessage() for record in caplog.records if "first prompt" in record.getMessage()]
     assert "3100 tokens" in told and "Claude Code (27,000), opencode (9,000), Codex (7,600)" in told

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.server.dataplane.upstream import ReplicaClient, TransientError, UnreachableError, UpstreamRefusalError
+from swarm.server.dataplane.replica_client import ReplicaClient, TransientError, UnreachableError, UpstreamRefusalError
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""Straight to the engine without an episode: nothing is recorded, nothing is trained.
+"""Policy ``single``: one unrecorded answer of the engine. It has no episode, so nothing of it is trained.
 
 Invariant: an error that says that nothing was sampled is true; the engine's own words reach the application as they
 came.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _NOT_TRAINED = {"x-swarm-trained": "false"}
 
 
-async def straight(training: Training, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
+async def single(training: Training, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
     """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
 
     Args:
@@ -56,7 +56,7 @@ async def straight(training: Training, incoming: Incoming, *, patient: bool = Tr
     return Decided(completion, chunks, _headers(version))
 
 
-async def passed(training: Training, path: str, body: bytes) -> Answer:
+async def engine_answer(training: Training, path: str, body: bytes) -> Answer:
     """The engine's answer to ``body`` (JSON) at another of its addresses, such as ``/tokenize``, whatever its status.
 
     Raises:
@@ -65,7 +65,7 @@ async def passed(training: Training, path: str, body: bytes) -> Answer:
     """
     swarm = training.swarm
     try:
-        return await swarm.sampler.passed(swarm.engine, path, body, _deadline(training))
+        return await swarm.sampler.answer_at(swarm.engine, path, body, _deadline(training))
     except EpisodeLostError as exc:
         raise _not_now(exc) from exc
 

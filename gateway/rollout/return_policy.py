@@ -11,15 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from gateway.config.route import PassRule, RouteSettings, WhenBatchWaits
+from gateway.config.route import PassRule, PolicyKind, RouteSettings, WhenBatchWaits
 from gateway.data.consent import header_consent
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
 from swarm.errors import RequestError
-
-Kind = Literal["best", "first"]
 
 POLICY_HEADER = "x-swarm-policy"
 WAITS_HEADER = "x-swarm-when-batch-waits"
@@ -28,7 +26,7 @@ _TRAINED = {True: "true", False: "false", None: "pending"}
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ReturnPolicy:
     """How one request is answered.
 
     Attributes:
@@ -40,7 +38,7 @@ class Policy:
         asked_for: the request itself asks for this ``kind``; then it gets that, trained or not.
     """
 
-    kind: Kind = "best"
+    kind: PolicyKind = "best"
     quorum: int | None = None
     deadline: float | None = None
     train: bool | None = None
@@ -48,7 +46,7 @@ class Policy:
     asked_for: bool = False
 
     @classmethod
-    def of(cls, settings: RouteSettings, headers: Mapping[str, str]) -> Policy:
+    def of(cls, settings: RouteSettings, headers: Mapping[str, str]) -> ReturnPolicy:
         """``settings``, overridden by ``x-swarm-policy``, ``x-swarm-train`` and ``x-swarm-when-batch-waits`` of
         ``headers`` (lower-case names).
 
