@@ -1,5 +1,5 @@
-"""What a request meets before its work begins: a place on its route (:class:`Admission`), and the request that it
-repeats (:class:`RetryDedup`), whose outcome it shares, so that an SDK that asks again trains nothing twice.
+"""Before a request's work begins: :class:`Admission` gives it a place on its route, and :class:`RetryDedup` has a retry
+share the outcome of the request that it repeats, so that an SDK's retry trains nothing twice.
 
 Invariant: a route serves at most ``max_in_flight`` requests at once and lets at most ``max_queued`` wait, as many for
 each key's own place, each for at most ``queue_seconds``; no place is lost, however its holder leaves. Work that nobody
@@ -137,7 +137,7 @@ def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedErro
 
 @dataclass(frozen=True, slots=True)
 class Retryable:
-    """How the retry of a request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
+    """How a retry of the request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
     ``digest`` (of path, body, and ``x-swarm-`` headers); ``attempt`` is 0 for the first."""
 
     key: tuple[str, str, str]

@@ -263,8 +263,8 @@ class Pipeline:
 
 
 def _impatient(settings: RouteSettings, seconds: float) -> RouteSettings:
-    """For a challenger, before which there is an incumbent who can answer: it waits for no training step, samples for
-    ``seconds`` at most and as many answers as a group has, and stops with its user."""
+    """``settings`` for a challenger whose incumbent can answer instead: a request waits for no training step, samples
+    for ``seconds`` at most and as many answers as a group has, and stops when its user leaves."""
     return settings.model_copy(
         update={
             "claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT),
@@ -277,7 +277,7 @@ def _impatient(settings: RouteSettings, seconds: float) -> RouteSettings:
 
 
 def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
-    """Whether the request's texts may be kept, which is noted for whoever would write them."""
+    """Whether the request's texts may be kept; noted in the request's record for all that would write them."""
     data = route.settings.data
     try:
         header = header_consent(request.headers)
@@ -353,7 +353,8 @@ async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason:
 
 
 def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
-    """``outcome``, which says who gave it, unless it says that already, and where its conversation was drawn."""
+    """``outcome`` with headers that say which side answered (unless they are there) and where the conversation was
+    drawn."""
     position = {} if draw.position is None else {POSITION: f"{draw.position:.6f}"}
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 

@@ -77,8 +77,7 @@ def on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Generator[N
 
 
 class Once:
-    """Something that happens at most once, and whoever is to be told then; a task that waits for it would cost as much
-    as a small request."""
+    """A one-shot event with synchronous callbacks, since a task that waits would cost as much as a small request."""
 
     __slots__ = ("_callbacks", "happened")
 

@@ -231,8 +231,8 @@ class ClaimEpisodeRequest(WireRequest):
 
 
 class WithdrawClaimRequest(WireRequest):
-    """``POST /withdraw_claim``: of the claim with this key nobody waits any more. Its polls are answered at once, what
-    it was granted is aborted, and when it comes later than this it is refused (``claim_withdrawn``)."""
+    """``POST /withdraw_claim``: withdraw the claim with this key. Its polls return at once, its episodes are aborted,
+    and a claim with this key that arrives later is refused (``claim_withdrawn``)."""
 
     client_uuid: Name
     idempotency_key: Name

@@ -27,7 +27,7 @@ SIGNALS = ("accepted", "copied", "edited", "regenerated", "repeated", "continued
 Signal = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Said(Model):
+class Rating(Model):
     """A rating (``score``, or ``label`` good, neutral, bad), a comment, and what the user did (``signals``, each in
     [0, 1]; or one of their names as ``label``)."""
 
@@ -51,7 +51,7 @@ class Said(Model):
         return Feedback(rating=rating, comment=self.comment, signals={**observed, **self.signals})
 
 
-class GivenFeedback(Said):
+class GivenFeedback(Rating):
     """Feedback to one answer: ``completion_id`` is its id in whatever dialect, ``choice`` its index where the request
     asked for several."""
 
@@ -65,7 +65,7 @@ class GivenFeedback(Said):
         return self
 
 
-class SessionFeedback(Said):
+class SessionFeedback(Rating):
     """Feedback to a whole session; may be empty. Sessions that name one ``task`` are compared with each other."""
 
     task: str = Field(default="", max_length=256)
@@ -86,7 +86,7 @@ class SessionEnded(BaseModel):
     ended: bool
 
 
-class SessionTold(BaseModel):
+class SessionReports(BaseModel):
     """A session, for each route that it was on."""
 
     session_id: str
@@ -125,7 +125,7 @@ async def end_session(request: Request, id: str, body: SessionFeedback) -> Sessi
     return SessionEnded(session_id=id, ended=True)
 
 
-async def tell_session(request: Request, id: str) -> SessionTold:
+async def tell_session(request: Request, id: str) -> SessionReports:
     """What became of the tokens of a session.
 
     Of each agent, those that were sampled are trained, dropped for a reason, or of groups that are under way. The last
@@ -135,4 +135,4 @@ async def tell_session(request: Request, id: str) -> SessionTold:
     reports = gateway.sessions.reports(id, caller_of(request.scope).key_id)
     if not reports:
         raise NotFoundError(f"session {id!r} is not known", code="session_not_found")
-    return SessionTold(session_id=id, on=reports)
+    return SessionReports(session_id=id, on=reports)

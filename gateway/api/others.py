@@ -1,4 +1,4 @@
-"""What has no endpoint of its own: every other address under ``/v1``; and what the engine says of tokens.
+"""Every address under ``/v1`` that has no endpoint of its own, and the engine's answers about tokens.
 
 Invariant: a request that is not the gateway's to answer is forwarded to an upstream as it came, or refused with a 404
 that says why. The tokens that are counted are those that would be sampled from.

@@ -1,4 +1,4 @@
-"""What a gateway says of itself: ``GET /v1/models``, ``/version`` and ``/ping``, and for the operator ``GET /health``,
+"""What a gateway reports about itself: ``GET /v1/models``, ``/version``, ``/ping``; for the operator ``GET /health``,
 ``GET /status`` and ``POST /admin/reload``.
 
 Invariant: health and status do not wait for a slow swarm server. On loopback without keys everybody on the machine is
@@ -25,8 +25,8 @@ from swarm.http.routes import OpenAIBody
 
 
 class Reloaded(BaseModel):
-    """The configuration was read again, and the hooks with it; ``changed`` are settings, also those of
-    ``needs_restart``, which are as they were until then."""
+    """The configuration and the hooks were read again. ``changed`` names the settings that differ; those that are in
+    ``needs_restart`` too keep their old value until a restart."""
 
     routes: list[str]
     changed: list[str]

@@ -1,1 +1,1 @@
-"""What people wrote: what of it is private, and what may be kept and trained."""
+"""The texts that people wrote: which parts are private, and which may be kept and trained."""

@@ -83,7 +83,7 @@ class RequestRate:
         if len(self._moments) < limit:
             self._moments.append(now)
             return 0.0
-        # a limit that was lowered leaves more behind than it allows: as many must go as make room for one
+        # after the limit was lowered, the window may hold too many requests: wait until enough of them have expired
         return self._moments[len(self._moments) - limit] + _RATE_WINDOW - now
 
 

@@ -1,1 +1,1 @@
-"""What is seen from outside: metrics, traces, logs. Other packages use only :mod:`gateway.observability.request`."""
+"""Metrics, traces and logs. Other packages use only :mod:`gateway.observability.request`."""

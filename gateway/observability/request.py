@@ -319,7 +319,7 @@ def trace_id() -> str:
 
 
 def notes() -> Notes:
-    """What is noted of the request with each of its episodes."""
+    """The notes about the request that each of its episodes carries."""
     record = _current.get()
     if record is None:
         return Notes()

@@ -1,7 +1,8 @@
 """``/ui``: the files of the page, the routes that its scripts read, and what each needs.
 
-Invariant: no route below ``/ui`` but the files and the login answers without a visitor of the scope that it needs.
-Every response forbids scripts, styles and frames of others, and what is not an element's text runs nowhere.
+Invariant: beside the files and the login, each route below ``/ui`` answers only to a visitor whose key has the scope of
+the route. By the headers of every response, a browser runs only the page's own scripts and styles, and no other site
+can frame the page.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Answer = Callable[[Request, Visitor], Awaitable[Any]]
 
 
 class GivenKey(BaseModel):
-    """What logs in."""
+    """The body of a login."""
 
     key: str = ""
 

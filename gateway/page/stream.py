@@ -1,7 +1,8 @@
 """One stream of events for each open page: server-sent events that go on where a page lost them.
 
-Invariant: the buffer is bounded; a page that missed more than it holds is told to read everything anew. Every wait has
-a deadline, and a stream ends after :data:`STREAM_SECONDS`: the browser then opens the next.
+Invariant: the buffer is bounded. A page that missed more events than the buffer holds gets an event that has the page
+read everything anew. Every wait has a deadline, and a stream ends after :data:`STREAM_SECONDS`: the browser then opens
+the next.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 ``best``: sample the group, judge it, answer with the winner.
 
 Invariant: the delivered answers are the best of those that were judged; later samples change only what is trained.
-Where the submit hook fails, the request is sampled as it came and never trained; a lost group has been given
-back before another is claimed, so nothing is sampled twice for training. Of a group that is not trained, nothing is
-sampled for nobody.
+Where the submit hook fails, the request is sampled as it came and never trained. A lost group is given back before
+another is claimed, so nothing is sampled twice for training. In a group that is not trained, no answer is sampled that
+the user does not wait for.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ async def run_with_group(
     fans_out: bool = False,
     untrained: Untrained | None = None,
 ) -> T:
-    """The result of ``use`` on a group claimed for ``incoming``; on another one where a weight sync or a restart of the
-    engine lost the whole group.
+    """The result of ``use`` on a group claimed for ``incoming``; on another group if a weight sync or a restart of the
+    engine lost the first one whole.
 
     With ``on_disconnect: finish`` the work goes on when the user hangs up, and its answer counts as abandoned; unless
     the group is not trained.

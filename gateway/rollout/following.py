@@ -1,6 +1,6 @@
-"""``StageFollower``: the stages of one swarm server, as a gateway that follows them knows them.
+"""``StageFollower``: a gateway's copy of the stages that one swarm server keeps.
 
-Invariant: it knows what the server said last; what it has never been told is not known, and then the incumbent answers.
+Invariant: the copy is what the server sent last. A route whose stage was never sent is answered by its incumbent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class StageFollower:
-    """The stages that ``client`` is told of, once there is a route to follow."""
+    """The stages that ``client`` reads, once there is a route to follow."""
 
     def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class StageFollower:
         self._following: asyncio.Task[None] | None = None
 
     def follow(self, routes: Iterable[FollowedRoute]) -> None:
-        """Tell the server of ``routes``, and follow them and no others from now on."""
+        """From now on follow the stages of ``routes`` and of no others; the server learns of the new ones."""
         wanted = {(route.route, route.incumbent): route for route in routes}
         if self._routes == wanted:
             return
@@ -47,11 +47,11 @@ class StageFollower:
             self._following = asyncio.create_task(self._follow(), name="following stages")
 
     def stage(self, route: str, incumbent: str) -> ServingStage | None:
-        """The stage of a route, as far as it is known."""
+        """The stage of a route; ``None``: the server has not sent it yet."""
         return self._stages.get((route, incumbent))
 
     def look(self, changes: int, stages: Iterable[ServingStage]) -> None:
-        """Take the stages of a status of the server, unless they are older than what is known."""
+        """Take the stages from a status of the server, unless they are older than the copy."""
         if changes >= self._changes > 0:
             # a status is for readers and lacks the salts
             salts = {key: stage.salt for key, stage in self._stages.items()}

@@ -202,7 +202,7 @@ class GroupRun:
             self._account(self._cancelled)
 
     def fail(self) -> None:
-        """It gave its user no answer, whatever was sampled for it; it must be cancelled already."""
+        """Note that the group, which is cancelled already, gave its user no answer."""
         for index, outcome in enumerate(self.outcomes):
             if not isinstance(outcome, SwarmGatewayError):
                 self.outcomes[index] = UpstreamError("nobody waited longer for this answer", code="given_up")

@@ -79,8 +79,8 @@ class ReturnPolicy:
 
     @property
     def fans_out(self) -> bool:
-        """Whether a request whose group cannot be trained gets the best of one that is not; with ``first`` the others
-        of its group would be sampled for nobody."""
+        """Whether a request whose group cannot be trained gets the best of an unrecorded group. Not with ``first``:
+        nobody would get or learn from the other answers."""
         return self.kind == "best" and self.when_batch_waits == "best"
 
     def trains(self, settings: RouteSettings, route: str, request_id: str) -> bool:

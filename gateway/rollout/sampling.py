@@ -1,5 +1,4 @@
-"""What is to be sampled for a request, and where: samples answers at the swarm server, at the address of an episode, of
-a group, or of the engine itself.
+"""Samples the answers to a request at the swarm server: at the address of an episode, of a group, or of the engine.
 
 Invariant: a call is repeated only where nothing can have been sampled; a second recorded call would be trained too.
 """

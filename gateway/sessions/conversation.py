@@ -39,7 +39,8 @@ INSTRUCTIONS = frozenset({"system", "developer"})
 _BYTES = 16
 _START = b"\0" * _BYTES
 _INNER = b"\1" * _BYTES
-#: Bytes of a first message that says where an agent works, and is another when it works there again.
+#: The least bytes of a first message that counts as an agent's context (its folder, the date), which changes between
+#: runs of one conversation.
 _LEAST_CONTEXT = 200
 
 
@@ -59,8 +60,7 @@ class AgentLedger:
 
     Attributes:
         requests: that were to be sampled and trained.
-        passed: requests that got one answer which is not trained, by why (``not_chosen``: by ``train_fraction`` or a
-            header).
+        passed: requests that got one untrained answer, by the reason (``not_chosen``: ``train_fraction`` or a header).
         under_way: groups whose fate is not decided.
         trained: answers that the swarm server has on disk with their rewards.
         dropped: the others, by why.
@@ -128,8 +128,8 @@ class DeliveredTurn:
         choice_feedback: the caller's feedback, by index among the delivered answers.
         judgements: of people who looked at the group, by index of the answer in it.
         observed: signals about the best delivered answer, by name.
-        left: the user went back beyond it, so that the session's outcome is none of its.
-        retried: the client lost it on the way and asked again: no turn of the session.
+        left: the user went back to an earlier turn; this turn gets no credit from the session.
+        retried: the client lost this answer on the way and asked again; the turn is not counted.
         credit: from the end of the session, added to the advantage of the best delivered answer.
         open: whether feedback may still train.
     """

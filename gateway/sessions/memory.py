@@ -107,8 +107,8 @@ class Memory:
         return Position(conversation, None, "branch", agent)
 
     def _asked_through_tool(self, scope: Scope, messages: list[dict[str, Any]]) -> Position | None:
-        """The conversation that had its sub-agent asked what ``messages`` ask, by a tool's argument, or that has one of
-        them as its summary."""
+        """The conversation that started this sub-agent: a text of ``messages`` equals an argument of its tool calls, or
+        its summary."""
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
                 for conversation, turn in reversed(self._by_text.get((scope, digest_of(text.strip())), [])):
@@ -204,8 +204,8 @@ def _position_in(entries: _Entries, agent: str) -> Position:
 
 
 def _texts_in(turn: DeliveredTurn) -> list[bytes]:
-    """Digests of the text of an answer and of the texts among the arguments of its calls, if they are long enough and
-    not what the turn itself was asked: another user may ask the same."""
+    """Digests of the answer's text and of the texts in the arguments of its calls. Short texts are left out, and so is
+    the turn's own question: another user may ask the same."""
     message = turn.message
     summary = text_of(message).strip()
     digests = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []

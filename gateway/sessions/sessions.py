@@ -103,7 +103,7 @@ class Sessions:
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
-        """Count a request of a named session that got one answer which is not trained, and why."""
+        """Count a request of a named session that got one untrained answer, by the reason."""
         try:
             scope, agent = self._names(incoming, route)
         except RequestError:

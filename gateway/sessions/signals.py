@@ -7,9 +7,9 @@ signal      is observed of an answer when
 =========== ======================================================================
 continued   the user's next message follows it (1.0)
 regenerated the same request comes again (1.0)
-edited      another question stands in the place of its own
+edited      the conversation comes again with another question before it
 repeated    a later question is nearly the same as its question
-abandoned   the user went back beyond it, or hung up (1.0)
+abandoned   the user went back to an earlier turn, or hung up (1.0)
 =========== ======================================================================
 
 The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.memory.similarity`.

@@ -53,7 +53,7 @@ CLOSE_GRACE = 5.0
 def of(
     part: Callable[[AsyncSwarmClient], PartT], method: Callable[Concatenate[PartT, P], T]
 ) -> Callable[Concatenate[AsyncSwarmClient, P], T]:
-    """``method`` of a part of the client, as a method of the client."""
+    """A method of the client that calls ``method`` of one of its parts."""
 
     @wraps(method)
     def forwarded(self: AsyncSwarmClient, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -122,8 +122,8 @@ class Calls:
             on_retry()
 
     async def release(self, call: ReleaseCall) -> None:
-        """Let go of what the server holds, for as long as no server answers. Never raises: if the server refuses, there
-        is nothing to let go of (logged)."""
+        """Release what the server holds for this client; repeated until a server answers. Never raises: a server that
+        refuses holds nothing (logged)."""
         try:
             async with asyncio.timeout(RELEASE_POLICY.total), self._releasing:
                 await self.perform(call, policy=RELEASE_POLICY, while_closing=True)

@@ -46,7 +46,7 @@ class BootProgress(_Message, frozen=True, kw_only=True):
 
 
 class Warned(_Message, frozen=True, kw_only=True):
-    """What people should know of a run that goes on, in words for them."""
+    """A warning for people; the run goes on."""
 
     text: str
 

@@ -104,7 +104,7 @@ class EngineLink:
         return event
 
     async def last_words(self, seconds: float) -> list[Message]:
-        """What was sent and not received yet, once no process is connected, at the latest after ``seconds``."""
+        """The messages that were sent and not received yet. Waits ``seconds`` at most for all processes to leave."""
 
         def read() -> bool:
             # a connection is closed after all that came over it is in the socket's queue

@@ -106,7 +106,7 @@ class TokenRing(Ring[Token]):
 
     Args:
         token: opens everything; None: there is no such token.
-        private: opens everything too, but does not count as a token that somebody made, so it closes nothing.
+        private: opens everything too; while it is the only token, callers without a token are served as before.
         run_dir: the folder of ``tokens.json``.
 
     Raises:
@@ -124,7 +124,7 @@ class TokenRing(Ring[Token]):
 
     @property
     def empty(self) -> bool:
-        """Whether no token was ever made. Revoked and expired ones count: somebody wanted the server closed."""
+        """Whether no token was ever made; revoked and expired tokens count as made, so the server stays closed."""
         self.refresh()
         return not (self._configured or self.credentials)
 

@@ -26,7 +26,8 @@ class ServerConfig(Model):
         default=None,
         min_length=1,
         repr=False,
-        description="one more, for processes started together with the server; that there is one closes nothing",
+        description="a further admin token, for processes started together with the server; anonymous local access "
+        "stays open",
     )
     anonymous: bool | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""What the server does otherwise for clients that were written for another server. As it stands: nothing.
+"""The port for clients that were written for another server: the points where a pack may answer them differently.
 
 Invariant: a pack that serves such clients enters a subclass as ``foreign_clients`` in :mod:`swarm.packs`.
 """
@@ -21,7 +21,7 @@ from swarm.status import EngineStatus
 
 @dataclass(frozen=True)
 class ForeignClients:
-    """The points at which such clients may be answered otherwise."""
+    """The six points; each does nothing here."""
 
     config: ServerConfig
     controller: Controller
@@ -39,7 +39,7 @@ class ForeignClients:
         return self.controller.engine_status()
 
     def until_forgotten(self) -> float:
-        """Seconds until no client still has OFFLINE in its cache."""
+        """Seconds until no client's cache shows OFFLINE any more."""
         return 0.0
 
     def without_effect(self, code: Path) -> str:

@@ -49,8 +49,8 @@ class Savings:
     Attributes:
         tokens: in the rows of all updates.
         unique_tokens: that the updates computed; a prefix counts once for each part that holds it.
-        seconds: estimated, of updates, old and reference log-probabilities: the time the tries took, times what the
-            rows were estimated to cost beyond them.
+        seconds: estimated, for updates, old and reference log-probabilities together: the measured time of the tries x
+            (estimated cost of the rows / estimated cost of the tries - 1).
     """
 
     tokens: int = 0

@@ -88,8 +88,8 @@ class WaitingGroups:
         version: of the weights that are served.
         episodes: how many wait.
         trainable: those in groups of at least two.
-        lasting: whole groups, episodes in groups of at least two, and all episodes that will not be too old after one
-            more sync.
+        lasting: the tally of what will still not be too old after one more sync: whole groups, episodes in groups of
+            at least two, and all episodes.
     """
 
     def __init__(self, job: TrainJob, shares: Shares, most_losses: int) -> None:

@@ -103,7 +103,8 @@ class Shares:
         self._change(client, share, task_id, waiting=1)
 
     def parted(self, clients: Iterable[str], task_id: str) -> None:
-        """Those of these clients do not: they were dropped or taken, or the group is complete."""
+        """Stop counting one waiting episode for each of ``clients``: it was dropped, was put into a batch, or completed
+        its group."""
         for client, members in Counter(clients).items():
             share = self._shares[client]
             share.waiting -= members

@@ -107,7 +107,7 @@ class CallOwner:
             self._controller.pool.keep(episode, call)
 
     def outlive(self) -> None:
-        """From now on the call continues, untrained, when the engine's next phase deletes its episodes."""
+        """From now on the call continues, untrained, although the engine closes a batch and deletes its episodes."""
         self._outlives = True
 
     async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:

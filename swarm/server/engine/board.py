@@ -105,7 +105,7 @@ class EngineBoard:
         return "always" if self.states.always else "between_steps"
 
     def warn(self, text: str) -> None:
-        """The engine, which goes on, reports what people should know."""
+        """The engine goes on and reports a ``text`` for people."""
         logger.warning("%s", text)
         self.warnings.append(text)
         self.changed.notify()
@@ -132,7 +132,7 @@ class EngineBoard:
         await self.changed.until(lambda: self.closing or self.changes != after, within)
 
     def begin(self) -> None:
-        """Another engine starts: forget what the one before told."""
+        """Another engine starts: forget the reports of the one before."""
         self.boot_stage, self.last_lines, self.code = "starting", [], None
         self.warnings.clear()
         self._answered = False
@@ -184,8 +184,8 @@ class EngineBoard:
     def died(self, reason: str, *, wrong_config: bool = False, cause: str = "", counts: bool = True) -> None:
         """Count a death of the engine before it goes OFFLINE; a step or a stop on purpose resets the count.
 
-        ``cause`` is as in :class:`~swarm.link.messages.Goodbye`. An engine that found no room on the disk is no death
-        that ``counts``: it may be started as often as it takes until there is room.
+        ``cause`` is as in :class:`~swarm.link.messages.Goodbye`. A death for want of room on the disk does not
+        ``count``: the engine may be started again until there is room.
         """
         before, explained = self.failure, self._explained
         self._explained = 0

@@ -72,7 +72,8 @@ class EpisodeRequests:
         await self.run.journal.synced()
 
     async def caught_up(self) -> None:
-        """The same for who need not wait for room on the disk: where it refuses what is pending, a second must do."""
+        """As :meth:`synced`, for a caller that need not wait for room on the disk: if the disk refuses the pending
+        rows, it waits for one second at most."""
         synced = asyncio.ensure_future(self.synced())
         refused = 0
         try:

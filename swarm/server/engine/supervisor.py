@@ -1,9 +1,9 @@
 """Starts and stops the engine, and drives the server's state by what the engine says over the link.
 
 Invariant: whatever ends a run (Stop, exit, silence, a boot that takes too long), the state goes to OFFLINE with the
-reason at once, and no other run starts before nothing of this one is left. Until then it is listened to: a step that it
-did is recorded, however late it says so, and only then is an error held against the batch that it had. Where vLLM
-outlives its trainer, the run goes on: another trainer is started, up to ``MAX_RESTARTS`` times without a step.
+reason at once, and no other run starts while a process of this one is left. Until then the server reads the engine's
+messages: it records a step however late its message comes, and only afterwards does an error count against the batch.
+Where vLLM outlives its trainer, the run goes on with another trainer, up to ``MAX_RESTARTS`` times without a step.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Supervisor:
         self._command = tuple(command or ENGINE_COMMAND)
         self._run: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        # the synced code that the engine is to run; the controller has it once the engine's processes told that they do
+        # the synced code for the engine; `board.code` is set once the engine's processes say that they import it
         self._code: Stored | None = None
         self._snapshots = Snapshots(config.run_dir)
         self._history = History(config.run_dir)

@@ -194,7 +194,7 @@ class ClaimQueue:
         return sum(claim.wish.while_closed and claim.wish.client_uuid == wish.client_uuid for claim in self._waiting)
 
     def _answer_held(self, refusal: Refusal) -> None:
-        """A batch is open, and has no place for those that only waited for that."""
+        """Refuse the claims that waited only for the next batch to open: it is open and has no place for them."""
         for waiting in [claim for claim in self._waiting if claim.wish.while_closed]:
             self._unqueue(waiting)
             waiting.granted.set_result(refusal)

@@ -132,9 +132,8 @@ class ClaimWish(NamedTuple):
     """What a client asks for: all ``episodes`` at once or none; times in seconds.
 
     With ``unless_batch_waits`` it does not queue up while no episode is needed, with ``while_closed`` only until the
-    next batch opens. All wishes with the same
-    client and ``claim_key`` (unless empty) get what the first one got; after a restart, for
-    several episodes only if they were claimed ``as_group``.
+    next batch opens. All wishes with the same client and ``claim_key`` (unless empty) get what the first one got; after
+    a restart, a wish for several episodes only if they were claimed ``as_group``.
     """
 
     client_uuid: str
@@ -181,7 +180,7 @@ class Refusal:
 
 
 def new_uuid() -> str:
-    """A fresh name of 128 random bits; its beginning, which is all that many monitors show, tells it from others."""
+    """A fresh name of 128 random bits; many monitors show its beginning alone, which differs too."""
     return secrets.token_hex(16)
 
 

@@ -214,7 +214,8 @@ class EpisodePool:
             self._append(*rows)
 
     def keep(self, episode: LiveEpisode, call: ModelCall) -> None:
-        """A call given to :meth:`record` is on disk: it belongs to the episode, unless that is over."""
+        """The call that :meth:`record` appended is on disk: it belongs to the episode now, unless the episode is
+        over."""
         if not episode.over.happened:
             episode.calls.append(call)
 
@@ -322,9 +323,10 @@ class EpisodePool:
 
     @property
     def no_episode_needed(self) -> str:
-        """Why no train episode is needed although vLLM serves: the trainer still computes and what waits and runs is
-        all that it can use next, a batch waits for the verdict on a challenger, the trainer died, or all steps are
-        done; otherwise empty."""
+        """Why no train episode is needed although vLLM serves; empty where one is needed.
+
+        None is needed while the trainer computes and the episodes that wait and run fill its next batches, while a
+        batch waits for the verdict on a challenger, after the trainer died, and when all steps are done."""
         vllm, trainer, always = self._engine
         if trainer is TrainerState.BOOTING and vllm is not VllmState.DOWN:
             return TRAINER_AWAY

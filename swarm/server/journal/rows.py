@@ -1,4 +1,4 @@
-"""The rows that the server's decisions become on disk, and what is read back after a restart; plain values without I/O.
+"""The rows that the server writes for its decisions, and the values that it reads back after a restart; without I/O.
 
 Invariant: a row states its outcome in absolute values, so the journal stores it without deciding anything, and storing
 it twice equals storing it once. Times are Unix seconds (``time.time()``), which mean something to the next process too.
