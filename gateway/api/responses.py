@@ -96,9 +96,11 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not (self.data.get("store") and self.consent.keeps(response["output"])) or deleted():
+        if not self.data.get("store") or deleted():
             return
         items = [*_items(self.data.get("input")), *response["output"]]
+        if not self.consent.keeps([items, self.data.get("instructions")]):
+            return
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 
 
