@@ -19,6 +19,7 @@ from gateway.observability.request import answered_by, asked_by, in_session, may
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
+from gateway.rollout.placeholders import filled, masked
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
@@ -74,9 +75,10 @@ class Pipeline:
             in_session(session_of(incoming))
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming)
-            incoming.consent.redacts = route.settings.data.redact == "group"
+            incoming.consent.rules = route.settings.data.rules
+            incoming = masked(incoming, route.settings.data)
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-            return _holding(outcome, held)
+            return _holding(filled(outcome, incoming.values), held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.

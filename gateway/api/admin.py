@@ -11,6 +11,7 @@ commands the engine through a gateway.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -116,24 +117,23 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
             "routes, or ask the swarm server itself (--swarm-url)",
             code="key_limited",
         )
-    names = {name: request.query_params.get(name, "") for name in Subject.model_fields}
-    if not any(names.values()):
-        return {}
-    subject = Subject(**names)
+    subject = Subject(**{name: request.query_params.get(name, "") for name in Subject.model_fields})
     report = await _sent(request, route, "/data/report", caller, method="GET")
     if report.status != 200:
         return report
     requests = set((object_in(report.content) or {}).get("requests", ()))
-    log = gateway.telemetry.request_log
+    log, deletions, now = gateway.telemetry.request_log, gateway.telemetry.deletions, time.perf_counter()
+    # what is under way writes nothing when it ends
+    for each in (subject, *(Subject(request_id=name) for name in requests)):
+        deletions.add(each, now)
     try:
         lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0
     except OSError as exc:
         raise SwarmGatewayError(f"the request log cannot be rewritten: {exc.strerror or exc}", code="disk") from exc
-    whole = subject.key and not (subject.session or subject.user or subject.request_id)
     return {
         "request_log_lines": lines,
         "sessions": gateway.sessions.erase(subject),
-        "responses": gateway.responses.erase(subject.key) if whole else 0,
+        "responses": gateway.responses.erase(subject),
     }
 
 

@@ -9,6 +9,7 @@ is none of them: the next turns build on it.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, Redaction
+from gateway.data.redaction import Rules
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -119,8 +121,14 @@ class DataConfig(Model):
     redact: Redaction = Field(
         default="none",
         description="group: what holds an e-mail or IP address, a phone, a card, an IBAN, a key or a token, in its "
-        "prompt or any of its answers, is answered as ever and neither kept nor trained",
+        "prompt or any of its answers, is answered as ever and neither kept nor trained; before_sampling: in prompts "
+        "placeholders stand for these, and are sampled, judged, kept and trained; the user gets the values back",
     )
+
+    @cached_property
+    def rules(self) -> Rules | None:
+        """What is private here; ``None``: nothing."""
+        return None if self.redact == "none" else Rules()
 
 
 class RouteSettings(Model):

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.data.redaction import private
+from gateway.data.redaction import Rules
 from swarm.errors import RequestError
 
 #: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
 ConsentRule = Literal["opt_out", "opt_in"]
-#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept.
-Redaction = Literal["none", "group"]
+#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept; of
+#: ``before_sampling`` alike, but its prompt has placeholders by then.
+Redaction = Literal["none", "group", "before_sampling"]
 
 TRAIN_HEADER = "x-swarm-train"
 
@@ -27,11 +28,11 @@ class Consent:
 
     Attributes:
         granted: whether its texts may be kept; no, until its route is known.
-        redacts: whether texts with private parts may not be kept all the same.
+        rules: texts with parts that are private by them may not be kept all the same; ``None``: no rules.
     """
 
     granted: bool = False
-    redacts: bool = False
+    rules: Rules | None = None
 
     def keeps(self, texts: Any) -> bool:
         """Whether ``texts`` (JSON) may be kept."""
@@ -39,7 +40,7 @@ class Consent:
 
     def withholds(self, texts: Any) -> bool:
         """Whether what ``texts`` (JSON) hold forbids to keep them."""
-        return self.redacts and private(texts)
+        return self.rules is not None and self.rules.private(texts)
 
 
 def header_consent(headers: Mapping[str, str]) -> bool | None:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from gateway.data.redaction import private
 from gateway.observability.request import notes, phase, span
 from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup
@@ -277,7 +276,7 @@ class GroupRun:
             failed = not self.trains and score is None and self.shaped.failure is None
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
         answers = [self.samples[index].answer.message for index in indices]
-        if self.training.settings.data.redact == "group" and private(answers):
+        if (rules := self.training.settings.data.rules) is not None and rules.private(answers):
             self.training.stats.withheld["answer"] += 1
             return DropReason.PRIVATE
         partial = self.shaped.takes_partial and len(indices) >= _LEAST_GROUP
