@@ -155,7 +155,8 @@ class GroupRun:
             await asyncio.wait(self._sampling)
         if self.samples and self.shaped.drop is not DropReason.SUBMIT_HOOK:
             try:
-                await self._scored(reference, self._candidates({}))
+                shaped, hooks = self.shaped, self.training.hooks
+                await reference.judge(hooks, shaped.submission.task, self._candidates({}), shaped.context)
             except HookError as exc:
                 hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
         return reference.pair(self.shaped, self.samples, self.outcomes)

@@ -200,10 +200,11 @@ class EpisodeRequests:
         within: float,
         *,
         sets_rules: bool = True,
+        may_hold: bool = True,
     ) -> Stages:
         """See :meth:`Stages.follow`; returns at the first change after ``after_change``, or ``within`` seconds."""
         stages = self.run.pool.stages
-        stages.follow(routes, sets_rules=sets_rules)
+        stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
         return stages
