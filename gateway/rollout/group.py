@@ -159,7 +159,10 @@ class GroupRun:
                 await self._scored(reference, self._candidates({}))
             except HookError as exc:
                 hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
-        return reference.pair(self.shaped, self.samples, self.outcomes)
+        pair = reference.pair(self.shaped, self.samples, self.outcomes)
+        if (difference := pair.difference) is not None:
+            self._tell(lambda watcher: watcher.compared(self.shaped.group_id, difference))
+        return pair
 
     # ------------------------------------------------------------------ its end
 
@@ -379,7 +382,7 @@ class GroupRun:
         session, hooks = self._session, self.training.hooks
         if session is None or session.sessions.watcher is None:
             return
-        if session.incoming.consent.withholds([candidate.message for candidate in candidates]):
+        if session.erased or session.incoming.consent.withholds([candidate.message for candidate in candidates]):
             # an earlier judging may have shown the others
             self._tell(lambda watcher: watcher.forget(self.shaped.group_id))
             return
@@ -388,6 +391,7 @@ class GroupRun:
             session.incoming,
             session.scope.route,
             session.name,
+            self._notes,
             hooks.source,
             hooks.code,
             indices,

@@ -338,6 +338,12 @@ class SessionLink:
         """The delivered answer, once it is remembered."""
         return self._turn
 
+    @property
+    def erased(self) -> bool:
+        """Whether what is kept of its subject was deleted since it began."""
+        deleted = self.sessions.erased[self._erased_before :]
+        return any(is_of(self.scope, self.name, subject) for subject in deleted)
+
     def delivered(
         self,
         completion_id: str,
@@ -356,10 +362,7 @@ class SessionLink:
             reward: of the answer; ``None`` where it has none (yet).
             trains: whether its group has episodes.
         """
-        deleted = self.sessions.erased[self._erased_before :]
-        if self.incoming.consent.withholds(message) or any(
-            is_of(self.scope, self.name, subject) for subject in deleted
-        ):
+        if self.erased or self.incoming.consent.withholds(message):
             return
         self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 
