@@ -128,12 +128,18 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
         deletions.add(each, now)
     try:
         lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0
+        sessions = gateway.sessions.erase(subject)
+        watcher = gateway.sessions.watcher
+        watched = await watcher.erase(subject, requests) if watcher is not None else {}
     except OSError as exc:
-        raise SwarmGatewayError(f"the request log cannot be rewritten: {exc.strerror or exc}", code="disk") from exc
+        raise SwarmGatewayError(
+            f"what is kept at the gateway cannot be rewritten: {exc.strerror or exc}", code="disk"
+        ) from exc
     return {
         "request_log_lines": lines,
-        "sessions": gateway.sessions.erase(subject),
+        "sessions": sessions,
         "responses": gateway.responses.erase(subject),
+        **watched,
     }
 
 

@@ -25,9 +25,10 @@ from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
 from gateway.page.deciding import GivenMove, move
 from gateway.page.judging import GivenJudgement, Judgements
-from gateway.page.kept_groups import VIEWS, KeptGroup, KeptGroups
+from gateway.page.kept_groups import KeptGroup, KeptGroups
 from gateway.page.learning import Servers
 from gateway.page.login import Logins, Visitor, refuse_foreign
+from gateway.page.selection import VIEWS, select
 from gateway.page.stream import Events
 from gateway.runtime import Gateway
 from gateway.types import Caller
@@ -69,17 +70,20 @@ class WebPage:
 
     Attributes:
         path: of all routes.
+        body_bytes: that a request may have.
         watcher: is shown the groups.
     """
 
     path = "/ui"
+    #: 10,000 characters of a comment and of a correction, escaped
+    body_bytes = 256 * 1024
 
     def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:
         self._logins = Logins(keys, secure=beyond_loopback)
         self._keyless = keys.open
         self._events = Events()
         self._judgements = Judgements(config.judgements)
-        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten)
+        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten, self._judgements.erase)
         self._servers = Servers()
         self.routes: Sequence[BaseRoute] = [
             *(
@@ -119,7 +123,7 @@ class WebPage:
         refuse_foreign(request)
         wanted = await _body(request, GivenKey)
         response = Response(status_code=204, headers=_HEADERS)
-        self._logins.log_in(wanted.key, response)
+        self._logins.log_in(wanted.key, request, response)
         return response
 
     async def _log_out(self, request: Request) -> Response:
@@ -143,8 +147,8 @@ class WebPage:
         limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
         names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
         last = self._events.latest
-        groups = self.watcher.select(caller, view, policy=policy, **names)
-        everything = self.watcher.select(caller)
+        everything = self.watcher.opened(caller)
+        groups = await select(everything, view, policy=policy, **names)
         return {
             "at": time.time(),
             "last": last,
@@ -166,13 +170,13 @@ class WebPage:
         judgement = await _body(request, GivenJudgement)
         kept = await self._judgements.judge(group, visitor.name, judgement)
         gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
-        self._changed(group)
+        self.watcher.touched(group)
         return {**kept, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _undo(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._judgements.undo(group, visitor.name)
-        self._changed(group)
+        self.watcher.touched(group)
         return {"agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _learning(self, request: Request, visitor: Visitor) -> Any:

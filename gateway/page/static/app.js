@@ -45,7 +45,7 @@ const app = {
         sayGone();
       },
       group: (row) => screen.group?.(row),
-      reset: () => open(true),
+      reset: () => screen.writing?.() || open(true),
     });
   },
 };

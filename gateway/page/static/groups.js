@@ -7,6 +7,7 @@ const VIEWS = [
   ["newest", "Newest"],
   ["unjudged", "To judge"],
   ["disagree", "Hook and people disagree"],
+  ["lost", "Challenger lost"],
   ["spread", "Widest spread"],
   ["best", "Best"],
   ["worst", "Worst"],
@@ -14,6 +15,7 @@ const VIEWS = [
 ];
 const NOTHING = {
   disagree: "Nobody has judged otherwise than the hook yet. Open a group and press the number of the answer that you prefer.",
+  lost: "No group's answers were judged worse than the incumbent's to the same request. A takeover compares them.",
   equal: "No group has equal rewards: the hook tells all answers apart.",
   unjudged: "Every group here is judged.",
 };
@@ -87,6 +89,7 @@ export async function openGroups(main, params, app) {
   if (chosen) choose(chosen);
 
   return {
+    writing: () => document.activeElement === words && words.value !== (query.get("words") ?? ""),
     group(row) {
       const place = rows.findIndex((other) => other.id === row.id);
       if (place >= 0) {
@@ -131,6 +134,7 @@ export function state(row) {
   if (row.user !== null) labels.push(h("span.tag", { title: "what the user said, from -1 to 1" }, `user ${row.user > 0 ? "+" : ""}${number(row.user)}`));
   const judges = Object.keys(row.picks).length;
   if (judges) labels.push(h("span.tag.judged", {}, judges === 1 ? "judged" : `judged by ${judges}`));
+  if (row.lead !== null && row.lead < 0) labels.push(h("span.tag.warn", { title: "the incumbent's answer was judged better" }, `lost by ${number(-row.lead)}`));
   if (row.disagrees) labels.push(h("span.tag.warn", {}, "disagree"));
   return labels;
 }
@@ -138,7 +142,7 @@ export function state(row) {
 function agreementLine(agreement) {
   if (!agreement.compared) return null;
   const chance = agreement.chance === null ? "" : ` (by chance: ${percent(agreement.chance)})`;
-  return h("p.note", {}, `People and the hook prefer the same answer in ${percent(agreement.share)} of ${count(agreement.compared, "judgement")}, 95 % interval ${percent(agreement.low)} to ${percent(agreement.high)}${chance}.`);
+  return h("p.note", {}, `People and the hook prefer the same answer in ${percent(agreement.share)} of ${count(agreement.compared, "group")}, 95 % interval ${percent(agreement.low)} to ${percent(agreement.high)}${chance}.`);
 }
 
 function nothing(answer, view, query) {

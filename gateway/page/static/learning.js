@@ -41,9 +41,9 @@ function agreementPanel(answer) {
   const { share, low, high, chance, compared, judged } = answer.agreement;
   const title = "The hook's report card";
   if (!compared) return panel(title, answer.at, h("p", {}, judged ? `${count(judged, "judgement")} so far, none of a group whose rewards differ.` : "Nobody has judged a group yet. Open one under Groups and press the number of the best answer, or b first to judge blind."));
-  const words = `People pick an answer that the hook likes best in ${percent(share)} of ${count(compared, "judgement")}; 95 % interval ${percent(low)} to ${percent(high)}.`;
+  const words = `People pick an answer that the hook likes best in ${percent(share)} of ${count(compared, "group")}; 95 % interval ${percent(low)} to ${percent(high)}.`;
   const verdict = low > chance ? "The hook knows what people like, better than chance." : high < chance ? "The hook likes what people do not: look at it before you train on." : "Too few judgements to tell the hook from chance.";
-  return panel(title, answer.at, h("p.figure", {}, h("b", {}, percent(share)), ` of ${count(compared, "judgement")} agree, ${percent(low)} to ${percent(high)} (95 %); by chance ${percent(chance)}.`), interval(share, low, high, 0, 1, chance, words), h("p", {}, verdict));
+  return panel(title, answer.at, h("p.figure", {}, h("b", {}, percent(share)), ` of ${count(compared, "group")} agree, ${percent(low)} to ${percent(high)} (95 %); by chance ${percent(chance)}.`), interval(share, low, high, 0, 1, chance, words), h("p", {}, verdict));
 }
 
 function routesPanel(answer) {
