@@ -13,12 +13,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from gateway.data.redaction import MEDIA, Rules
+from gateway.data.redaction import MEDIA, PLACEHOLDER, Rules
 
 Chunk = dict[str, Any]
 T = TypeVar("T")
 
-_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9]+\]")
 #: The texts of a message or a delta.
 _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 #: The only field of a message whose text is JSON itself: of a call.
@@ -46,7 +45,7 @@ class Masking:
     def masked(self, value: T) -> T:
         """``value`` (JSON) with placeholders that none of its texts holds already; pictures and sounds stay."""
         texts = list(_texts_of(value))
-        self._taken.update(name for text, _ in texts for name in _PLACEHOLDER.findall(text))
+        self._taken.update(name for text, _ in texts for name in PLACEHOLDER.findall(text))
         for text, in_json in texts:
             self._masked(text, in_json)
         # once more: what one text shows to be private may stand in an earlier one, where no rule can tell
@@ -169,7 +168,7 @@ def _filled(text: str, values: Mapping[str, str], in_json: bool) -> str:
             return name
         return _escaped(values[name]) if in_json else values[name]
 
-    return _PLACEHOLDER.sub(value, text) if "[" in text else text
+    return PLACEHOLDER.sub(value, text) if "[" in text else text
 
 
 def _escaped(text: str) -> str:
