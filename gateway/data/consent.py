@@ -69,12 +69,12 @@ class Refusals:
 
     def hear(self, key_id: str, session: str, headers: Mapping[str, str]) -> bool:
         """Whether a request's session says no, now or before; an empty name is no session."""
-        place = key_id, session
+        session_key = key_id, session
         if session and headers.get(TRAIN_HEADER, "").lower() == NO_SESSION:
-            self._sessions[place] = None
-        if place not in self._sessions:
+            self._sessions[session_key] = None
+        if session_key not in self._sessions:
             return False
-        self._sessions.move_to_end(place)
+        self._sessions.move_to_end(session_key)
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
         return True

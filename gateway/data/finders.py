@@ -41,8 +41,7 @@ def finder(spec: str) -> Finder:
 
     def spans(text: str) -> Iterator[Span]:
         try:
-            found = [(_NO_LETTER.sub("_", kind.lower()).strip("_") or "private", *place) for kind, *place in find(text)]
-            parts = [Span(kind, max(0, start), min(len(text), end)) for kind, start, end in found]
+            parts = [Span(_kind(kind), max(0, start), min(len(text), end)) for kind, start, end in find(text)]
         except Exception as exc:
             # its message may quote the text
             logger.error("%s fails at a text, which counts as private: %s", spec, type(exc).__name__)
@@ -50,6 +49,10 @@ def finder(spec: str) -> Finder:
         return (part for part in parts if part.start < part.end)
 
     return spans
+
+
+def _kind(name: str) -> str:
+    return _NO_LETTER.sub("_", name.lower()).strip("_") or "private"
 
 
 def _presidio() -> Find:

@@ -39,7 +39,7 @@ class Masking:
         self._taken: set[str] = set()
         #: by value, and by value as it stands in JSON
         self._placeholders: dict[str, str] = {}
-        self._known: re.Pattern[str] | None = None
+        self._literals: re.Pattern[str] | None = None
         self._counts: dict[str, int] = {}
 
     def masked(self, value: T) -> T:
@@ -52,8 +52,8 @@ class Masking:
         return _mapped(value, self._masked) if self.values else value
 
     def _masked(self, text: str, in_json: bool) -> str:
-        if self._known is not None:
-            text = self._known.sub(lambda match: self._placeholders[match[0]], text)
+        if self._literals is not None:
+            text = self._literals.sub(lambda match: self._placeholders[match[0]], text)
         # where a part is gone, its neighbour may stand free and become one
         while private := self._rules.spans(text):
             parts, end = [], 0
@@ -69,7 +69,7 @@ class Masking:
             plain = _unescaped(value) if in_json else value
             self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
             literals = sorted(self._placeholders, key=len, reverse=True)
-            self._known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
+            self._literals = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
         return self._placeholders[value]
 
     def _new(self, kind: str, value: str) -> str:
