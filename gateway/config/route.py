@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, Redaction
+from gateway.data.finders import by_pattern, finder
 from gateway.data.redaction import Rules
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
@@ -125,10 +126,28 @@ class DataConfig(Model):
         "placeholders stand for these, and are sampled, judged, kept and trained; the user gets the values back",
     )
 
+    patterns: dict[Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")], re.Pattern[str]] = Field(
+        default={},
+        description="more that is private, by the name of its kind: regular expressions that are searched for",
+    )
+    finders: list[str] = Field(
+        default=[],
+        description="more that finds it: 'module:function', which gives kind, start and end of each private part of a "
+        "text, or 'presidio', if it is installed; a text at which one fails is private as a whole",
+    )
+
+    @model_validator(mode="after")
+    def _can_be_loaded(self) -> Self:
+        if self.rules is None and (self.patterns or self.finders):
+            raise ValueError("patterns and finders need redact: group or redact: before_sampling")
+        return self
+
     @cached_property
     def rules(self) -> Rules | None:
         """What is private here; ``None``: nothing."""
-        return None if self.redact == "none" else Rules()
+        if self.redact == "none":
+            return None
+        return Rules((*(by_pattern(*named) for named in self.patterns.items()), *map(finder, self.finders)))
 
 
 class RouteSettings(Model):

@@ -13,12 +13,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from gateway.data.redaction import MEDIA, Rules
+from gateway.data.redaction import MEDIA, PLACEHOLDER, Rules
 
 Chunk = dict[str, Any]
 T = TypeVar("T")
 
-_PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9]+\]")
 #: The texts of a message or a delta.
 _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 #: The only field of a message whose text is JSON itself: of a call.
@@ -40,21 +39,21 @@ class Masking:
         self._taken: set[str] = set()
         #: by value, and by value as it stands in JSON
         self._placeholders: dict[str, str] = {}
-        self._known: re.Pattern[str] | None = None
+        self._literals: re.Pattern[str] | None = None
         self._counts: dict[str, int] = {}
 
     def masked(self, value: T) -> T:
         """``value`` (JSON) with placeholders that none of its texts holds already; pictures and sounds stay."""
         texts = list(_texts_of(value))
-        self._taken.update(name for text, _ in texts for name in _PLACEHOLDER.findall(text))
+        self._taken.update(name for text, _ in texts for name in PLACEHOLDER.findall(text))
         for text, in_json in texts:
             self._masked(text, in_json)
         # once more: what one text shows to be private may stand in an earlier one, where no rule can tell
         return _mapped(value, self._masked) if self.values else value
 
     def _masked(self, text: str, in_json: bool) -> str:
-        if self._known is not None:
-            text = self._known.sub(lambda match: self._placeholders[match[0]], text)
+        if self._literals is not None:
+            text = self._literals.sub(lambda match: self._placeholders[match[0]], text)
         # where a part is gone, its neighbour may stand free and become one
         while private := self._rules.spans(text):
             parts, end = [], 0
@@ -70,7 +69,7 @@ class Masking:
             plain = _unescaped(value) if in_json else value
             self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
             literals = sorted(self._placeholders, key=len, reverse=True)
-            self._known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
+            self._literals = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
         return self._placeholders[value]
 
     def _new(self, kind: str, value: str) -> str:
@@ -169,7 +168,7 @@ def _filled(text: str, values: Mapping[str, str], in_json: bool) -> str:
             return name
         return _escaped(values[name]) if in_json else values[name]
 
-    return _PLACEHOLDER.sub(value, text) if "[" in text else text
+    return PLACEHOLDER.sub(value, text) if "[" in text else text
 
 
 def _escaped(text: str) -> str:

@@ -7,6 +7,7 @@ Rules know forms and checksums, not people: a name, an address or a password in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +19,8 @@ from gateway.data.spans import Span
 
 #: Gives the private parts of a text, in any order.
 Finder = Callable[[str], Iterable[Span]]
+#: What stands for a private part, see :mod:`gateway.data.masking`.
+PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
 MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
@@ -53,8 +56,13 @@ class Rules:
         yield from emails(text)
         yield from ip_addresses(text)
         yield from numbers(text)
-        for find in self.more:
-            yield from find(text)
+        if self.more:
+            placeholders = [match.span() for match in PLACEHOLDER.finditer(text)]
+            for find in self.more:
+                for span in find(text):
+                    # what stands for something private is not
+                    if not any(start <= span.start and span.end <= end for start, end in placeholders):
+                        yield span
 
 
 _BUILT_IN = Rules()

@@ -154,7 +154,7 @@ class TelemetryMiddleware:
 
 def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
     """Whether texts may be written before the route of the request is known."""
-    if (header(headers, TRAIN_HEADER.encode()) or b"").lower() == b"false":
+    if (header(headers, TRAIN_HEADER.encode()) or b"").lower().startswith(b"false"):
         return False
     rules = [route.data for route in config.routes or [config]]
     return all(data.consent == "opt_out" and data.redact == "none" for data in rules)

@@ -32,7 +32,8 @@ def masked(incoming: Incoming, data: DataConfig) -> Incoming:
     masking, body = Masking(rules), call.body
     # the conversation last: what is private in it may grow, and the numbers of the rest stay
     rest = {name: value for name, value in body.items() if name not in ("model", "messages", *_USERS)}
-    masked_rest, messages = masking.masked([rest, call.messages])
+    parts: list[Any] = [rest, call.messages]
+    masked_rest, messages = masking.masked(parts)
     body = {**body, **masked_rest, **_named(body, masked_rest.get("metadata"), rules)}
     if "messages" in body:
         body["messages"] = messages
@@ -49,11 +50,11 @@ def filled(outcome: Outcome, values: Mapping[str, str]) -> Outcome:
             return replace(outcome, completion=completion, chunks=lambda: _whole(chunks(), values))
         case Live():
             return replace(outcome, chunks=_live(outcome.chunks, values))
-        case Relayed(body=bytes() as body):
+        case Relayed(body=body):
+            if not isinstance(body, bytes):
+                return replace(outcome, body=_relayed(body, values))
             answer = object_in(body)
             return outcome if answer is None else replace(outcome, body=to_json(unmasked(answer, values)))
-        case Relayed():
-            return replace(outcome, body=_relayed(outcome.body, values))
 
 
 def _named(body: Mapping[str, Any], masked_metadata: Any, rules: Rules) -> dict[str, Any]:

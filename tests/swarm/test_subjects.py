@@ -31,7 +31,7 @@ def test_deletions_cover_what_was_begun_before_and_fits_all_names_of_one() -> No
             Tombstone(id=str(number), subject=Subject(**some(1)), until=draw.random())
             for number in range(draw.randrange(12))
         ]
-        notes, begun = Notes(**some(0)), draw.random()
+        notes, begun = Notes.model_validate(some(0)), draw.random()
         covered = any(begun <= stone.until and stone.subject.fits(notes) for stone in stones)
         assert Deletions(stones).cover(notes, begun) == covered
 

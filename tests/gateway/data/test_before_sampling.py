@@ -154,8 +154,8 @@ async def test_an_upstream_gets_placeholders_too(rig: server.Rig, tmp_path: Path
 
     rig.vllm.default = answering
     upstream = {"base_url": f"{rig.vllm_address}/v1" if "://" in rig.vllm_address else f"http://{rig.vllm_address}/v1"}
-    settings: dict[str, Any] = {"swarm_url": None, "upstream": upstream, "data": {"redact": "before_sampling"}}
-    async with gateway_before(**{"swarm_url": "", "folder": tmp_path, **settings}) as http:
+    nobody: Any = None
+    async with gateway_before(nobody, tmp_path, upstream=upstream, data={"redact": "before_sampling"}) as http:
         answer = await http.post(path, json={"model": "tiny", "stream": stream, **DIALECTS[path]})
         assert answer.status_code == 200, answer.text
         assert ANSWER.format(EMAIL) in text_of(answer, stream=stream), answer.text

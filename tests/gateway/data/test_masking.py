@@ -31,7 +31,8 @@ def test_arguments_are_json_and_stay_so() -> None:
     key = "-----BEGIN PRIVATE KEY-----\n" + "QUJD" * 20 + "\n-----END PRIVATE KEY-----"
     call = {"function": {"name": "keep", "arguments": json.dumps({"key": key})}}
     masking = Masking(Rules())
-    masked = masking.masked([{"content": f"my key: {key}"}, {"tool_calls": [call]}])
+    messages: list[Any] = [{"content": f"my key: {key}"}, {"tool_calls": [call]}]
+    masked = masking.masked(messages)
     assert masked[0]["content"] == "my key: [SECRET_1]"
     assert masked[1]["tool_calls"][0]["function"]["arguments"] == '{"key": "[SECRET_1]"}'
     assert masking.values == {"[SECRET_1]": key}
