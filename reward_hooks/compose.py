@@ -45,8 +45,8 @@ from reward_hooks.runner import HookRunner
 from swarm.concurrency import all_of
 from swarm.errors import ConfigError
 from swarm.importer import digest_of
-from swarm.job import read_mapping, validated
 from swarm.types import Model, Task
+from swarm.validation import read_mapping, validated
 
 
 class PartConfig(Model):

@@ -23,8 +23,8 @@ from pydantic_core import PydanticCustomError
 
 from reward_hooks.contract import Candidate
 from swarm.errors import ConfigError
-from swarm.job import validated
 from swarm.types import Model, Task
+from swarm.validation import validated
 
 
 class RecordedGroup(Model):

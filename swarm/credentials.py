@@ -25,8 +25,8 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_model
 
 from swarm.errors import ConfigError
-from swarm.job import describe_validation
 from swarm.types import Model
+from swarm.validation import describe_validation
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import describe_validation
 from swarm.types import Task
+from swarm.validation import describe_validation
 
 #: Columns that may hold the prompt, in order of preference: a string, or a list of chat messages.
 QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")

@@ -7,25 +7,19 @@ Of ``overrides`` each key of verl is a value of its own.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError
 from swarm.packs import added
 from swarm.types import Model
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
+from swarm.validation import parse_mapping, read_mapping, validated
 
 #: Where a value comes from, the strongest first; then :data:`OURS` and verl.
 SET, JOB, SERVER = "set", "job", "server defaults"
@@ -230,92 +224,6 @@ class TrainJob(Model):
         return limit // self.num_repeat * self.num_repeat
 
 
-def validated(model: type[ModelT], data: Mapping[str, Any], where: str) -> ModelT:
-    """The ``model`` with the fields ``data``.
-
-    Raises:
-        ConfigError: a misspelt key or a value out of range; one line names ``where`` and each.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as exc:
-        raise describe_validation(exc, where, model) from exc
-
-
-def describe_validation(exc: ValidationError, where: str, model: type[BaseModel] | None = None) -> ConfigError:
-    """One-line error naming every wrong key of ``where`` and what is wrong with it; ``model`` knows the right ones."""
-    problems: dict[str, list[str]] = {}
-    for error in exc.errors():
-        key, words = _problem(error, model)
-        problems.setdefault(key, []).append(words)
-    lines = [f"{key}: {_one_of(words)}" if key else "; ".join(words) for key, words in problems.items()]
-    return ConfigError(f"{where}: {'; '.join(lines)}")
-
-
-def _one_of(words: list[str]) -> str:
-    """What is wrong with a value that each of several kinds refuses."""
-    wanted, _, value = words[-1].partition(", not ")
-    kinds = [*(word.partition(", not ")[0] for word in words[:-1]), wanted]
-    joined = " or ".join(dict.fromkeys([kinds[0], *(word.removeprefix("must be ") for word in kinds[1:])]))
-    return f"{joined}, not {value}" if value else joined
-
-
-def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, str]:
-    """The dotted key and what is wrong with it."""
-    path = key_path(error)
-    if error["type"] != "extra_forbidden":
-        return ".".join(map(str, path)), in_plain_words(error)
-    *outer, last = map(str, path)
-    keys = model.model_fields if model is not None and not outer else ()
-    meant = difflib.get_close_matches(last, keys, n=1)
-    hint = f" (did you mean {meant[0]!r}?)" if meant else ""
-    return ".".join(outer), f"unknown key {last!r}{hint}"
-
-
-def key_path(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where the value is, without the names that pydantic gives to the kinds of values that a key may have."""
-    first, *rest = error["loc"] or ("",)
-    kinds = ("str", "int", "float", "bool", "dict", "list")
-    own = [
-        part
-        for part in rest
-        if isinstance(part, int) or not ("[" in part or part.startswith("constrained-") or part in kinds)
-    ]
-    return (first, *own) if error["loc"] else ()
-
-
-#: Kinds of errors whose input is a plain value; others may be about a secret, which is not repeated.
-_TELLS_INPUT = ("int_", "float_", "bool_", "greater_", "less_", "literal_", "finite_")
-_LONGEST_INPUT = 40
-_WORDS = {
-    "a valid ": "a ",
-    "a integer": "a whole number",
-    "a dictionary": "a mapping",
-    "a boolean": "true or false",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
-
-
-def in_plain_words(error: ErrorDetails) -> str:
-    """What is wrong with one value, without the words of pydantic."""
-    kind, message = error["type"], error["msg"]
-    if kind == "missing":
-        return "is required"
-    if kind in ("value_error", "assertion_error"):
-        return message.partition(", ")[2]
-    _, should, wanted = message.partition(" should ")
-    if not should:
-        return message
-    # "Input should be a valid integer, unable to parse string as an integer"
-    wanted = wanted.partition(", ")[0]
-    for theirs, ours in _WORDS.items():
-        wanted = wanted.replace(theirs, ours)
-    value = repr(error["input"])
-    tells = kind.startswith(_TELLS_INPUT) and len(value) <= _LONGEST_INPUT
-    return f"must {wanted}" + (f", not {value}" if tells else "")
-
-
 @dataclass(frozen=True)
 class JobFields:
     """The fields of a :class:`TrainJob` that a text sets, and its keys that have no effect here, with why."""
@@ -332,34 +240,6 @@ def read_fields(text: str) -> JobFields:
     """
     read: Callable[[str], JobFields] | None = added("job")
     return JobFields(parse_mapping(text, "job"), {}) if read is None else read(text)
-
-
-def parse_mapping(text: str, where: str) -> dict[str, Any]:
-    """The mapping at the top of YAML (or JSON) text; empty for text without content.
-
-    Raises:
-        ConfigError: the text is not YAML, or not a mapping; ``where`` names it.
-    """
-    try:
-        data: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
-        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(data, dict | None):
-        raise ConfigError(f"{where} must be a mapping, got {type(data).__name__}")
-    return cast("dict[str, Any]", data or {})
-
-
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """:func:`parse_mapping` of the file at ``path``.
-
-    Raises:
-        ConfigError: the file cannot be read, or see there; ``what`` says what it is.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
-    return parse_mapping(text, f"the {what} {path}")
 
 
 def parse_job(text: str, where: str = "job") -> TrainJob:

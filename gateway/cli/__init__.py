@@ -31,7 +31,7 @@ def main(command: str = "gateway.cli.root:app") -> None:
 
         if not isinstance(exc, ValidationError):
             raise
-        from swarm.job import describe_validation
+        from swarm.validation import describe_validation
 
         _leave(describe_validation(exc, exc.title).message)
     except KeyboardInterrupt:

@@ -109,7 +109,7 @@ def _settings(conf: Path, scratch: Path) -> dict[str, Any]:
     import yaml
 
     from swarm.agentjet.yaml_job import convert
-    from swarm.job import read_mapping
+    from swarm.validation import read_mapping
 
     data = read_mapping(conf, "config")
     if data.keys() <= load_attribute("swarm.server.config:ServerConfig").model_fields.keys():

@@ -17,7 +17,7 @@ from gateway.launch.servers import check_earlier
 from gateway.launch.up import check_ports
 from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute
-from swarm.job import read_mapping
+from swarm.validation import read_mapping
 
 
 def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:

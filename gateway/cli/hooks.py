@@ -68,7 +68,7 @@ def _hooks_of(spec: str) -> str:
     """
     from gateway.cli.parts import is_sectioned
     from gateway.cli.sections import read_gateway
-    from swarm.job import read_mapping
+    from swarm.validation import read_mapping
 
     path = Path(spec)
     if path.suffix not in (".yaml", ".yml") or not path.is_file() or not is_sectioned(read_mapping(path, "config")):

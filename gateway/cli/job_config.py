@@ -71,7 +71,8 @@ def show(
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
     from gateway.cli.parts import part_of, with_lines
-    from swarm.job import OURS, layered, read_fields, read_mapping
+    from swarm.job import OURS, layered, read_fields
+    from swarm.validation import read_mapping
 
     part = part_of(path, "job")
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields

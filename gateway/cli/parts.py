@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import key_path, read_mapping
+from swarm.validation import key_path, read_mapping
 
 if TYPE_CHECKING:
     import yaml

@@ -24,7 +24,8 @@ from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import TrainJob, read_mapping, validated
+from swarm.job import TrainJob
+from swarm.validation import read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
 _FROM_ENVIRONMENT = {

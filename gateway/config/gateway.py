@@ -16,8 +16,8 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.route import RouteSettings
-from swarm.job import validated
 from swarm.types import Model
+from swarm.validation import validated
 
 #: Marks an API key that is given as its SHA-256 digest.
 DIGEST_PREFIX = "sha256:"

@@ -34,7 +34,7 @@ from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import NotFoundError, RequestError, UnavailableError
 from swarm.http.asgi import read_body
-from swarm.job import describe_validation
+from swarm.validation import describe_validation
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

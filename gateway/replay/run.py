@@ -24,12 +24,12 @@ from gateway.reports.report import Failure, Latency, Report, Score, StepPoint, p
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.job import validated
 from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Model, StepResult
+from swarm.validation import validated
 
 _POLL = 1.0
 _FAILURE_PAUSE = 0.5

@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import in_plain_words
 from swarm.measures import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
+from swarm.validation import in_plain_words
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "report.png"

@@ -39,8 +39,8 @@ from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from reward_hooks.spending import Spending, metered
 from swarm.errors import ConfigError
-from swarm.job import read_mapping, validated
 from swarm.types import Model
+from swarm.validation import read_mapping, validated
 
 __all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 

@@ -19,7 +19,8 @@ import yaml
 
 from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, layered, read_mapping
+from swarm.job import TrainJob, layered
+from swarm.validation import read_mapping
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob, in_plain_words, parse_mapping
+from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob
+from swarm.validation import in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
 

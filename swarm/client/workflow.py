@@ -17,10 +17,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.job import describe_validation
 from swarm.packs import added
 from swarm.protocol import WireOutput
 from swarm.types import Task, WorkflowOutput
+from swarm.validation import describe_validation
 
 #: Runs one episode in a thread.
 Execute = Callable[[Task, EpisodeEndpoint], WorkflowOutput]

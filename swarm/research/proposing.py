@@ -20,11 +20,11 @@ from pydantic import Field, ValidationError
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
-from swarm.job import describe_validation
 from swarm.research.decisions import RunEnding, last_gain
 from swarm.research.ledger import BASE, Run, State
 from swarm.research.study import Command, Function, Grid, Halving, Random, Range, Study
 from swarm.types import Model
+from swarm.validation import describe_validation
 
 _SHOWN = 500
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, describe_validation, layered, read_mapping
+from swarm.job import TrainJob, layered
 from swarm.types import Model
+from swarm.validation import describe_validation, read_mapping
 
 FILE = "study.yaml"
 #: Begins the keys of a config delta that are settings of the workflow; the others are the job's, or verl's.

@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, describe_validation, dump_job, parse_job, read_job
+from swarm.job import TrainJob, dump_job, parse_job, read_job
 from swarm.types import Model
+from swarm.validation import describe_validation
 
 
 def test_round_trip() -> None:

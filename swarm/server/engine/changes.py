@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import Layered, TrainJob, layered, read_fields, read_mapping
+from swarm.job import Layered, TrainJob, layered, read_fields
 from swarm.link.imported import top_level
 from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
@@ -28,6 +28,7 @@ from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Sent, Snapshots, Stored
 from swarm.server.engine.supervisor import Supervisor, check_model
 from swarm.states import EngineState
+from swarm.validation import read_mapping
 
 logger = logging.getLogger(__name__)
 

@@ -73,7 +73,7 @@ class EpisodeRequests:
 
     async def caught_up(self) -> None:
         """As :meth:`synced`, for a caller that need not wait for room on the disk: if the disk refuses the pending
-        rows, it waits for one second at most."""
+        rows, it waits for about one second."""
         synced = asyncio.ensure_future(self.synced())
         refused = 0
         try:
