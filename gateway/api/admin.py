@@ -11,7 +11,7 @@ commands the engine through a gateway.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
@@ -73,12 +73,12 @@ def routes() -> list[BaseRoute]:
     own = [(target, method, target) for path, method, target in named if path != target]
     own.append(("/get_engine_status", "GET", "/get_engine_status"))
     return [
-        Route(f"/admin{path}", _endpoint(target), methods=[method], include_in_schema=(path, method, target) in named)
+        Route(f"/admin{path}", forwarding(target), methods=[method], include_in_schema=(path, method, target) in named)
         for path, method, target in (*named, *own)
     ]
 
 
-def _endpoint(target: str) -> Any:
+def forwarding(target: str) -> Callable[[Request], Awaitable[Response]]:
     """Forwards one command to ``target`` of the swarm server of a route (`?route=`, or the only one)."""
 
     async def endpoint(request: Request) -> Response:
