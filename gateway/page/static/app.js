@@ -21,11 +21,13 @@ const app = {
   me: null,
   /** The group that was chosen last. */
   last: "",
-  /** Read `path`; while the answer is awaited, nothing else is shown as if it were it. */
-  read(path) {
+  /** Read `path`; an answer that comes when another screen is open is never there, so it draws nothing. */
+  async read(path) {
+    const mine = opening;
     const answer = early?.path === path ? early.answer : ask(path);
     early = null;
-    return answer;
+    await answer.catch(() => {});
+    return mine === opening ? answer : new Promise(() => {});
   },
   go: (id) => (location.hash = `#/group/${encodeURIComponent(id)}`),
   list: () => (location.hash = `#/groups?${order.query}`),
