@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
@@ -74,12 +74,12 @@ def routes() -> list[BaseRoute]:
     own = [(target, method, target) for path, method, target in named if path != target]
     own.append(("/get_engine_status", "GET", "/get_engine_status"))
     return [
-        Route(f"/admin{path}", _endpoint(target), methods=[method], include_in_schema=(path, method, target) in named)
+        Route(f"/admin{path}", forwarding(target), methods=[method], include_in_schema=(path, method, target) in named)
         for path, method, target in (*named, *own)
     ]
 
 
-def _endpoint(target: str) -> Any:
+def forwarding(target: str) -> Callable[[Request], Awaitable[Response]]:
     """Forwards one command to ``target`` of the swarm server of a route (`?route=`, or the only one)."""
 
     async def endpoint(request: Request) -> Response:

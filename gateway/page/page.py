@@ -23,7 +23,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import PageConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
-from gateway.page.deciding import GivenMove, move
+from gateway.page.deciding import GivenMove, ask_data, move
 from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import KeptGroup, KeptGroups
 from gateway.page.learning import Servers
@@ -104,6 +104,8 @@ class WebPage:
             self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
             self._json("/learning", "GET", "look", self._learning),
             self._json("/move", "POST", "decide", self._move),
+            Route("/ui/api/data", self._data, include_in_schema=False),
+            Route("/ui/api/data/delete", self._data, methods=["POST"], include_in_schema=False),
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
         ]
 
@@ -136,7 +138,8 @@ class WebPage:
         gateway: Gateway = request.state.gateway
         caller = visitor.holder.caller
         routes = [route.name for route in gateway.routes.plan.routes if caller.opens(route.name)]
-        return {"name": visitor.name, "scope": visitor.scope, "keyless": self._keyless, "routes": routes}
+        me = {"name": visitor.name, "scope": visitor.scope, "admin": visitor.holder.admin}
+        return {**me, "keyless": self._keyless, "routes": routes}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
         query = request.query_params
@@ -188,6 +191,12 @@ class WebPage:
         done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keyless)
         self._servers.forget()
         return done.model_dump(mode="json")
+
+    async def _data(self, request: Request) -> Response:
+        visitor = self._logins.visitor(request, "decide")
+        answer = await ask_data(request, visitor, "/data/delete" if request.method == "POST" else "/data/report")
+        answer.headers.update({**_HEADERS, "cache-control": "no-store"})
+        return answer
 
     async def _stream(self, request: Request) -> Response:
         self._logins.visitor(request)

@@ -39,6 +39,7 @@ export async function openGroup(main, id, app) {
     const axis = scale(group.rewards.filter((reward) => reward !== null));
     show(
       main,
+      h("h1.unseen", {}, "A group"),
       h("div.crumbs", {}, h("a", { href: `#/groups?${order.query}` }, "← Groups"), h("span", {}, place()), h("button.quiet", { onclick: () => save(main, `group ${id.slice(0, 12)}`) }, "Save as a file")),
       asked(group),
       h("div.facts", {}, h("div", {}, facts(secret)), h("div.state", {}, secret ? h("span.tag.judged", {}, "blind") : state(group))),

@@ -45,7 +45,7 @@ export async function openGroups(main, params, app) {
       ? h("label.choice", {}, `${label} `, h("select", { onchange: (event) => go(name, event.target.value) }, h("option", { value: "" }, "all"), values.map((value) => h("option", { value, selected: String(value) === query.get(name) }, String(value)))))
       : null;
   const words = h("input", { type: "search", placeholder: "Words in prompts, answers, reasons", "aria-label": "Words", value: query.get("words") ?? "", onchange: (event) => go("words", event.target.value.trim()) });
-  const list = h("ol.rows", { role: "listbox", "aria-label": "Groups" });
+  const list = h("ol.rows", { "aria-label": "Groups" });
   const pill = h("button.pill", { hidden: true, onclick: () => app.refresh() });
   const head = h(
     "div.filters",
@@ -58,18 +58,18 @@ export async function openGroups(main, params, app) {
     const axis = scale(rows.flatMap((row) => row.rewards).filter((reward) => reward !== null));
     order.ids = rows.map((row) => row.id);
     chosen = Math.min(chosen, Math.max(0, rows.length - 1));
-    if (!rows.length) return show(list, nothing(answer, view, query));
+    if (!rows.length) return show(list, h("li", {}, nothing(answer, view, query)));
     show(
       list,
-      h("li.legend", { role: "presentation" }, h("span", {}, h("span", {}, answer.fitting > rows.length ? `${rows.length} of ${count(answer.fitting, "group")}` : count(rows.length, "group")), " · ", age(answer.at, "as of ")), ticks(axis), h("span", {}, "state")),
+      h("li.legend", {}, h("span", {}, h("span", {}, answer.fitting > rows.length ? `${rows.length} of ${count(answer.fitting, "group")}` : count(rows.length, "group")), " · ", age(answer.at, "as of ")), ticks(axis), h("span", {}, "state")),
       rows.map((row, place) => line(row, axis, place)),
     );
   }
   const line = (row, axis, place) =>
     h(
       "li.row",
-      { role: "option", id: `row-${place}`, "aria-selected": String(place === chosen), onclick: () => app.go(row.id) },
-      h("div.asked", {}, h("a.prompt", { href: `#/group/${row.id}`, tabindex: -1 }, row.prompt || "(no text)"), h("div.meta", {}, facts(row))),
+      { "aria-current": place === chosen ? "true" : null, onclick: () => app.go(row.id) },
+      h("div.asked", {}, h("a.prompt", { href: `#/group/${row.id}` }, row.prompt || "(no text)"), h("div.meta", {}, facts(row))),
       dots(row, axis),
       h("div.state", {}, state(row)),
     );
@@ -77,14 +77,14 @@ export async function openGroups(main, params, app) {
   function choose(place) {
     touched = true;
     if (!rows.length) return;
-    list.children[chosen + 1]?.setAttribute("aria-selected", "false");
+    list.children[chosen + 1]?.removeAttribute("aria-current");
     chosen = Math.max(0, Math.min(rows.length - 1, place));
     const element = list.children[chosen + 1];
-    element.setAttribute("aria-selected", "true");
+    element.setAttribute("aria-current", "true");
     element.scrollIntoView({ block: "nearest" });
     app.last = rows[chosen].id;
   }
-  show(main, head, agreementLine(answer.agreement), pill, list);
+  show(main, h("h1.unseen", {}, "Groups"), head, agreementLine(answer.agreement), pill, list);
   draw();
   if (chosen) choose(chosen);
 
