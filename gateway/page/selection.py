@@ -42,14 +42,14 @@ async def select(
 async def _with(words: Sequence[str], groups: list[KeptGroup]) -> list[KeptGroup]:
     if not words:
         return groups
-    found, began = list[KeptGroup](), time.monotonic()
+    matching, began = list[KeptGroup](), time.monotonic()
     for group in groups:
         if _has(group, words):
-            found.append(group)
+            matching.append(group)
         if time.monotonic() - began >= _SEARCHING:
             await asyncio.sleep(0)
             began = time.monotonic()
-    return found
+    return matching
 
 
 def _has(group: KeptGroup, words: Sequence[str]) -> bool:
