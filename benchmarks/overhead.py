@@ -302,8 +302,8 @@ def steps(options: argparse.Namespace) -> int:
 
 
 def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
-    """Write what each adds to ``direct``, and to ``direct_n8`` and the hook where it samples groups, and its rates as
-    ratios to the bare proxy's and LiteLLM's, into its row."""
+    """Write what each adds to ``direct``, and to ``direct_n8`` and the hook where it samples groups, and its rates and
+    CPU time as ratios to the bare proxy's and LiteLLM's, into its row."""
     rows = {name: row for name, row in rows.items() if "error" not in row}
     direct = rows["direct"]
     sampling = rows["direct_n8"]
@@ -319,10 +319,13 @@ def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
         row["added_first_token_ms"] = _added_first_token(row, direct)
         for other in ("proxy", "litellm"):
             if other in rows:
-                row[f"rps_ratio_to_{other}"] = {
-                    count: round(loop["rps"] / rows[other]["callers"][count]["rps"], 2)
-                    for count, loop in row["callers"].items()
-                }
+                for figure in ("rps", "cpu_ms"):
+                    row[f"{figure}_ratio_to_{other}"] = {
+                        count: round(loop[figure] / divisor, 2)
+                        for count, loop in row["callers"].items()
+                        # a clock of 10 ms sees nothing of a few requests
+                        if (divisor := rows[other]["callers"][count][figure]) > 0
+                    }
 
 
 def _added(row: dict[str, Any], to: dict[str, Any], less: float = 0.0) -> dict[str, dict[str, float]]:

@@ -86,16 +86,18 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
             *_cors(config.cors_origins),
             Middleware(LoopbackGuard, enabled=keys.open, remedy=_REMEDY, origins=config.cors_origins),
             Middleware(KeyMiddleware, keys=keys, exempt=page.path if page is not None else ""),
-            Middleware(ErrorMiddleware, body_limit=_body_limit, on_http_exception=_on_http_exception),
+            Middleware(ErrorMiddleware, body_limit=_body_limit(page), on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,
     )
 
 
 class _Page(Protocol):
-    """What the pack of the page adds: ``routes`` below ``path``, which check who calls themselves."""
+    """What the pack of the page adds: ``routes`` below ``path``, which check who calls themselves, for bodies of at
+    most ``body_bytes``."""
 
     path: str
+    body_bytes: int
     routes: Sequence[BaseRoute]
     watcher: GroupWatcher
 
@@ -168,9 +170,14 @@ def _routes() -> list[BaseRoute]:
     return [*routes, Route(ANY_OTHER, AnyOther(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
 
-def _body_limit(scope: Scope) -> int:
-    gateway: Gateway = scope["state"]["gateway"]
-    return admin.CODE_BYTES if scope["path"] in admin.CODE_PATHS else gateway.config.max_body_bytes
+def _body_limit(page: _Page | None) -> Callable[[Scope], int]:
+    def limit(scope: Scope) -> int:
+        gateway: Gateway = scope["state"]["gateway"]
+        if page is not None and scope["path"].startswith(f"{page.path}/"):
+            return page.body_bytes
+        return admin.CODE_BYTES if scope["path"] in admin.CODE_PATHS else gateway.config.max_body_bytes
+
+    return limit
 
 
 @asynccontextmanager

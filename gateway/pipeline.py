@@ -19,6 +19,7 @@ from gateway.observability.request import answered_by, asked_by, in_session, may
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
+from gateway.rollout.placeholders import filled, masked
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
@@ -71,12 +72,14 @@ class Pipeline:
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
             asked_by(incoming.caller.key_id, user_of(incoming.call.body))
-            in_session(session_of(incoming))
+            in_session(session := session_of(incoming))
+            refuses = self._sessions.refusals.hear(incoming.caller.key_id, session, incoming.headers)
             held.enter_context(_counted(route.stats))
-            incoming.consent.granted = _consents(route, incoming)
-            incoming.consent.redacts = route.settings.data.redact == "group"
+            incoming.consent.granted = _consents(route, incoming, refuses=refuses)
+            incoming.consent.rules = route.settings.data.rules
+            incoming = masked(incoming, route.settings.data)
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-            return _holding(outcome, held)
+            return _holding(filled(outcome, incoming.values), held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.
@@ -276,8 +279,9 @@ def _impatient(settings: RouteSettings, seconds: float) -> RouteSettings:
     )
 
 
-def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
-    """Whether the request's texts may be kept; noted in the request's record for all that would write them."""
+def _consents(route: Route, request: Incoming | AnyRequest, *, refuses: bool = False) -> bool:
+    """Whether the request's texts may be kept, which is noted for whoever would write them; ``refuses``: its session
+    says no."""
     data = route.settings.data
     try:
         header = header_consent(request.headers)
@@ -286,7 +290,7 @@ def _consents(route: Route, request: Incoming | AnyRequest) -> bool:
             raise
         # behind an incumbent the user is answered all the same, and what may have been a no counts as one
         header = False
-    granted = consents(data.consent, request.caller.train, header)
+    granted = not refuses and consents(data.consent, request.caller.train, header)
     # a streamed answer is written in parts, each of which may look harmless
     may_keep(granted and data.redact == "none")
     return granted

@@ -134,6 +134,7 @@ class Incoming:
         prospect: of its answer.
         left_out: what its answer says is left out of it.
         consent: whether its texts may be kept.
+        values: what the placeholders in ``call`` stand for; ``raw`` has the values themselves.
     """
 
     call: LLMRequest
@@ -145,6 +146,7 @@ class Incoming:
     prospect: Prospect = field(default_factory=Prospect, compare=False)
     left_out: LeftOut = field(default_factory=LeftOut)
     consent: Consent = field(default_factory=Consent, compare=False)
+    values: Mapping[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -98,14 +99,20 @@ def replace_private(path: Path, contents: BaseModel) -> None:
 
 
 def append_private(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line of JSON to a file that only its owner reads; it is on disk when this returns.
+    """Append a line of JSON to a file that only its owner reads; it is on disk when this returns. A line that a full
+    disk cut off before harms it not.
 
     Raises:
         OSError: it cannot be written.
     """
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(log, json.dumps(entry, default=str).encode() + b"\n")
+        size = os.fstat(log).st_size
+        line = json.dumps(entry, default=str).encode() + b"\n"
+        if size and os.pread(log, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(log, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(log)
     finally:
         os.close(log)

@@ -69,7 +69,7 @@ def welch_interval(sample: Sequence[float], other: Sequence[float], confidence: 
     return Interval(difference, difference - half, difference + half)
 
 
-def wilson_interval(hits: int, trials: int, confidence: float) -> Interval:
+def wilson_interval(hits: float, trials: int, confidence: float) -> Interval:
     """Wilson's interval of a share (Journal of the American Statistical Association 22, 1927); of no trials 0 to 1."""
     if trials == 0:
         return Interval(math.nan, 0.0, 1.0)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import Literal, Self
+import math
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from swarm.errors import RequestError
 from swarm.types import Model, Notes
 
 Named = Literal["key", "session", "user", "request_id"]
+_NAMES: tuple[Named, ...] = get_args(Named)
 
 
 def user_digest(user: str) -> str:
@@ -23,7 +27,7 @@ def user_digest(user: str) -> str:
 
 
 class Subject(Model):
-    """Everything that fits all names which are given; at least one is."""
+    """Everything that fits all names which are given; at least one is, or it is a :class:`RequestError`."""
 
     key: str = Field(default="", max_length=200, description="id of a gateway's key")
     session: str = Field(default="", max_length=500, description="name of a conversation")
@@ -33,12 +37,12 @@ class Subject(Model):
     @model_validator(mode="after")
     def _names_someone(self) -> Self:
         if not any(value for _, value in self.names()):
-            raise ValueError("name a key, a session, a user or a request")
+            raise RequestError("say whose data is meant: name a key, a session, a user or a request", param="key")
         return self
 
     def names(self) -> Iterator[tuple[Named, str]]:
         """The names that are given."""
-        for name in ("key", "session", "user", "request_id"):
+        for name in _NAMES:
             if value := getattr(self, name):
                 yield name, value
 
@@ -54,7 +58,8 @@ class Subject(Model):
 class Tombstone(Model):
     """What was deleted: all of ``subject`` that was claimed ``until`` then (Unix seconds). It has no texts.
 
-    ``batches`` had been given to the trainer with some of it: what names the versions that learned from it.
+    ``batches`` had been given to the trainer with some of it: what names the versions that learned from it. ``exports``
+    may hold some of it.
     """
 
     id: str
@@ -62,6 +67,29 @@ class Tombstone(Model):
     until: float
     episodes: int = 0
     batches: list[str] = []
+    exports: list[str] = []
+
+
+class Deletions:
+    """Until when the data of whom was deleted, on one clock: what was under way then leaves nothing behind."""
+
+    def __init__(self, stones: Iterable[Tombstone] = ()) -> None:
+        self._until: dict[tuple[str, ...], float] = {}
+        for stone in stones:
+            self.add(stone.subject, stone.until)
+
+    def add(self, subject: Subject, until: float) -> None:
+        """Note that what was begun ``until`` then is deleted."""
+        names = tuple(getattr(subject, name) for name in _NAMES)
+        self._until[names] = max(until, self._until.get(names, -math.inf))
+
+    def cover(self, notes: Notes, begun: float) -> bool:
+        """Whether what was ``begun`` then with these notes is deleted; costs the same however many deletions there
+        were."""
+        if not self._until:
+            return False
+        names_given = [(value, "") if (value := getattr(notes, name)) else ("",) for name in _NAMES]
+        return any(begun <= self._until.get(names, -math.inf) for names in product(*names_given))
 
 
 class LearnedVersion(Model):
@@ -76,7 +104,9 @@ class DataReport(Model):
     """What a swarm server has of a subject, and which policy versions were trained on it.
 
     ``episodes`` counts them by state; ``earlier`` are deletions of the same subject; ``clean_step`` is the newest
-    version in the line of the current one that was not trained on any of it (0: the first weights), to fork from.
+    version in the line of the current one that was not trained on any of it (0: the first weights), to fork from;
+    ``exports`` are files that were written since the first of it was claimed: they may hold it, and are not
+    deleted.
     """
 
     episodes: dict[str, int] = {}
@@ -84,5 +114,6 @@ class DataReport(Model):
     earlier: list[Tombstone] = []
     versions: list[LearnedVersion] = []
     clean_step: int = 0
+    exports: list[str] = []
     deleted: bool = False
     gateway: dict[str, int] = Field(default={}, description="what the gateway that was asked had and deleted")

@@ -11,7 +11,8 @@ commands the engine through a gateway.
 from __future__ import annotations
 
 import logging
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
@@ -73,12 +74,12 @@ def routes() -> list[BaseRoute]:
     own = [(target, method, target) for path, method, target in named if path != target]
     own.append(("/get_engine_status", "GET", "/get_engine_status"))
     return [
-        Route(f"/admin{path}", _endpoint(target), methods=[method], include_in_schema=(path, method, target) in named)
+        Route(f"/admin{path}", forwarding(target), methods=[method], include_in_schema=(path, method, target) in named)
         for path, method, target in (*named, *own)
     ]
 
 
-def _endpoint(target: str) -> Any:
+def forwarding(target: str) -> Callable[[Request], Awaitable[Response]]:
     """Forwards one command to ``target`` of the swarm server of a route (`?route=`, or the only one)."""
 
     async def endpoint(request: Request) -> Response:
@@ -116,24 +117,29 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
             "routes, or ask the swarm server itself (--swarm-url)",
             code="key_limited",
         )
-    names = {name: request.query_params.get(name, "") for name in Subject.model_fields}
-    if not any(names.values()):
-        return {}
-    subject = Subject(**names)
+    subject = Subject(**{name: request.query_params.get(name, "") for name in Subject.model_fields})
     report = await _sent(request, route, "/data/report", caller, method="GET")
     if report.status != 200:
         return report
     requests = set((object_in(report.content) or {}).get("requests", ()))
-    log = gateway.telemetry.request_log
+    log, deletions, now = gateway.telemetry.request_log, gateway.telemetry.deletions, time.perf_counter()
+    # what is under way writes nothing when it ends
+    for each in (subject, *(Subject(request_id=name) for name in requests)):
+        deletions.add(each, now)
     try:
         lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0
+        sessions = gateway.sessions.erase(subject)
+        watcher = gateway.sessions.watcher
+        watched = await watcher.erase(subject, requests) if watcher is not None else {}
     except OSError as exc:
-        raise SwarmGatewayError(f"the request log cannot be rewritten: {exc.strerror or exc}", code="disk") from exc
-    whole = subject.key and not (subject.session or subject.user or subject.request_id)
+        raise SwarmGatewayError(
+            f"what is kept at the gateway cannot be rewritten: {exc.strerror or exc}", code="disk"
+        ) from exc
     return {
         "request_log_lines": lines,
-        "sessions": gateway.sessions.erase(subject),
-        "responses": gateway.responses.erase(subject.key) if whole else 0,
+        "sessions": sessions,
+        "responses": gateway.responses.erase(subject),
+        **watched,
     }
 
 

@@ -24,6 +24,7 @@ from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
 from gateway.api.exchange import Rendering
 from gateway.api.others import Passthrough
 from gateway.data.consent import Consent
+from gateway.observability.request import deleted, notes
 from gateway.runtime import Gateway
 from gateway.sessions.response_store import ResponseStore, StoredResponse, unknown_response
 from gateway.types import AnyRequest, Caller, Incoming, Relayed
@@ -95,10 +96,12 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not (self.data.get("store") and self.consent.keeps(response["output"])):
+        if not self.data.get("store") or deleted():
             return
         items = [*_items(self.data.get("input")), *response["output"]]
-        self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items))))
+        if not self.consent.keeps([items, self.data.get("instructions")]):
+            return
+        self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 
 
 class _StoringStream:

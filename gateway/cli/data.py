@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,46 +20,56 @@ app = typer.Typer(
     help="What is kept of one key, session, user or request: report it, export it, delete it.", no_args_is_help=True
 )
 
-Key = Annotated[str, typer.Option("--key", help="id of a gateway's key, see `swarm-gateway keys list`")]
-Session = Annotated[str, typer.Option("--session", help="name of a conversation")]
-User = Annotated[str, typer.Option("--user", help="the end user, as the application names it in its requests")]
-RequestId = Annotated[str, typer.Option("--request", help="the `x-request-id` of a request")]
 #: versions that are printed
 _ROWS = 20
+
+
+@dataclass(frozen=True)
+class SubjectTarget(ServerTarget):
+    """The server, and whose data is meant."""
+
+    key: Annotated[str | None, typer.Option("--key", help="id of a gateway's key, see `swarm-gateway keys list`")]
+    session: Annotated[str | None, typer.Option("--session", help="name of a conversation")]
+    user: Annotated[
+        str | None, typer.Option("--user", help="the end user, as the application names it in its requests")
+    ]
+    request: Annotated[str | None, typer.Option("--request", help="the `x-request-id` of a request")]
+
+    @property
+    def subject(self) -> Subject:
+        """Whose data is meant; raises :class:`RequestError` if nobody is named."""
+        from swarm.subjects import Subject, user_digest
+
+        return Subject(
+            key=self.key or "",
+            session=self.session or "",
+            user=user_digest(self.user or ""),
+            request_id=self.request or "",
+        )
 
 
 @app.command()
 @targeted
 def report(
-    target: ServerTarget,
-    key: Key = "",
-    session: Session = "",
-    user: User = "",
-    request: RequestId = "",
+    target: SubjectTarget,
     as_json: AsJson = False,
 ) -> None:
     """How much is kept, and which policy versions learned from it; what several options name must fit all of them."""
-    subject = _subject(key, session, user, request)
     with target.connect() as client:
-        current = client.data_report(subject)
+        current = client.data_report(target.subject)
     tell(as_json, current.model_dump(mode="json"), *_lines(current))
 
 
 @app.command()
 @targeted
 def export(
-    target: ServerTarget,
+    target: SubjectTarget,
     out: Annotated[Path, typer.Option("--out", "-o", help="file of JSON lines to write; replaced if it exists")],
-    key: Key = "",
-    session: Session = "",
-    user: User = "",
-    request: RequestId = "",
     as_json: AsJson = False,
 ) -> None:
     """Write all episodes of it that are over, as `swarm-gateway swarm export` does; only you may read the file."""
-    subject = _subject(key, session, user, request)
     with target.connect() as client:
-        rows = client.data_export(subject)
+        rows = client.data_export(target.subject)
     try:
         with open(out, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             # an existing file may be readable by others
@@ -73,35 +84,22 @@ def export(
 @app.command()
 @targeted
 def delete(
-    target: ServerTarget,
-    key: Key = "",
-    session: Session = "",
-    user: User = "",
-    request: RequestId = "",
+    target: SubjectTarget,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete all that was begun for it until now; through --gateway-url also what the gateway has of it."""
     import sys
 
-    subject = _subject(key, session, user, request)
     with target.connect() as client:
         if not yes:
             if not sys.stdin.isatty():
                 raise ConfigError("nothing is deleted: add --yes, or answer in a terminal")
-            typer.echo("\n".join(_lines(client.data_report(subject))))
+            typer.echo("\n".join(_lines(client.data_report(target.subject))))
             if not typer.confirm("Delete it for good?"):
                 raise typer.Exit(1)
-        done = client.data_delete(subject)
+        done = client.data_delete(target.subject)
     tell(as_json, done.model_dump(mode="json"), *_lines(done))
-
-
-def _subject(key: str, session: str, user: str, request: str) -> Subject:
-    from swarm.subjects import Subject, user_digest
-
-    if not (key or session or user or request):
-        raise ConfigError("say whose data is meant: --key, --session, --user or --request")
-    return Subject(key=key, session=session, user=user_digest(user), request_id=request)
 
 
 def _lines(report: DataReport) -> list[str]:
@@ -109,6 +107,7 @@ def _lines(report: DataReport) -> list[str]:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(report.episodes.items()))
     lines = [f"{verb}: {counts or 'no episodes'}, of {len(report.requests)} requests"]
     lines += [f"deleted at the gateway: {count} {name.replace('_', ' ')}" for name, count in report.gateway.items()]
+    lines += [f"may hold it, and is yours to delete: {name}" for name in report.exports]
     lines += [f"deleted before: {stone.episodes} episodes" for stone in report.earlier]
     lines.append(
         "episodes that keep_episodes, keep_bytes or keep_seconds removed are not counted, nor what learned of them"

@@ -89,8 +89,9 @@ def read_plan(path: Path) -> UpPlan:
     import_from(path.parent)
     plan = _several(path, data) if "jobs" in data else _server_plan(path, jobs_in(path, data)[""])
     gateway, parsed = _gateway(part_of(path, "gateway"))
-    for hooks in {settings.hooks for settings in (parsed, *parsed.routes) if settings.hooks}:
-        load_hooks(hooks)
+    for hooks in {hooks for settings in (parsed, *parsed.routes) for hooks in (settings.hooks, settings.gate_hook)}:
+        if hooks:
+            load_hooks(hooks)
     return replace(
         plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)), file=path.resolve()
     )
@@ -156,8 +157,6 @@ def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:
     folder, section = part.path.parent.resolve(), _routed(part)
     with with_lines(part.path, "gateway"):
         parsed = read_config(section, where=part.where, folder=folder)
-    for target, settings in ((section, parsed), *zip(section.get("routes") or [], parsed.routes, strict=True)):
-        target["hooks"] = settings.hooks
     resolve_files(section, folder)
     return section, parsed
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from swarm.client import SwarmClient
 
 P = ParamSpec("P")
+T = TypeVar("T", bound="ServerTarget")
 
 SwarmUrl = Annotated[
     str | None,
@@ -95,16 +96,17 @@ class ServerTarget:
         return SwarmClient(f"{base}/admin{query}", token=self.api_key or self.token or "", policy=policy)
 
 
-def targeted(command: Callable[Concatenate[ServerTarget, P], None]) -> Callable[..., None]:
-    """``command`` as typer takes it: its first parameter becomes the options of :class:`ServerTarget`."""
-    options = get_type_hints(ServerTarget, include_extras=True)
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+def targeted(command: Callable[Concatenate[T, P], None]) -> Callable[..., None]:
+    """``command`` as typer takes it: its first parameter, a :class:`ServerTarget`, becomes the options of its class."""
+    first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    target: type[ServerTarget] = first.annotation
+    options = get_type_hints(target, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         call: Any = command
-        call(ServerTarget(**{name: arguments.pop(name) for name in options}), **arguments)
+        call(target(**{name: arguments.pop(name) for name in options}), **arguments)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(

@@ -202,8 +202,6 @@ def read_config(settings: dict[str, Any], where: str = "gateway config", folder:
         data.setdefault("swarm_token", os.environ["SWARM_TOKEN"])
     _inherit(data)
     if folder is not None:
-        for route in (data, *_routes(data)):
-            _resolve_hooks(route, folder)
         resolve_files(data, folder)
     return validated(GatewayConfig, data, where)
 
@@ -222,7 +220,13 @@ def _inherit(data: dict[str, Any]) -> None:
 
 
 def resolve_files(data: dict[str, Any], folder: Path) -> None:
-    """Make the paths of keys, certificates and the request log in ``data`` absolute; they start from ``folder``."""
+    """Make the paths of hooks, keys, certificates and the request log in ``data`` absolute, from ``folder`` on."""
+    for route in (data, *_routes(data)):
+        _resolve_hook(route, "hooks", folder)
+        serve = route.get("serve")
+        gate = cast("dict[str, Any]", serve).get("gate") if isinstance(serve, dict) else None
+        if isinstance(gate, dict):
+            _resolve_hook(cast("dict[str, Any]", gate), "hook", folder)
     if isinstance(data.get("keys_file"), str):
         data["keys_file"] = str((folder / data["keys_file"]).resolve())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
@@ -231,7 +235,7 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
             files |= {name: str((folder / files[name]).resolve()) for name in names if isinstance(files.get(name), str)}
 
 
-def _resolve_hooks(settings: dict[str, Any], folder: Path) -> None:
-    hooks = settings.get("hooks")
-    if isinstance(hooks, str) and (folder / hooks).exists():
-        settings["hooks"] = str((folder / hooks).resolve())
+def _resolve_hook(settings: dict[str, Any], name: str, folder: Path) -> None:
+    hook = settings.get(name)
+    if isinstance(hook, str) and (folder / hook).exists():
+        settings[name] = str((folder / hook).resolve())

@@ -9,6 +9,7 @@ is none of them: the next turns build on it.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
@@ -16,6 +17,8 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, Redaction
+from gateway.data.finders import by_pattern, finder
+from gateway.data.redaction import Rules
 from reward_hooks.contract import RULE_NAME
 from swarm.types import Model
 
@@ -119,8 +122,32 @@ class DataConfig(Model):
     redact: Redaction = Field(
         default="none",
         description="group: what holds an e-mail or IP address, a phone, a card, an IBAN, a key or a token, in its "
-        "prompt or any of its answers, is answered as ever and neither kept nor trained",
+        "prompt or any of its answers, is answered as ever and neither kept nor trained; before_sampling: in prompts "
+        "placeholders stand for these, and are sampled, judged, kept and trained; the user gets the values back",
     )
+
+    patterns: dict[Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")], re.Pattern[str]] = Field(
+        default={},
+        description="more that is private, by the name of its kind: regular expressions that are searched for",
+    )
+    finders: list[str] = Field(
+        default=[],
+        description="more that finds it: 'module:function', which gives kind, start and end of each private part of a "
+        "text, or 'presidio', if it is installed; a text at which one fails is private as a whole",
+    )
+
+    @model_validator(mode="after")
+    def _can_be_loaded(self) -> Self:
+        if self.rules is None and (self.patterns or self.finders):
+            raise ValueError("patterns and finders need redact: group or redact: before_sampling")
+        return self
+
+    @cached_property
+    def rules(self) -> Rules | None:
+        """What is private here; ``None``: nothing."""
+        if self.redact == "none":
+            return None
+        return Rules((*(by_pattern(*named) for named in self.patterns.items()), *map(finder, self.finders)))
 
 
 class RouteSettings(Model):
@@ -279,6 +306,11 @@ class RouteSettings(Model):
     def _answers_somehow(self) -> Self:
         self.check_answers()
         return self
+
+    @property
+    def gate_hook(self) -> str | None:
+        """That judges for the verdict; ``None``: the one that trains, or nobody."""
+        return self.serve.gate.hook if self.serve is not None else None
 
     def check_answers(self) -> None:
         """Raise :class:`ValueError` unless something answers the route's requests, and judges what is to train."""

@@ -51,6 +51,11 @@ class GateConfig(GateRules):
 
     model_config = ConfigDict(extra="forbid")
 
+    hook: str | None = Field(
+        default=None,
+        description="judges both for the verdict, and trains nobody: as a route's `hooks`, of which only the reward "
+        "counts; default: the hook that trains",
+    )
     mode: Mode = Field(
         default="manual",
         description="auto: the verdict moves the stage, up and back; manual: it waits for a person (`swarm-gateway "

@@ -6,19 +6,23 @@ decides. Until that is known, nothing may be kept.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.data.redaction import private
+from gateway.data.redaction import Rules
 from swarm.errors import RequestError
 
 #: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
 ConsentRule = Literal["opt_out", "opt_in"]
-#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept.
-Redaction = Literal["none", "group"]
+#: What becomes of a group with a private part: of ``none`` nothing else than of others, of ``group`` it is not kept; of
+#: ``before_sampling`` alike, but its prompt has placeholders by then.
+Redaction = Literal["none", "group", "before_sampling"]
 
 TRAIN_HEADER = "x-swarm-train"
+#: A no for all that is left of the session.
+NO_SESSION = "false; session"
 
 
 @dataclass(slots=True)
@@ -27,11 +31,11 @@ class Consent:
 
     Attributes:
         granted: whether its texts may be kept; no, until its route is known.
-        redacts: whether texts with private parts may not be kept all the same.
+        rules: texts with parts that are private by them may not be kept all the same; ``None``: no rules.
     """
 
     granted: bool = False
-    redacts: bool = False
+    rules: Rules | None = None
 
     def keeps(self, texts: Any) -> bool:
         """Whether ``texts`` (JSON) may be kept."""
@@ -39,21 +43,41 @@ class Consent:
 
     def withholds(self, texts: Any) -> bool:
         """Whether what ``texts`` (JSON) hold forbids to keep them."""
-        return self.redacts and private(texts)
+        return self.rules is not None and self.rules.private(texts)
 
 
 def header_consent(headers: Mapping[str, str]) -> bool | None:
     """What ``x-swarm-train`` of ``headers`` (lower-case names) says; ``None``: nothing.
 
     Raises:
-        RequestError: neither true nor false.
+        RequestError: neither true, false, nor :data:`NO_SESSION`.
     """
     value = headers.get(TRAIN_HEADER)
     if value is None:
         return None
-    if value.lower() not in ("true", "false"):
+    if value.lower() not in ("true", "false", NO_SESSION):
         raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
     return value.lower() == "true"
+
+
+class Refusals:
+    """The sessions that said no, by key and name; ``most`` are remembered, the latest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sessions: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def hear(self, key_id: str, session: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request's session says no, now or before; an empty name is no session."""
+        session_key = key_id, session
+        if session and headers.get(TRAIN_HEADER, "").lower() == NO_SESSION:
+            self._sessions[session_key] = None
+        if session_key not in self._sessions:
+            return False
+        self._sessions.move_to_end(session_key)
+        while len(self._sessions) > self._most:
+            self._sessions.popitem(last=False)
+        return True
 
 
 def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:

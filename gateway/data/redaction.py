@@ -1,7 +1,6 @@
-"""What of a text is private, by the rules that are built in, and placeholders in its place.
+"""What of a text is private: by the rules that are built in, and by more that a route names.
 
-Invariant: spans do not overlap; a masked text has none, and unmasking gives back every text that was masked. The same
-value has the same placeholder in all texts that are masked together.
+Invariant: spans do not overlap.
 
 Rules know forms and checksums, not people: a name, an address or a password in words is nothing to them.
 """
@@ -9,7 +8,8 @@ Rules know forms and checksums, not people: a name, an address or a password in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 from gateway.data.addresses import emails, ip_addresses
@@ -17,75 +17,56 @@ from gateway.data.numbers import numbers
 from gateway.data.secrets import secrets
 from gateway.data.spans import Span
 
-_PLACEHOLDER = re.compile(r"\[[A-Z]+_[0-9]+\]")
+#: Gives the private parts of a text, in any order.
+Finder = Callable[[str], Iterable[Span]]
+#: What stands for a private part, see :mod:`gateway.data.masking`.
+PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
-_MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
+MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
 
-def spans(text: str) -> list[Span]:
-    """The private parts of ``text``, in their order."""
-    candidates = list(_candidates(text))
-    return candidates if len(candidates) < 2 else list(_apart(candidates))
+@dataclass(frozen=True)
+class Rules:
+    """The built-in rules, and ``more``."""
+
+    more: tuple[Finder, ...] = ()
+
+    def spans(self, text: str) -> list[Span]:
+        """The private parts of ``text``, in their order."""
+        candidates = list(self._candidates(text))
+        return candidates if len(candidates) < 2 else list(_apart(candidates))
+
+    def private(self, value: Any) -> bool:
+        """Whether a text anywhere in ``value`` (JSON) has a private part; pictures and sounds are not read."""
+        match value:
+            case str():
+                return next(self._candidates(value), None) is not None
+            case dict():
+                fields = cast("dict[str, Any]", value)
+                return any(
+                    name not in MEDIA and (self.private(name) or self.private(field)) for name, field in fields.items()
+                )
+            case list():
+                return any(self.private(item) for item in cast("list[Any]", value))
+            case _:
+                return False
+
+    def _candidates(self, text: str) -> Iterator[Span]:
+        yield from secrets(text)
+        yield from emails(text)
+        yield from ip_addresses(text)
+        yield from numbers(text)
+        if self.more:
+            placeholders = [match.span() for match in PLACEHOLDER.finditer(text)]
+            for find in self.more:
+                for span in find(text):
+                    # what stands for something private is not
+                    if not any(start <= span.start and span.end <= end for start, end in placeholders):
+                        yield span
 
 
-def private(value: Any) -> bool:
-    """Whether a text anywhere in ``value`` (JSON) has a private part; pictures and sounds are not read."""
-    match value:
-        case str():
-            return next(_candidates(value), None) is not None
-        case dict():
-            fields = cast("dict[str, Any]", value)
-            return any(name not in _MEDIA and (private(name) or private(field)) for name, field in fields.items())
-        case list():
-            return any(private(item) for item in cast("list[Any]", value))
-        case _:
-            return False
-
-
-def mask(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """``texts`` with placeholders such as ``[EMAIL_1]`` for their private parts, and the value of each placeholder, for
-    :func:`unmask`. A placeholder is none that a text already holds."""
-    taken = {name for text in texts for name in _PLACEHOLDER.findall(text)}
-    placeholders: dict[str, str] = {}
-    counts: dict[str, int] = {}
-
-    def placeholder(kind: str, value: str) -> str:
-        if value not in placeholders:
-            while True:
-                counts[kind] = counts.get(kind, 0) + 1
-                name = f"[{kind.upper()}_{counts[kind]}]"
-                if name not in taken:
-                    break
-            placeholders[value] = name
-        return placeholders[value]
-
-    def masked(text: str) -> str:
-        # where a part is gone, its neighbour may stand free and become one
-        while private_spans := spans(text):
-            parts, end = [], 0
-            for span in private_spans:
-                parts += [text[end : span.start], placeholder(span.kind, text[span.start : span.end])]
-                end = span.end
-            text = "".join([*parts, text[end:]])
-        return text
-
-    masked_texts = [masked(text) for text in texts]
-    return masked_texts, {name: value for value, name in placeholders.items()}
-
-
-def unmask(text: str, values: Mapping[str, str]) -> str:
-    """``text`` with the ``values`` of its placeholders, as :func:`mask` gave them."""
-    # a value that was found later may hold an earlier placeholder
-    for name, value in reversed(list(values.items())):
-        text = text.replace(name, value)
-    return text
-
-
-def _candidates(text: str) -> Iterator[Span]:
-    yield from secrets(text)
-    yield from emails(text)
-    yield from ip_addresses(text)
-    yield from numbers(text)
+_BUILT_IN = Rules()
+spans, private = _BUILT_IN.spans, _BUILT_IN.private
 
 
 def _apart(candidates: Iterable[Span]) -> Iterator[Span]:

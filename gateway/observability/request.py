@@ -22,7 +22,7 @@ from starlette.types import Message
 from adapters.dialects import DIALECTS
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
-from swarm.subjects import user_digest
+from swarm.subjects import Deletions, user_digest
 from swarm.types import Notes
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class RequestRecord:
         user: digest of the end user's name.
         session: name of its conversation, once it has one.
         texts: whether its texts may be written anywhere.
+        deletions: what was deleted, on the clock of :func:`time.perf_counter`.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
         streamed: whether the response is a stream of events.
@@ -137,6 +138,7 @@ class RequestRecord:
     user: str = ""
     session: str = ""
     texts: bool = True
+    deletions: Deletions = field(default_factory=Deletions)
     status: int = 0
     streamed: bool = False
     request: bytearray = field(default_factory=bytearray)
@@ -161,6 +163,15 @@ class RequestRecord:
     def own_seconds(self) -> float:
         """The gateway's own part of :attr:`seconds`."""
         return max(0.0, self.seconds - self.phase_seconds)
+
+    def notes(self) -> Notes:
+        """Whose request it is."""
+        return Notes(request_id=self.request_id, key=self.key, user=self.user, session=self.session)
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the data of whoever sent it was deleted since it came."""
+        return self.deletions.cover(self.notes(), self._began)
 
     def sent(self, message: Message) -> None:
         """Note a part of the response."""
@@ -268,6 +279,11 @@ def may_keep(texts: bool) -> None:
         record.texts = texts
 
 
+def deleted() -> bool:
+    """Whether the data of whoever sent the request was deleted since it came."""
+    return (record := _current.get()) is not None and record.deleted
+
+
 def note_left_out(left_out: Sequence[str]) -> None:
     """Note fields of the request that the answer does not heed."""
     if (record := _current.get()) is not None:
@@ -324,4 +340,4 @@ def notes() -> Notes:
     if record is None:
         return Notes()
     trace = trace_headers().get("traceparent", "")
-    return Notes(request_id=record.request_id, route=record.route, traceparent=trace, key=record.key, user=record.user)
+    return record.notes().model_copy(update={"route": record.route, "traceparent": trace})

@@ -19,6 +19,7 @@ from gateway.observability.request import Metrics, RequestRecord, recording, tra
 from gateway.observability.request_log import RequestLog, check_request_log
 from gateway.observability.tracing import OtelTracer, check_tracing
 from swarm.http.asgi import RawHeaders, header
+from swarm.subjects import Deletions
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -35,6 +36,7 @@ class Telemetry:
         metrics: of all requests.
         tracer: makes spans; ``None``: no tracing.
         request_log: writes requests to a file; ``None``: nobody does.
+        deletions: what was deleted, on the clock of :func:`time.perf_counter`.
         keep: bytes of each request and response that a record keeps.
     """
 
@@ -43,6 +45,7 @@ class Telemetry:
         self.metrics = Metrics()
         self.tracer: OtelTracer | None = None
         self.request_log = RequestLog(config.request_log) if config.request_log is not None else None
+        self.deletions = Deletions()
         self.keep = config.request_log.max_text_bytes if config.request_log is not None else 0
 
     def request_over(self, record: RequestRecord, span: Span | None) -> None:
@@ -64,7 +67,7 @@ class Telemetry:
             span.set_attribute("gateway.outcome", record.outcome)
         if self._config.access_log:
             log_access(record)
-        if self.request_log is not None:
+        if self.request_log is not None and not record.deleted:
             self.request_log.request_over(record)
 
     async def __aenter__(self) -> Self:
@@ -111,6 +114,7 @@ class TelemetryMiddleware:
             scope["path"],
             telemetry.keep,
             texts=_may_keep(state["gateway"].config, headers),
+            deletions=telemetry.deletions,
         )
         whole = False
 
@@ -150,7 +154,7 @@ class TelemetryMiddleware:
 
 def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
     """Whether texts may be written before the route of the request is known."""
-    if (header(headers, TRAIN_HEADER.encode()) or b"").lower() == b"false":
+    if (header(headers, TRAIN_HEADER.encode()) or b"").lower().startswith(b"false"):
         return False
     rules = [route.data for route in config.routes or [config]]
     return all(data.consent == "opt_out" and data.redact == "none" for data in rules)

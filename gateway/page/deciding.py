@@ -1,4 +1,5 @@
-"""Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept.
+"""Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept; and
+what is kept of a person, for who has an admin key.
 
 Invariant: the swarm server gets to know the mover by the label of the key. A gateway without keys lends nobody its
 token: whoever reaches it may be anybody on this machine.
@@ -7,13 +8,18 @@ token: whoever reaches it may be anybody on this machine.
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
+from gateway.api.admin import forwarding
 from gateway.page.login import Visitor
 from gateway.runtime import Gateway
 from swarm.errors import ForbiddenError, NotFoundError
 from swarm.protocol import MovePolicyRequest, PinPolicyRequest, PolicyStatus, PromotePolicyRequest
+from swarm.subjects import user_digest
 
 Move = Literal["promote", "rollback", "pin", "unpin"]
 
@@ -59,3 +65,19 @@ async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless
                 return await client.roll_back_policy(MovePolicyRequest(**named), sender)
             case pin:
                 return await client.pin_policy(PinPolicyRequest(**named, pinned=pin == "pin"), sender)
+
+
+async def ask_data(request: Request, visitor: Visitor, path: str) -> Response:
+    """The answer to ``path`` of the swarm server about whom the query names; a deletion is done here too.
+
+    Raises:
+        ForbiddenError: the key is no admin's.
+        SwarmGatewayError: as of the gateway's own route.
+    """
+    if not visitor.holder.admin:
+        raise ForbiddenError("this needs an admin key (`swarm-gateway keys create NAME --admin`)", code="admin_needed")
+    query = dict(request.query_params)
+    query["user"] = user_digest(query.get("user", ""))
+    state = {**request.scope["state"], "caller": visitor.holder.caller}
+    scope = {**request.scope, "query_string": urlencode(query).encode(), "state": state}
+    return await forwarding(path)(Request(scope, request.receive))

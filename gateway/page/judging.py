@@ -10,25 +10,31 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
 
+from gateway.observability.request_log import Erasure
 from gateway.observability.scrubbing import text_without_secrets
 from gateway.page.kept_groups import KeptGroup
 from reward_hooks import Feedback
 from swarm.credentials import append_private
-from swarm.errors import ConflictError, RequestError
+from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.intervals import wilson_interval
-from swarm.types import Model
+from swarm.types import Model, Notes
 
 logger = logging.getLogger(__name__)
 
 _CONFIDENCE = 0.95
+#: What a line must have, and what says whose data it is.
+_WHOLE = {"group", "who", "route", "pick", "hook_best", "answers"}
+_NAMES = ("request_id", "key", "session", "user")
 #: Judgements that the figures are of, and bytes of their file that are read at the start.
 _MOST_JUDGEMENTS, _MOST_BYTES = 10_000, 16 * 1024 * 1024
 
@@ -74,16 +80,13 @@ class Judgements:
         Raises:
             RequestError: the group has no answer of that index.
             ConflictError: nobody could write it down; then it does not count.
+            NotFoundError: what is kept of the group was deleted meanwhile.
         """
         if judgement.pick is not None and judgement.pick not in group.answers:
             raise RequestError("the group has no such answer", param="pick")
-        best, pick = group.best, judgement.pick
+        best, pick = [] if group.knew else group.best, judgement.pick
         entry = {
-            "when": datetime.now(UTC).isoformat(),
-            "who": who,
-            "group": group.id,
-            "route": group.route,
-            "request_id": group.request_id,
+            **_begun(group, who),
             **judgement.model_dump(),
             "comment": text_without_secrets(judgement.comment),
             "correction": text_without_secrets(judgement.correction),
@@ -91,11 +94,15 @@ class Judgements:
             "answers": len(group.answers),
             "hook_best": best,
         }
-        await self._write(entry)
+        await self._write(entry, group)
         self._note(entry)
+        if entry["trains"] and not group.open:
+            # it closed while this was written
+            entry = {**entry, "trains": False}
+            with suppress(ConflictError):
+                await self._write(entry, group)
         group.picks.pop(who, None)
-        # it may have closed while this was written
-        group.picks[who] = {**entry, "trains": group.open, "agrees": None if pick is None or not best else pick in best}
+        group.picks[who] = {**entry, "agrees": None if pick is None or not best else pick in best}
         _apply(group)
         return group.picks[who]
 
@@ -108,52 +115,83 @@ class Judgements:
         """
         if who not in group.picks:
             raise RequestError("you have not judged this group", code="nothing_to_undo")
-        entry = {"when": datetime.now(UTC).isoformat(), "who": who, "group": group.id, "undone": True}
-        await self._write(entry)
+        entry = {**_begun(group, who), "undone": True}
+        await self._write(entry, group)
         self._note(entry)
         group.picks.pop(who, None)
         _apply(group)
 
     def agreement(self, opens: Callable[[str], bool]) -> dict[str, Any]:
         """How often people pick an answer that the hook likes best, with Wilson's interval at 95 %, and how often they
-        would by chance; of groups whose rewards differ, on the routes that ``opens`` names."""
+        would by chance; of groups whose rewards differ, on the routes that ``opens`` names. Each group counts once."""
         judged = [entry for entry in self._latest.values() if opens(entry["route"])]
         counted = [entry for entry in judged if entry["pick"] is not None and entry["hook_best"]]
-        hits = sum(entry["pick"] in entry["hook_best"] for entry in counted)
-        share, low, high = wilson_interval(hits, len(counted), _CONFIDENCE)
-        chance = sum(len(entry["hook_best"]) / entry["answers"] for entry in counted)
+        groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for entry in counted:
+            groups[entry["group"]].append(entry)
+        hits = sum(fmean(entry["pick"] in entry["hook_best"] for entry in of) for of in groups.values())
+        chance = sum(fmean(len(entry["hook_best"]) / entry["answers"] for entry in of) for of in groups.values())
+        share, low, high = wilson_interval(hits, len(groups), _CONFIDENCE)
         return {
             "judged": len(judged),
-            "compared": len(counted),
-            "share": share if counted else None,
+            "compared": len(groups),
+            "share": share if groups else None,
             "low": low,
             "high": high,
-            "chance": chance / len(counted) if counted else None,
+            "chance": chance / len(groups) if groups else None,
         }
+
+    async def erase(self, fits: Callable[[Notes], bool]) -> int:
+        """Delete the judgements of requests whose notes fit; how many lines there were, in the file if there is one.
+
+        Raises:
+            OSError: the file cannot be rewritten.
+        """
+
+        def fit(entry: dict[str, Any]) -> bool:
+            return fits(Notes(**{name: entry.get(name, "") for name in _NAMES}))
+
+        async with self._writing:
+            gone = [name for name, entry in self._latest.items() if fit(entry)]
+            for name in gone:
+                del self._latest[name]
+            if self._path is None:
+                return len(gone)
+            erasure = Erasure(fit)
+            await asyncio.shield(asyncio.to_thread(erasure.run, [self._path]))
+            return erasure.lines.result()
 
     def _note(self, entry: dict[str, Any]) -> None:
         name = entry["group"], entry["who"]
         self._latest.pop(name, None)
         if not entry.get("undone"):
-            self._latest[name] = entry
+            # their texts are the group's
+            self._latest[name] = {field: entry[field] for field in (*_WHOLE, *_NAMES) if field in entry}
         while len(self._latest) > _MOST_JUDGEMENTS:
             self._latest.popitem(last=False)
 
-    async def _write(self, entry: dict[str, Any]) -> None:
+    async def _write(self, entry: dict[str, Any], group: KeptGroup) -> None:
         path = self._path
-        if path is None:
-            return
 
         def write() -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            append_private(path, entry)
+            if path is not None and not group.erased:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                append_private(path, entry)
 
         try:
             async with self._writing:
                 await asyncio.shield(asyncio.to_thread(write))
+            if group.erased:
+                raise NotFoundError("what was kept of this group is deleted", code="group_not_found")
         except OSError as exc:
             logger.error("a judgement is not kept: %s: %s", path, exc.strerror)
             raise ConflictError(f"the judgement cannot be kept ({exc.strerror}), so it does not count") from exc
+
+
+def _begun(group: KeptGroup, who: str) -> dict[str, Any]:
+    """What every line begins with: when, who, and whose group it is."""
+    named = {name: getattr(group.notes, name) for name in _NAMES}
+    return {"when": datetime.now(UTC).isoformat(), "who": who, "group": group.id, "route": group.route, **named}
 
 
 def _apply(group: KeptGroup) -> None:
@@ -189,6 +227,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and ({"group", "who", "undone"} <= entry.keys() or entry.keys() >= _WHOLE):
             entries.append(entry)
     return entries
-
-
-_WHOLE = {"group", "who", "route", "pick", "hook_best", "answers"}

@@ -1,16 +1,16 @@
 """The groups that the page shows: the latest ones of this gateway, with all of their answers, in memory.
 
 Invariant: secrets are removed before a text is kept; the oldest groups leave when the bytes are used up. What the page
-says that the hook thought is what it said before anybody judged.
+says that the hook thought is of one call, which knew of no feedback if there was such a call.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from adapters.dialects.jsons import encode
 from gateway.observability.scrubbing import text_without_secrets, without_secrets
@@ -20,12 +20,9 @@ from gateway.types import Caller
 from reward_hooks import Candidate, GroupScore
 from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from swarm.errors import NotFoundError
+from swarm.subjects import Subject
+from swarm.types import Notes
 
-#: Which groups, and in which order.
-View = Literal["newest", "unjudged", "best", "worst", "spread", "disagree", "equal"]
-VIEWS: tuple[str, ...] = get_args(View)
-#: Words of a search that count.
-_MOST_WORDS = 10
 #: Characters of a prompt in a row, and of one text that is kept.
 _ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
 _NAMED = ("id", "route", "key", "session", "request_id", "hook", "why", "fate")
@@ -55,7 +52,8 @@ class KeptAnswer:
 @dataclass
 class KeptGroup:
     """One group; ``prompt`` are its messages, ``at`` is in Unix seconds, ``fate`` says what became of it: empty until
-    that is decided. ``picks`` are the latest judgements, by who judged."""
+    that is decided. ``picks`` are the latest judgements, by who judged; ``knew``: the rewards are of a call that knew
+    of feedback; ``lead``: of the mean reward before the incumbent's."""
 
     id: str
     at: float
@@ -63,6 +61,7 @@ class KeptGroup:
     key: str
     session: str
     request_id: str
+    notes: Notes
     prompt: list[Any]
     tools: int
     hook: str
@@ -75,6 +74,9 @@ class KeptGroup:
     user: float | None = None
     signals: dict[str, float] = field(default_factory=dict[str, float])
     picks: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    knew: bool = False
+    lead: float | None = None
+    erased: bool = False
     size: int = 0
 
     @property
@@ -130,6 +132,7 @@ class KeptGroup:
             "user": self.user,
             "picks": {who: pick["pick"] for who, pick in self.picks.items()},
             "disagrees": self.disagrees,
+            "lead": self.lead,
         }
 
     def whole(self) -> dict[str, Any]:
@@ -154,14 +157,20 @@ class KeptGroups(GroupWatcher):
         max_bytes: of all of them together.
         changed: called with each group that is new or has changed.
         forgotten: called when groups were forgotten that may not be kept.
+        erase: deletes the judgements whose notes fit; how many there were.
     """
 
     def __init__(
-        self, max_bytes: int, changed: Callable[[KeptGroup], None], forgotten: Callable[[], None] = lambda: None
+        self,
+        max_bytes: int,
+        changed: Callable[[KeptGroup], None],
+        forgotten: Callable[[], None],
+        erase: Callable[[Callable[[Notes], bool]], Awaitable[int]],
     ) -> None:
         self._max_bytes = max_bytes
         self._changed = changed
         self._forgotten = forgotten
+        self._erase = erase
         self._groups: OrderedDict[str, KeptGroup] = OrderedDict()
         self.bytes = 0
 
@@ -175,8 +184,8 @@ class KeptGroups(GroupWatcher):
         kept = self._groups.get(group.group_id)
         if kept is None:
             kept = self._groups[group.group_id] = _kept(group)
-        # rewards of two calls cannot be compared: all are of the last one that knew no feedback
-        first = all(candidate.feedback is None for candidate in group.candidates) and not kept.picks
+        # rewards of two calls cannot be compared
+        first = all(candidate.feedback is None for candidate in group.candidates)
         kept.turn, kept.session = group.turn or kept.turn, text_without_secrets(group.session) or kept.session
         why = "" if group.failure is None else group.failure.public_message or str(group.failure)
         kept.why = text_without_secrets(why)[:_ROW_TEXT]
@@ -184,9 +193,10 @@ class KeptGroups(GroupWatcher):
             if index not in kept.answers:
                 kept.answers[index] = _answer(index, candidate)
         if group.score is not None:
-            _take(kept, group.indices, group.score, first=first)
-        self._weigh(kept)
-        self._changed(kept)
+            take = first or not kept.rewards
+            kept.knew = not first if take else kept.knew
+            _take(kept, group.indices, group.score, take=take)
+        self.touched(kept)
 
     def settling(self, group_id: str, delivered: Sequence[int], turn: DeliveredTurn | None) -> None:
         kept = self._groups.get(group_id)
@@ -209,8 +219,26 @@ class KeptGroups(GroupWatcher):
         self._changed(kept)
 
     def forget(self, group_id: str) -> None:
-        if (kept := self._groups.pop(group_id, None)) is not None:
-            self.bytes -= kept.size
+        if (kept := self._groups.get(group_id)) is not None:
+            self._drop([kept])
+
+    def compared(self, group_id: str, difference: float) -> None:
+        if (kept := self._groups.get(group_id)) is not None:
+            kept.lead = difference
+            self._changed(kept)
+
+    async def erase(self, subject: Subject, requests: Collection[str]) -> dict[str, int]:
+        def fits(notes: Notes) -> bool:
+            return subject.fits(notes) or notes.request_id in requests
+
+        gone = [kept for kept in self._groups.values() if fits(kept.notes)]
+        self._drop(gone)
+        return {"page_groups": len(gone), "judgements": await self._erase(fits)}
+
+    def _drop(self, gone: Iterable[KeptGroup]) -> None:
+        for kept in gone:
+            kept.erased = True
+            self.bytes -= self._groups.pop(kept.id).size
             self._forgotten()
 
     def group(self, group_id: str, caller: Caller) -> KeptGroup:
@@ -227,31 +255,15 @@ class KeptGroups(GroupWatcher):
             )
         return kept
 
-    def select(
-        self,
-        caller: Caller,
-        view: str = "newest",
-        words: str = "",
-        route: str = "",
-        key: str = "",
-        policy: int | None = None,
-    ) -> list[KeptGroup]:
-        """The groups that fit, in the order of ``view``; those that the caller's key opens alone."""
-        fitting = [
-            group
-            for group in reversed(self._groups.values())
-            if caller.opens(group.route)
-            and (not route or group.route == route)
-            and (not key or group.key == key)
-            and (policy is None or group.policy == policy)
-        ]
-        if words:
-            wanted = words.lower().split()[:_MOST_WORDS]
-            fitting = [group for group in fitting if _has(group, wanted)]
-        return _in_order(fitting, view)
+    def opened(self, caller: Caller) -> list[KeptGroup]:
+        """The groups that the caller's key opens, the newest first."""
+        return [group for group in reversed(self._groups.values()) if caller.opens(group.route)]
 
-    def _weigh(self, kept: KeptGroup) -> None:
-        size = _OVERHEAD + len(encode(kept.prompt))
+    def touched(self, kept: KeptGroup) -> None:
+        """Weigh a group that has changed, and pass it on; the oldest groups leave."""
+        if self._groups.get(kept.id) is not kept:
+            return
+        size = _OVERHEAD + len(encode(kept.prompt)) + len(encode(kept.picks))
         for answer in kept.answers.values():
             size += _OVERHEAD // 4 + len(str(answer.tool_calls)) + len(str(answer.components))
             size += len(answer.text) + len(answer.reasoning) + len(answer.reason)
@@ -260,6 +272,7 @@ class KeptGroups(GroupWatcher):
         while self.bytes > self._max_bytes and len(self._groups) > 1:
             _, leaving = self._groups.popitem(last=False)
             self.bytes -= leaving.size
+        self._changed(kept)
 
 
 def _kept(group: WatchedGroup) -> KeptGroup:
@@ -272,6 +285,7 @@ def _kept(group: WatchedGroup) -> KeptGroup:
         key=caller.label or caller.key_id,
         session=group.session,
         request_id=group.incoming.request_id,
+        notes=group.notes,
         prompt=[_cut(without_secrets(message)) for message in body.get("messages") or ()],
         tools=len(body.get("tools") or ()),
         hook=group.hook,
@@ -295,11 +309,12 @@ def _answer(index: int, candidate: Candidate) -> KeptAnswer:
     )
 
 
-def _take(kept: KeptGroup, indices: Iterable[int], score: GroupScore, *, first: bool) -> None:
+def _take(kept: KeptGroup, indices: Iterable[int], score: GroupScore, *, take: bool) -> None:
     for index, reward in zip(indices, score.rewards, strict=True):
         answer = kept.answers[index]
-        if first or answer.reward is None:
+        if take:
             answer.reward = reward.value
+        if take or answer.reward is None:
             answer.components = dict(reward.components)
             answer.reason = text_without_secrets(reward.reason)[:_MOST_TEXT]
         answer.final = reward.value
@@ -312,38 +327,3 @@ def _cut(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _cut(field_value) for name, field_value in value.items()}
     return [_cut(item) for item in value] if isinstance(value, list) else value
-
-
-def _has(group: KeptGroup, words: Sequence[str]) -> bool:
-    texts = _texts(group)
-    return all(word in texts for word in words)
-
-
-def _texts(group: KeptGroup) -> str:
-    texts = [text for message in group.prompt for text in texts_of(message)]
-    for answer in group.answers.values():
-        texts += (answer.text, answer.reason)
-    return " ".join((*texts, group.id, group.session, group.why)).lower()
-
-
-def _in_order(groups: list[KeptGroup], view: str) -> list[KeptGroup]:
-    def mean(group: KeptGroup) -> float:
-        return sum(group.rewards) / len(group.rewards)
-
-    rated = [group for group in groups if group.rewards]
-    match view:
-        case "unjudged":
-            # what still trains comes first
-            return sorted((group for group in groups if not group.picks), key=lambda group: not group.open)
-        case "best":
-            return sorted(rated, key=lambda group: -mean(group))
-        case "worst":
-            return sorted(rated, key=mean)
-        case "spread":
-            return sorted(rated, key=lambda group: min(group.rewards) - max(group.rewards))
-        case "disagree":
-            return [group for group in groups if group.disagrees]
-        case "equal":
-            return [group for group in rated if len(group.rewards) > 1 and not group.best]
-        case _:
-            return groups

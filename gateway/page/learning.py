@@ -22,7 +22,7 @@ from swarm.status import ServerStatus
 
 _AGE = 3.0
 _SECONDS = 8.0
-_MOST_STEPS = 500
+_MOST_STEPS, _MOST_WARNINGS = 500, 5
 
 
 class Servers:
@@ -43,9 +43,10 @@ class Servers:
             routes = [route for route in table.routes if caller.opens(route.name)]
             swarms = dict.fromkeys(route.swarm for route in routes if route.swarm is not None)
             answers = await asyncio.gather(*(self._ask(swarm) for swarm in swarms))
+            controls = {route.swarm.url for route in routes if route.swarm and route.settings.control == "shuffle"}
             return {
                 "at": time.time(),
-                "servers": [_opened(answer, caller) for answer in answers],
+                "servers": [_opened(answer, caller) | {"control": answer["url"] in controls} for answer in answers],
                 "routes": [_route(route) for route in routes],
                 "waits": _waits(gateway, {route.name for route in routes}),
             }
@@ -55,7 +56,7 @@ class Servers:
             now = time.monotonic()
             if now - self._asked.get(swarm.url, -math.inf) > _AGE:
                 self._asked[swarm.url] = now
-                answer = self._answers.get(swarm.url, {"at": None, "steps": [], "evaluations": []})
+                answer = self._answers.get(swarm.url, {"at": None, "steps": [], "evaluations": [], "warnings": []})
                 try:
                     async with asyncio.timeout(_SECONDS):
                         answer = _learnt(await swarm.client.status(episodes=0))
@@ -84,6 +85,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         "step": status.engine.global_step,
         "model": status.model,
         "problem": status.engine_failure.reason if status.engine_failure is not None else "",
+        "warnings": status.warnings[-_MOST_WARNINGS:],
         "steps": [
             {"step": step.step, "seconds": step.seconds}
             | {name: step.metrics[metric] for name, metric in names.items() if metric in step.metrics}

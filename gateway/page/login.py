@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -18,13 +19,15 @@ from starlette.responses import Response
 from gateway.keys.ring import Holder, KeyRing
 from gateway.keys.store import PageScope
 from swarm.credentials import digest
-from swarm.errors import AuthenticationError, ForbiddenError
+from swarm.errors import AuthenticationError, ForbiddenError, OverloadedError
 from swarm.http.guard import is_json
 
 COOKIE = "swarm_page"
 SECONDS = 12 * 3600.0
-#: Logins that are remembered; the oldest leave.
+#: Logins and addresses that are remembered; the oldest leave.
 _MOST_LOGINS = 1000
+#: Wrong keys from one address, after which it waits so many seconds.
+_MOST_WRONG, _WRONG_SECONDS = 10, 60.0
 _LADDER: tuple[PageScope, ...] = ("look", "judge", "decide")
 #: Refused: another site's page sent it.
 _FOREIGN = ("cross-site", "same-site")
@@ -61,22 +64,37 @@ class Logins:
         self._secure = secure
         #: digest of the cookie -> digest of the key, and when it ends on the monotonic clock
         self._logins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        #: address -> wrong keys lately, and when they are forgotten on the monotonic clock
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def log_in(self, key: str, response: Response) -> Visitor:
-        """Set the cookie for the owner of ``key``.
+    def log_in(self, key: str, request: Request, response: Response) -> Visitor:
+        """Set the cookie for the owner of ``key``, who sent ``request``.
 
         Raises:
             AuthenticationError: it is none of the gateway's keys.
             ForbiddenError: it opens nothing of the page.
+            OverloadedError: too many wrong keys came from this address.
         """
-        key_digest = digest(key.strip())
-        visitor = self._visitor(key_digest)
+        key_digest, now = digest(key.strip()), time.monotonic()
+        address = request.client.host if request.client is not None else ""
+        wrong, until = self._wrong.get(address, (0, 0.0))
+        if wrong >= _MOST_WRONG and now < until:
+            raise OverloadedError(
+                "too many wrong keys came from your address: wait a minute", code="wrong_keys", retry_after=until - now
+            )
+        try:
+            visitor = self._visitor(key_digest)
+        except AuthenticationError:
+            self._wrong[address] = (wrong + 1 if now < until else 1), now + _WRONG_SECONDS
+            _bound(self._wrong)
+            raise
         cookie = secrets.token_urlsafe(32)
-        self._logins[digest(cookie)] = key_digest, time.monotonic() + SECONDS
-        while len(self._logins) > _MOST_LOGINS:
-            self._logins.popitem(last=False)
+        self._logins[digest(cookie)] = key_digest, now + SECONDS
+        _bound(self._logins)
+        # a proxy on this machine says that it was asked over HTTPS
+        secure = self._secure or request.url.scheme == "https"
         response.set_cookie(
-            COOKIE, cookie, max_age=int(SECONDS), path="/ui", secure=self._secure, httponly=True, samesite="strict"
+            COOKIE, cookie, max_age=int(SECONDS), path="/ui", secure=secure, httponly=True, samesite="strict"
         )
         return visitor
 
@@ -118,6 +136,11 @@ class Logins:
         return Visitor(holder, scope)
 
 
+def _bound(remembered: OrderedDict[Any, Any]) -> None:
+    while len(remembered) > _MOST_LOGINS:
+        remembered.popitem(last=False)
+
+
 def refuse_foreign(request: Request) -> None:
     """
     Raises:
@@ -125,8 +148,10 @@ def refuse_foreign(request: Request) -> None:
     """
     headers = request.headers
     origin = headers.get("origin")
-    foreign = headers.get("sec-fetch-site", "none") in _FOREIGN
-    if origin is not None:
+    site = headers.get("sec-fetch-site")
+    foreign = site in _FOREIGN
+    # what the browser itself compared holds behind a proxy that changes the host; over plain HTTP it says nothing
+    if origin is not None and site != "same-origin":
         foreign = foreign or urlsplit(origin).netloc != headers.get("host", "")
     if foreign:
         raise ForbiddenError("another site's page sent this", code="foreign_origin")

@@ -23,11 +23,12 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import PageConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
-from gateway.page.deciding import GivenMove, move
+from gateway.page.deciding import GivenMove, ask_data, move
 from gateway.page.judging import GivenJudgement, Judgements
-from gateway.page.kept_groups import VIEWS, KeptGroup, KeptGroups
+from gateway.page.kept_groups import KeptGroup, KeptGroups
 from gateway.page.learning import Servers
 from gateway.page.login import Logins, Visitor, refuse_foreign
+from gateway.page.selection import VIEWS, select
 from gateway.page.stream import Events
 from gateway.runtime import Gateway
 from gateway.types import Caller
@@ -69,17 +70,20 @@ class WebPage:
 
     Attributes:
         path: of all routes.
+        body_bytes: that a request may have.
         watcher: is shown the groups.
     """
 
     path = "/ui"
+    #: 10,000 characters of a comment and of a correction, escaped
+    body_bytes = 256 * 1024
 
     def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:
         self._logins = Logins(keys, secure=beyond_loopback)
         self._keyless = keys.open
         self._events = Events()
         self._judgements = Judgements(config.judgements)
-        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten)
+        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten, self._judgements.erase)
         self._servers = Servers()
         self.routes: Sequence[BaseRoute] = [
             *(
@@ -100,6 +104,8 @@ class WebPage:
             self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
             self._json("/learning", "GET", "look", self._learning),
             self._json("/move", "POST", "decide", self._move),
+            Route("/ui/api/data", self._data, include_in_schema=False),
+            Route("/ui/api/data/delete", self._data, methods=["POST"], include_in_schema=False),
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
         ]
 
@@ -119,7 +125,7 @@ class WebPage:
         refuse_foreign(request)
         wanted = await _body(request, GivenKey)
         response = Response(status_code=204, headers=_HEADERS)
-        self._logins.log_in(wanted.key, response)
+        self._logins.log_in(wanted.key, request, response)
         return response
 
     async def _log_out(self, request: Request) -> Response:
@@ -132,7 +138,8 @@ class WebPage:
         gateway: Gateway = request.state.gateway
         caller = visitor.holder.caller
         routes = [route.name for route in gateway.routes.plan.routes if caller.opens(route.name)]
-        return {"name": visitor.name, "scope": visitor.scope, "keyless": self._keyless, "routes": routes}
+        me = {"name": visitor.name, "scope": visitor.scope, "admin": visitor.holder.admin}
+        return {**me, "keyless": self._keyless, "routes": routes}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
         query = request.query_params
@@ -143,8 +150,8 @@ class WebPage:
         limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
         names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
         last = self._events.latest
-        groups = self.watcher.select(caller, view, policy=policy, **names)
-        everything = self.watcher.select(caller)
+        everything = self.watcher.opened(caller)
+        groups = await select(everything, view, policy=policy, **names)
         return {
             "at": time.time(),
             "last": last,
@@ -166,13 +173,13 @@ class WebPage:
         judgement = await _body(request, GivenJudgement)
         kept = await self._judgements.judge(group, visitor.name, judgement)
         gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
-        self._changed(group)
+        self.watcher.touched(group)
         return {**kept, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _undo(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._judgements.undo(group, visitor.name)
-        self._changed(group)
+        self.watcher.touched(group)
         return {"agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _learning(self, request: Request, visitor: Visitor) -> Any:
@@ -184,6 +191,12 @@ class WebPage:
         done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keyless)
         self._servers.forget()
         return done.model_dump(mode="json")
+
+    async def _data(self, request: Request) -> Response:
+        visitor = self._logins.visitor(request, "decide")
+        answer = await ask_data(request, visitor, "/data/delete" if request.method == "POST" else "/data/report")
+        answer.headers.update({**_HEADERS, "cache-control": "no-store"})
+        return answer
 
     async def _stream(self, request: Request) -> Response:
         self._logins.visitor(request)

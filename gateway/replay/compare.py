@@ -76,6 +76,12 @@ def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, f
             f"{earlier.label} and {later.label} have no prompt in common: compare replays --no-train of the same --data"
         )
     if rewards is None:
+        hooks = {score.hook for score in (*earlier.scores, *later.scores) if score.reward is not None and score.hook}
+        if len(hooks) > 1:
+            raise ConfigError(
+                "the gateway's hook was changed between or during the two replays, and rewards of two hooks cannot be "
+                "compared: repeat the earlier replay with today's hook, or give --hooks to both"
+            )
         means = [{key: mean_of(scores) for key, scores in side.items()} for side in (before, after)]
         rewards = {key: (a, b) for key, a in means[0].items() if a is not None and (b := means[1].get(key)) is not None}
         values = [value for pair in rewards.values() for value in pair]

@@ -179,6 +179,7 @@ def _score(prompt: Prompt, outcome: Outcome) -> Score:
     return Score(
         messages=prompt.messages,
         reward=outcome.reward,
+        hook=outcome.hook,
         policy_version=outcome.policy_version,
         answers=list(outcome.answers),
     )

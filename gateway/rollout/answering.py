@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from adapters.dialects import ChatDialect
 from adapters.dialects.chat_answers import chunks_of, completion_of
-from gateway.data.redaction import private
 from gateway.observability.request import phase
 from gateway.rollout.group import GroupRun
 from gateway.rollout.return_policy import GroupReport, ReturnPolicy
@@ -91,7 +90,7 @@ async def run_with_group(
 
     async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | UnrecordedGroup]:
         reason = "" if untrained is None else untrained.reason
-        if not reason and training.settings.data.redact == "group" and _adds_private(shaped, incoming):
+        if not reason and _adds_private(shaped, incoming):
             training.stats.withheld["prompt"] += 1
             reason = DropReason.PRIVATE
             if not fans_out:
@@ -204,7 +203,9 @@ async def shape(training: Training, incoming: Incoming, report: ServerReport) ->
 
 def _adds_private(shaped: Shaped, incoming: Incoming) -> bool:
     """Whether the hook wrote something private into a prompt; what the application sent has been looked at."""
-    return any(private(request) for request in shaped.submission.requests if request != incoming.call.body)
+    return any(
+        incoming.consent.withholds(request) for request in shaped.submission.requests if request != incoming.call.body
+    )
 
 
 def _bodies(requests: Sequence[dict[str, Any]], model: str) -> list[bytes]:
@@ -304,6 +305,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
         reward_mean=score.mean if score is not None else None,
         trained=(drop is None) if done else None,
         drop_reason=drop,
+        hook=(run.training.hooks.code or None) if score is not None else None,
     )
     return _decided(run, incoming, session, delivered, report)
 

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from gateway.data.redaction import private
-from gateway.observability.request import notes, phase, span
+from gateway.observability.request import deleted, notes, phase, span
 from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup
 from gateway.rollout.server import Training
@@ -156,10 +155,14 @@ class GroupRun:
             await asyncio.wait(self._sampling)
         if self.samples and self.shaped.drop is not DropReason.SUBMIT_HOOK:
             try:
-                await self._scored(reference, self._candidates({}))
+                shaped, hooks = self.shaped, self.training.hooks
+                await reference.judge(hooks, shaped.submission.task, self._candidates({}), shaped.context)
             except HookError as exc:
                 hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
-        return reference.pair(self.shaped, self.samples, self.outcomes)
+        pair = reference.pair(self.shaped, self.samples, self.outcomes)
+        if (difference := pair.difference) is not None:
+            self._tell(lambda watcher: watcher.compared(self.shaped.group_id, difference))
+        return pair
 
     # ------------------------------------------------------------------ its end
 
@@ -277,7 +280,7 @@ class GroupRun:
             failed = not self.trains and score is None and self.shaped.failure is None
             return DropReason.REWARD_HOOK if failed else self.shaped.drop
         answers = [self.samples[index].answer.message for index in indices]
-        if self.training.settings.data.redact == "group" and private(answers):
+        if (rules := self.training.settings.data.rules) is not None and rules.private(answers):
             self.training.stats.withheld["answer"] += 1
             return DropReason.PRIVATE
         partial = self.shaped.takes_partial and len(indices) >= _LEAST_GROUP
@@ -379,7 +382,7 @@ class GroupRun:
         session, hooks = self._session, self.training.hooks
         if session is None or session.sessions.watcher is None:
             return
-        if session.incoming.consent.withholds([candidate.message for candidate in candidates]):
+        if deleted() or session.incoming.consent.withholds([candidate.message for candidate in candidates]):
             # an earlier judging may have shown the others
             self._tell(lambda watcher: watcher.forget(self.shaped.group_id))
             return
@@ -388,6 +391,7 @@ class GroupRun:
             session.incoming,
             session.scope.route,
             session.name,
+            self._notes,
             hooks.source,
             hooks.code,
             indices,

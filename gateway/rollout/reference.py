@@ -7,6 +7,7 @@ the hook gave, within its declared bounds; whatever else happens, the pair says 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple, cast
 
@@ -38,13 +39,17 @@ class Reference:
         tokens: of the answer; ``None``: its server does not say.
         terms: under which both are compared, but for what only the group knows.
         drawn: who answered the user, and what else a pair has of that.
+        gate: judges both; ``None``: the hook that trains does.
     """
 
-    def __init__(self, candidate: Candidate, tokens: int | None, terms: Terms, drawn: Drawn) -> None:
+    def __init__(
+        self, candidate: Candidate, tokens: int | None, terms: Terms, drawn: Drawn, gate: HookRunner | None = None
+    ) -> None:
         self._candidate = candidate
         self._tokens = tokens
         self._terms = terms
         self._drawn = drawn
+        self._gate = gate
         self._ours: Sequence[float] = ()
         self._theirs: float | None = None
         self._failure = "nothing was judged"
@@ -52,11 +57,27 @@ class Reference:
     async def score(
         self, hooks: HookRunner, task: Task, candidates: Sequence[Candidate], context: HookContext
     ) -> GroupScore:
-        """The rewards of ``candidates`` alone, judged with the reference or apart from it.
+        """The rewards of ``candidates`` alone, which train; the reference is judged with them, apart, or by the gate.
 
         Raises:
-            HookError: the hook gives none. Where the reference is judged apart, only its own reward may be missing.
+            HookError: the hook gives none. Where the reference is judged apart or by the gate, only the pair's reward
+                may be missing.
         """
+        if self._gate is None:
+            return await self.judge(hooks, task, candidates, context)
+        with suppress(HookError):
+            await self.judge(hooks, task, candidates, context)
+        return await hooks.score(task, candidates, context)
+
+    async def judge(
+        self, hooks: HookRunner, task: Task, candidates: Sequence[Candidate], context: HookContext
+    ) -> GroupScore:
+        """The rewards of ``candidates`` in the pair, by the gate if there is one.
+
+        Raises:
+            HookError: there are none.
+        """
+        hooks = self._gate or hooks
         self._ours, self._theirs, self._failure = (), None, "the hook failed"
         if self._terms.rules.reference:
             beside = self._candidate.model_copy(update={"index": len(candidates)})

@@ -136,6 +136,7 @@ class GroupReport:
         reward_mean: over the answers that were judged with it.
         trained: acknowledged by the swarm server; ``None`` while that is open.
         drop_reason: why the group is not trained.
+        hook: the digest of the hook that judged it.
     """
 
     policy_version: int | None = None
@@ -143,6 +144,7 @@ class GroupReport:
     reward_mean: float | None = None
     trained: bool | None = None
     drop_reason: str | None = None
+    hook: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: the ``swarm`` object of a stream."""

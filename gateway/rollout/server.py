@@ -394,20 +394,27 @@ class Training:
 
     Attributes:
         stats: of the route, since the gateway started.
+        gate: judges for the verdict; ``None``: the hooks do.
     """
 
     swarm: Swarm
     hooks: HookRunner
     settings: RouteSettings
     stats: Stats
+    gate: HookRunner | None = None
 
     @property
     def stage_rules(self) -> StageRules:
         """By which its route's stage moves; only where it serves."""
         assert self.settings.serve is not None, "without an incumbent there is no stage"
-        judge = {"hook": self.hooks.source[:MAX_NAME], "code": self.hooks.code[:MAX_NAME]}
+        judge = {"hook": self.judge.source[:MAX_NAME], "code": self.judge.code[:MAX_NAME]}
         judge |= {"num_repeat": self.settings.num_repeat}
         return self.settings.serve.stage_rules.model_copy(update=judge)
+
+    @property
+    def judge(self) -> HookRunner:
+        """Who judges for the verdict."""
+        return self.gate or self.hooks
 
     @property
     def window_seconds(self) -> float:

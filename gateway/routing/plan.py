@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
@@ -32,6 +33,7 @@ class PlannedRoute:
         answers_to_served: whether the name of the swarm's model leads here too.
         is_default: whether it takes what names no model or an unknown one.
         hooks: that judge; ``None``: a plain upstream answers everything.
+        gate_hooks: that judge for the verdict; ``None``: those that train.
     """
 
     name: str
@@ -41,6 +43,7 @@ class PlannedRoute:
     answers_to_served: bool
     is_default: bool
     hooks: Hooks | None
+    gate_hooks: Hooks | None
 
     @property
     def swarm_keys(self) -> dict[str, SwarmKey]:
@@ -81,7 +84,7 @@ class Plan:
         Raises:
             ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
         """
-        loaded: dict[str, Hooks] = {}
+        load = cache(load_hooks)
 
         def hooks_of(settings: RouteSettings) -> Hooks | None:
             if settings.serve is not None:
@@ -89,10 +92,11 @@ class Plan:
                 upstream_of(settings.serve)
             if settings.swarm_url is None or settings.hooks is None:
                 return None
-            if settings.hooks not in loaded:
-                loaded[settings.hooks] = load_hooks(settings.hooks)
-            _check_sessions(settings, loaded[settings.hooks])
-            return loaded[settings.hooks]
+            _check_sessions(settings, hooks := load(settings.hooks))
+            return hooks
+
+        def gate_hooks_of(settings: RouteSettings) -> Hooks | None:
+            return load(settings.gate_hook) if settings.gate_hook is not None else None
 
         if not config.routes:
             # a plain upstream itself knows which models it has, and so does an incumbent
@@ -100,19 +104,21 @@ class Plan:
             is_default = plain or config.default_route is not None
             names, patterns = _split(config.model_aliases)
             answers_to_served = config.serve is None
-            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, hooks_of(config))
+            hooks = hooks_of(config), gate_hooks_of(config)
+            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, *hooks)
             return cls(config, (only,))
-        return cls(config, tuple(_planned(route, config, hooks_of(route)) for route in config.routes))
+        planned = [_planned(route, config, hooks_of(route), gate_hooks_of(route)) for route in config.routes]
+        return cls(config, tuple(planned))
 
 
-def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None) -> PlannedRoute:
+def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None, gate_hooks: Hooks | None) -> PlannedRoute:
     is_default = route.name == config.default_route
     names, patterns = _split(route.models)
     answers_to_served = not names and route.serve is None
     more_names, more_patterns = _split(config.model_aliases if is_default else [])
     names = tuple(dict.fromkeys([*(names or (route.name,)), *more_names]))
     patterns = tuple(dict.fromkeys([*patterns, *more_patterns]))
-    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, hooks)
+    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, hooks, gate_hooks)
 
 
 def upstream_of(serve: ServeConfig) -> UpstreamConfig:

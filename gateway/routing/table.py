@@ -287,10 +287,12 @@ class LiveRoutes:
         trainings: dict[str, Training] = {}
         if planned.hooks is not None:
             hooks = HookRunner(planned.hooks, settings.hook_timeout_seconds)
+            apart = planned.gate_hooks
+            gate = HookRunner(apart, settings.hook_timeout_seconds) if apart is not None else None
             for label, swarm_key in planned.swarm_keys.items():
                 if (swarm := self._swarms.get(swarm_key)) is None:
                     swarm = self._swarms[swarm_key] = await Swarm(*swarm_key).__aenter__()
-                trainings[label] = Training(swarm, hooks, settings, stats)
+                trainings[label] = Training(swarm, hooks, settings, stats, gate)
         upstream: Upstream | None = None
         if (upstream_key := planned.upstream_key) is not None:
             upstream = self._upstreams.get(upstream_key)

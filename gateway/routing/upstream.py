@@ -85,7 +85,7 @@ class Upstream:
         untrained = {"x-swarm-trained": "false"} | ({"x-swarm-drop-reason": reason} if reason else {})
         path, stream = incoming.path, incoming.call.stream
         refused: Relayed | None = None
-        if not self._known_unspoken(path):
+        if not self._known_unspoken(path) and not (incoming.values and path in _TRANSLATED):
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
             relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
@@ -141,6 +141,12 @@ class Upstream:
         return since is not None and asyncio.get_running_loop().time() - since < _SILENT_SECONDS
 
     def _body(self, incoming: Incoming) -> bytes:
+        if incoming.values:
+            # a raw prompt asks for log-probabilities in another way
+            body, own = incoming.call.body, ("logprobs", "top_logprobs") if "prompt" in incoming.call.body else ()
+            asked: dict[str, Any] = json.loads(incoming.raw)
+            body = {name: asked[name] if name in own else value for name, value in body.items() if name in asked}
+            return to_json({**body, "model": self._model} if self._model else body)
         if self._model is None:
             return bytes(incoming.raw)
         return to_json({**json.loads(incoming.raw), "model": self._model})

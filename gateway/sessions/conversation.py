@@ -297,8 +297,9 @@ def _chained(digest: bytes, meaning: bytes) -> bytes:
 
 def is_of(scope: Scope, session_id: str, subject: Subject) -> bool:
     """Whether a conversation is the subject's; of a user only where it is named by the user."""
-    user = user_digest(scope.name) if scope.kind == "user" else ""
-    return subject.fits(Notes(key=scope.key_id, session=session_id, user=user))
+    # a name that was private is a digest already
+    users = (user_digest(scope.name), scope.name) if scope.kind == "user" else ("",)
+    return any(subject.fits(Notes(key=scope.key_id, session=session_id, user=user)) for user in users)
 
 
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:

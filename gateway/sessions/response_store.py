@@ -11,10 +11,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.errors import NotFoundError
+from swarm.subjects import Subject
+from swarm.types import Notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,13 @@ class StoredResponse:
         response: its body.
         items: the conversation up to and with it, as items of an ``input``.
         size: bytes of both as JSON; what it shares with earlier responses counts for each.
+        notes: whose request it was.
     """
 
     response: dict[str, Any]
     items: list[Any]
     size: int
+    notes: Notes = field(default_factory=Notes)
 
 
 def unknown_response(response_id: str) -> NotFoundError:
@@ -88,11 +92,12 @@ class ResponseStore:
         self.size -= self.get(key_id, response_id).size
         del self._responses[key_id, response_id]
 
-    def erase(self, key_id: str) -> int:
-        """Forget all that the key made; how many there were."""
-        mine = [response_id for key, response_id in self._responses if key == key_id]
-        for response_id in mine:
-            self.size -= self._responses.pop((key_id, response_id))[1].size
+    def erase(self, subject: Subject) -> int:
+        """Forget all of the subject's; how many there were."""
+        mine = [(key, stored) for key, (_, stored) in self._responses.items() if subject.fits(stored.notes)]
+        for key, stored in mine:
+            self.size -= stored.size
+            del self._responses[key]
         return len(mine)
 
     def _trim(self) -> None:

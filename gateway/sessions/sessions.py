@@ -16,7 +16,8 @@ from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
-from gateway.observability.request import in_session
+from gateway.data.consent import Refusals
+from gateway.observability.request import deleted, in_session
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
@@ -67,11 +68,11 @@ class Sessions:
         self._memory = Memory(max_sessions, max_bytes)
         self._crediting = Crediting()
         self._max_reports = max_sessions
-        #: what was deleted, oldest first
-        self.erased: list[Subject] = []
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
         self.counts = SessionCounts()
+        #: the sessions that may not be kept
+        self.refusals = Refusals(max_sessions)
         self.watcher: GroupWatcher | None = None
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
@@ -98,6 +99,8 @@ class Sessions:
             scope.name if scope.kind in ("session", "agent") else position.conversation.session_id if position else ""
         )
         # of a conversation that begins without a name, until it has one
+        if name:
+            in_session(name)
         report = self._report(scope, name) if name else SessionReport(route)
         agent = position.agent if position is not None else agent
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
@@ -196,7 +199,6 @@ class Sessions:
     def erase(self, subject: Subject) -> int:
         """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
         are named by the user."""
-        self.erased.append(subject)
         erased = [
             conversation for conversation in self._memory if is_of(conversation.scope, conversation.session_id, subject)
         ]
@@ -325,7 +327,6 @@ class SessionLink:
     _turn: DeliveredTurn | None = None
 
     def __post_init__(self) -> None:
-        self._erased_before = len(self.sessions.erased)
         self.ledger = self.report.ledger(self.agent)
         self.ledger.requests += 1
         self.session: Session | None = None
@@ -356,10 +357,7 @@ class SessionLink:
             reward: of the answer; ``None`` where it has none (yet).
             trains: whether its group has episodes.
         """
-        deleted = self.sessions.erased[self._erased_before :]
-        if self.incoming.consent.withholds(message) or any(
-            is_of(self.scope, self.name, subject) for subject in deleted
-        ):
+        if self.incoming.consent.withholds(message) or deleted():
             return
         self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 

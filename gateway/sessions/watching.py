@@ -6,7 +6,7 @@ Invariant: only groups whose texts may be kept are shown; a watcher holds nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from gateway.sessions.conversation import DeliveredTurn
 from gateway.types import Incoming
 from reward_hooks import Candidate, GroupScore
 from swarm.errors import HookError
+from swarm.subjects import Subject
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ class WatchedGroup:
 
     Attributes:
         session: the name of its conversation; may be empty.
+        notes: whose request it is.
         hook, code: where the hook comes from, and the digest of its files.
         indices: of the answers in the group; ``candidates`` and the rewards of ``score`` are in this order.
         score: the rewards; ``None``: the hook gave none, ``failure`` says why.
@@ -34,6 +37,7 @@ class WatchedGroup:
     incoming: Incoming
     route: str
     session: str
+    notes: Notes
     hook: str
     code: str
     indices: Sequence[int]
@@ -60,6 +64,19 @@ class GroupWatcher(Protocol):
 
     def forget(self, group_id: str) -> None:
         """The group's texts may not be kept after all."""
+        ...
+
+    def compared(self, group_id: str, difference: float) -> None:
+        """The group's answers were judged beside the incumbent's: their mean reward is better by ``difference``."""
+        ...
+
+    async def erase(self, subject: Subject, requests: Collection[str]) -> dict[str, int]:
+        """Delete what is kept of ``subject``, whose requests have these ids as far as its swarm server knows them; how
+        much there was, by name.
+
+        Raises:
+            OSError: a file cannot be rewritten.
+        """
         ...
 
 

@@ -227,7 +227,7 @@ class Shadow:
         self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
     ) -> Reference:
         tokens = _count(answer, "completion_tokens")
-        return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn)
+        return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn, training.gate)
 
     def _terms(self, training: Training, stage: ServingStage | None) -> Terms:
         return Terms(
@@ -236,8 +236,8 @@ class Shadow:
             stage="shadow" if stage is None else stage.label,
             share=0.0 if stage is None else stage.share,
             model=training.swarm.report.model[:MAX_NAME],
-            hook=training.hooks.source[:MAX_NAME],
-            code=training.hooks.code[:MAX_NAME],
+            hook=training.judge.source[:MAX_NAME],
+            code=training.judge.code[:MAX_NAME],
             rules=self._serve.gate_rules,
         )
 

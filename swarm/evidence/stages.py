@@ -12,7 +12,7 @@ is proven worse. Other weights only ever lower it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
@@ -25,6 +25,16 @@ Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 #: who moved a stage, where no person did
 VERDICT, SERVER, CONFIGURATION = "the verdict", "the swarm server", "the configuration"
 MAX_REASON = 1000
+
+
+class JobTerms(NamedTuple):
+    """What the job says of each comparison; ``None``: not known."""
+
+    model: str | None = None
+    num_repeat: int | None = None
+
+
+_UNKNOWN = JobTerms()
 
 
 class StageRules(BaseModel):
@@ -54,12 +64,13 @@ class StageRules(BaseModel):
         """The share with which a comparison begins."""
         return {"shadow": 0.0, "canary": self.shares[0], "live": 1.0}[self.begins]
 
-    def count(self, evidence: PairedEvidence, num_repeat: int | None) -> bool:
-        """Whether ``evidence`` was judged by these rules; ``num_repeat``: of the job, ``None``: not known."""
-        terms, repeat = evidence.terms, self.num_repeat or num_repeat
-        if (terms.rules, terms.hook, terms.code) != (self.gate, self.hook, self.code):
+    def count(self, evidence: PairedEvidence, job: JobTerms) -> bool:
+        """Whether ``evidence`` was judged by these rules, of the job's own model; no rules name suites yet, so that
+        whoever names some has begun a second comparison of the same trial."""
+        terms, repeat = evidence.terms, self.num_repeat or job.num_repeat
+        if (terms.rules, terms.hook, terms.code, terms.suites) != (self.gate, self.hook, self.code, ()):
             return False
-        return repeat is None or terms.num_repeat == repeat
+        return repeat in (None, terms.num_repeat) and job.model in (None, terms.model)
 
     def after(self, share: float) -> float:
         """The share that follows ``share``, which is below 1."""
@@ -199,12 +210,12 @@ class ServingStage(BaseModel):
         changes = {"challenger": version, "trial": trial, "tried": version if trial else tried}
         return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)
 
-    def judged(self, evidence: PairedEvidence, at: float, num_repeat: int | None = None) -> Self:
-        """What follows from what is proven now; ``num_repeat``: of the job."""
+    def judged(self, evidence: PairedEvidence, at: float, job: JobTerms = _UNKNOWN) -> Self:
+        """What follows from what is proven now."""
         terms, rules, served = evidence.terms, self.rules, self.share > 0
         if self.pinned or (terms.stage, terms.challenger) != (self.label, self.challenger):
             return self
-        if not rules.count(evidence, num_repeat):
+        if not rules.count(evidence, job):
             return self
         auto = rules.mode == "auto"
         if evidence.alarm():

@@ -109,7 +109,7 @@ class JsonRoute(Route):
 
 def _direct_app(endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]) -> ASGIApp | None:
     """What answers a request by calling ``endpoint``; ``None`` if it has parameters that only FastAPI can fill."""
-    hints = {name: hint for name, hint in get_type_hints(endpoint).items() if name != "return"}
+    hints = {name: hint for name, hint in get_type_hints(endpoint, include_extras=True).items() if name != "return"}
     models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
     if hints.keys() - models.keys() - path_parameters - {"request"}:
         return None

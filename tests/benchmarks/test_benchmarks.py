@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def test_lifecycle(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_redaction(tmp_path: Path) -> None:
 
 def test_overhead(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    sizes = ("--only", "ours_n8", "ours_first", "--callers", "1", "--no-peers", "--seconds", "0.3")
+    sizes = ("--only", "proxy", "ours_n8", "ours_first", "--callers", "1", "--no-peers", "--seconds", "0.3")
     done = run("overhead", *sizes, "--json", str(report))
     assert done.returncode == 0, done.stderr
     rows = json.loads(report.read_text())
@@ -75,6 +75,10 @@ def test_overhead(tmp_path: Path) -> None:
     assert best["added_beyond_sample_and_hook_ms"]["1"]["p50_ms"] == pytest.approx(beyond, abs=0.02)
     token = first["first_token"]["p50_ms"] - sampling["first_token"]["p50_ms"]
     assert first["added_first_token_beyond_sample_ms"] == pytest.approx(token, abs=0.02)
+    assert best["rps_ratio_to_proxy"]["1"] > 0
+    if (cpu := rows["proxy"]["callers"]["1"]["cpu_ms"]) > 0:
+        ratio = pytest.approx(best["callers"]["1"]["cpu_ms"] / cpu, abs=0.01)
+        assert best["cpu_ms_ratio_to_proxy"]["1"] == ratio
 
 
 def test_training(tmp_path: Path) -> None:

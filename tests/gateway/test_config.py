@@ -80,8 +80,10 @@ def test_keys_open_the_host_and_stay_secret() -> None:
 
 def test_a_relative_hooks_folder_lies_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "hooks").mkdir()
-    (tmp_path / "gateway.yaml").write_text("hooks: hooks\n")
-    assert read_gateway(tmp_path / "gateway.yaml").hooks == str((tmp_path / "hooks").resolve())
+    serve = f"serve: {{{INCUMBENT}, gate: {{hook: hooks}}}}\n"
+    (tmp_path / "gateway.yaml").write_text(f"hooks: hooks\n{serve}")
+    read = read_gateway(tmp_path / "gateway.yaml")
+    assert read.hooks == read.gate_hook == str((tmp_path / "hooks").resolve())
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

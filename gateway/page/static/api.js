@@ -13,6 +13,7 @@ export class Failure extends Error {
   }
 }
 
+/** @type {{slow: (seconds: number) => void, login: (message: string) => void}} */
 const listeners = { slow: () => {}, login: () => {} };
 
 /** `slow(seconds)` is called while an answer is late, with 0 when it is there; `login(message)` when one is needed. */
@@ -81,7 +82,7 @@ export function stream(last, does) {
     last = event.lastEventId;
     does.reset();
   });
-  source.addEventListener("bye", () => source.close() || broken());
+  source.addEventListener("bye", () => (source.close(), broken()));
   let next = null;
   // a refusal closes it for good: ask why, and try again later and later
   const broken = () => {

@@ -1,6 +1,7 @@
 // The frame: which screen is open, the keys, the login, and what is wrong with the gateway, in words.
 import { Failure, ask, on, stream } from "/ui/api.js";
 import { h, show, tick } from "/ui/dom.js";
+import { openData } from "/ui/data.js";
 import { openGroup } from "/ui/group.js";
 import { openGroups, order } from "/ui/groups.js";
 import { openLearning, openPolicies } from "/ui/learning.js";
@@ -9,6 +10,8 @@ const by = (id) => document.getElementById(id);
 const [main, banner, live, who, toastBox] = ["main", "banner", "live", "who", "toast"].map(by);
 let screen = { keys: {} };
 let opening = 0;
+/** What the first screen needs is asked together with who looks. */
+let early = null;
 let events = null;
 let goneSince = 0;
 let timer = 0;
@@ -18,8 +21,14 @@ const app = {
   me: null,
   /** The group that was chosen last. */
   last: "",
-  /** Read `path`; while the answer is awaited, nothing else is shown as if it were it. */
-  read: (path) => ask(path),
+  /** Read `path`; an answer that comes when another screen is open is never there, so it draws nothing. */
+  async read(path) {
+    const mine = opening;
+    const answer = early?.path === path ? early.answer : ask(path);
+    early = null;
+    await answer.catch(() => {});
+    return mine === opening ? answer : new Promise(() => {});
+  },
   go: (id) => (location.hash = `#/group/${encodeURIComponent(id)}`),
   list: () => (location.hash = `#/groups?${order.query}`),
   refresh: () => open(true),
@@ -45,7 +54,7 @@ const app = {
         sayGone();
       },
       group: (row) => screen.group?.(row),
-      reset: () => open(true),
+      reset: () => screen.writing?.() || open(true),
     });
   },
 };
@@ -65,10 +74,16 @@ async function open(again = false) {
   const mine = ++opening;
   clearTimeout(timer);
   if (!again) toastBox.className = "toast";
-  if (!app.me && !(await known())) return;
   const [, name = "groups", rest = ""] = /^#\/(\w+)\/?(.*)$/s.exec(location.hash) ?? [];
   const [part, params = ""] = rest.split("?");
-  for (const link of document.querySelectorAll("nav a"))
+  early = null;
+  if (!app.me && name === "groups") {
+    const path = `/groups?${new URLSearchParams(params || rest.slice(1))}`;
+    early = { path, answer: ask(path) };
+    early.answer.catch(() => {});
+  }
+  if (!app.me && !(await known())) return;
+  for (const link of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("nav a")))
     if (link.dataset.screen === (name === "group" ? "groups" : name)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   const place = again ? scrollY : 0;
@@ -97,6 +112,7 @@ function openers(name, part, params) {
   if (name === "group") return () => openGroup(main, part, app);
   if (name === "learning") return () => openLearning(main, app);
   if (name === "policies") return () => openPolicies(main, app);
+  if (name === "data") return () => openData(main, app);
   return () => openGroups(main, params, app);
 }
 
@@ -150,7 +166,7 @@ function login(message) {
 }
 
 function help() {
-  const lines = [...Object.entries(screen.keys), ["g", ["groups"]], ["i", ["is it learning?"]], ["p", ["policies"]], ["?", ["these keys"]]];
+  const lines = [...Object.entries(screen.keys), ["g", ["groups"]], ["i", ["is it learning?"]], ["p", ["policies"]], ["a", ["data"]], ["?", ["these keys"]]];
   const dialog = h("dialog.keys", { onclose: () => dialog.remove() }, h("h2", {}, "Keys"), h("dl", {}, lines.filter(([, [text]]) => text).map(([key, [text]]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])), h("form", { method: "dialog" }, h("button.main", { autofocus: true }, "Close")));
   document.body.append(dialog);
   dialog.showModal();
@@ -158,10 +174,10 @@ function help() {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const inField = event.target.closest("input, textarea, select");
-  if (inField) return event.key === "Escape" ? inField.blur() : undefined;
-  if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
-  const everywhere = { "?": help, g: () => (location.hash = "#/groups"), i: () => (location.hash = "#/learning"), p: () => (location.hash = "#/policies") };
+  const target = /** @type {HTMLElement} */ (event.target);
+  if (target.closest("input, textarea, select")) return event.key === "Escape" ? target.blur() : undefined;
+  if (event.key === "Enter" && target.closest("a, button, summary")) return;
+  const everywhere = { "?": help, g: () => (location.hash = "#/groups"), i: () => (location.hash = "#/learning"), p: () => (location.hash = "#/policies"), a: () => (location.hash = "#/data") };
   const does = screen.keys[event.key]?.[1] ?? (app.me && everywhere[event.key]);
   if (!does) return;
   event.preventDefault();
@@ -171,7 +187,8 @@ on("slow", (seconds) => {
   if (seconds) say(`The gateway takes long to answer: ${seconds} s so far.`);
   else if (!goneSince) say("");
 });
-on("login", login);
+// what was asked at once is refused at once: a form that somebody writes into stays
+on("login", (message) => document.querySelector("form.login") ?? login(message));
 // a browser has six connections to one gateway: a tab that nobody sees holds none
 let left = null;
 document.addEventListener("visibilitychange", () => {

@@ -24,6 +24,7 @@ export async function openGroup(main, id, app) {
   let focus = 0;
   let marked = true;
   let editing = null;
+  let draft = null;
   let busy = false;
 
   const mine = () => group.judgements[app.me.name];
@@ -38,6 +39,7 @@ export async function openGroup(main, id, app) {
     const axis = scale(group.rewards.filter((reward) => reward !== null));
     show(
       main,
+      h("h1.unseen", {}, "A group"),
       h("div.crumbs", {}, h("a", { href: `#/groups?${order.query}` }, "← Groups"), h("span", {}, place()), h("button.quiet", { onclick: () => save(main, `group ${id.slice(0, 12)}`) }, "Save as a file")),
       asked(group),
       h("div.facts", {}, h("div", {}, facts(secret)), h("div.state", {}, secret ? h("span.tag.judged", {}, "blind") : state(group))),
@@ -73,9 +75,11 @@ export async function openGroup(main, id, app) {
       mine() ? h("button", { onclick: undo }, "Undo ", h("kbd", {}, "u")) : null,
       secret ? null : h("button", { onclick: () => step(1) }, "Next ", h("kbd", {}, "j")),
     );
+  /** The number that an answer has where nothing is shuffled; answers that failed have none. */
+  const numberOf = (index) => group.answers.findIndex((answer) => answer.index === index) + 1;
   const judgedWords = () => {
     const pick = mine();
-    const words = pick.pick === null ? "You said that none is good." : `You picked ${pick.pick + 1}.`;
+    const words = pick.pick === null ? "You said that none is good." : `You picked ${numberOf(pick.pick)}.`;
     const agrees = pick.agrees === null || pick.agrees === undefined ? "" : pick.agrees ? " So did the hook." : " The hook prefers another.";
     return words + agrees;
   };
@@ -123,7 +127,7 @@ export async function openGroup(main, id, app) {
   const fold = (title, ...inside) => h("details", {}, h("summary", {}, title), ...inside);
   const said = () => {
     const lines = Object.values(group.judgements).map((pick) => {
-      const what = pick.pick === null ? "none is good" : `answer ${pick.pick + 1}${pick.correction ? ", corrected" : ""}`;
+      const what = pick.pick === null ? "none is good" : `answer ${numberOf(pick.pick)}${pick.correction ? ", corrected" : ""}`;
       return h("li", {}, h("b", {}, pick.who), `: ${what}${pick.blind ? ", blind" : ""}, ${pick.trains ? "in time to train" : "after the group was submitted"} · `, age(Date.parse(pick.when) / 1000), pick.comment ? h("q", {}, pick.comment) : null, pick.correction ? h("div.text", {}, pick.correction) : null);
     });
     const signals = Object.entries(group.signals).map(([name, how]) => `${name} ${number(how)}`);
@@ -132,17 +136,21 @@ export async function openGroup(main, id, app) {
   };
 
   function editor(answer) {
-    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 10000, value: answer.text });
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 10000, value: draft ?? answer.text, oninput: () => (draft = area.value) });
     area.addEventListener("keydown", (event) => {
       event.stopPropagation();
-      if (event.key === "Escape") ((editing = null), draw());
+      if (event.key === "Escape") leave();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) judge(answer.index, area.value);
     });
     setTimeout(() => area.focus());
-    return h("div.editor", {}, area, h("div", {}, h("button.main", { onclick: () => judge(answer.index, area.value) }, "Keep the correction ", h("kbd", {}, "Ctrl Enter")), h("button", { onclick: () => ((editing = null), draw()) }, "Cancel ", h("kbd", {}, "Esc"))));
+    return h("div.editor", {}, area, h("div", {}, h("button.main", { onclick: () => judge(answer.index, area.value) }, "Keep the correction ", h("kbd", {}, "Ctrl Enter")), h("button", { onclick: leave }, "Cancel ", h("kbd", {}, "Esc"))));
+  }
+  function leave() {
+    editing = draft = null;
+    draw();
   }
   function edit() {
-    if (!mayJudge) return;
+    if (!mayJudge || editing !== null) return;
     editing = shown()[focus].index;
     draw();
   }
@@ -151,10 +159,12 @@ export async function openGroup(main, id, app) {
     const wasBlind = hidden();
     busy = true;
     try {
+      const seen = shown().findIndex((answer) => answer.index === pick) + 1;
+      const picked = `Picked ${seen}${seen === numberOf(pick) ? "" : `, which is answer ${numberOf(pick)}`}.`;
       const kept = await ask(`/groups/${encodeURIComponent(id)}/judgement`, "POST", { pick, correction, blind: wasBlind });
-      editing = null;
+      editing = draft = null;
       const trains = kept.trains ? "It trains: the hook sees it when the group closes." : "Too late to train: it counts as evidence.";
-      app.toast(`${pick === null ? "None is good." : `Picked ${pick + 1}.`} ${trains}`);
+      app.toast(`${pick === null ? "None is good." : picked} ${trains}`);
       await refresh();
     } catch (failure) {
       app.toast(failure.message, true);
@@ -197,6 +207,8 @@ export async function openGroup(main, id, app) {
   draw();
   const picks = Object.fromEntries(Array.from({ length: 9 }, (_, n) => [String(n + 1), [n ? "" : "pick an answer: 1 to 9", () => shown()[n] && judge(shown()[n].index)]]));
   return {
+    /** Whether something is written that a new drawing would lose. */
+    writing: () => editing !== null,
     group(row) {
       if (row.id !== id || editing !== null || busy) return;
       refresh().catch(() => {});

@@ -7,6 +7,7 @@ const VIEWS = [
   ["newest", "Newest"],
   ["unjudged", "To judge"],
   ["disagree", "Hook and people disagree"],
+  ["lost", "Challenger lost"],
   ["spread", "Widest spread"],
   ["best", "Best"],
   ["worst", "Worst"],
@@ -14,6 +15,7 @@ const VIEWS = [
 ];
 const NOTHING = {
   disagree: "Nobody has judged otherwise than the hook yet. Open a group and press the number of the answer that you prefer.",
+  lost: "No group's answers were judged worse than the incumbent's to the same request. A takeover compares them.",
   equal: "No group has equal rewards: the hook tells all answers apart.",
   unjudged: "Every group here is judged.",
 };
@@ -43,7 +45,7 @@ export async function openGroups(main, params, app) {
       ? h("label.choice", {}, `${label} `, h("select", { onchange: (event) => go(name, event.target.value) }, h("option", { value: "" }, "all"), values.map((value) => h("option", { value, selected: String(value) === query.get(name) }, String(value)))))
       : null;
   const words = h("input", { type: "search", placeholder: "Words in prompts, answers, reasons", "aria-label": "Words", value: query.get("words") ?? "", onchange: (event) => go("words", event.target.value.trim()) });
-  const list = h("ol.rows", { role: "listbox", "aria-label": "Groups" });
+  const list = h("ol.rows", { "aria-label": "Groups" });
   const pill = h("button.pill", { hidden: true, onclick: () => app.refresh() });
   const head = h(
     "div.filters",
@@ -56,18 +58,18 @@ export async function openGroups(main, params, app) {
     const axis = scale(rows.flatMap((row) => row.rewards).filter((reward) => reward !== null));
     order.ids = rows.map((row) => row.id);
     chosen = Math.min(chosen, Math.max(0, rows.length - 1));
-    if (!rows.length) return show(list, nothing(answer, view, query));
+    if (!rows.length) return show(list, h("li", {}, nothing(answer, view, query)));
     show(
       list,
-      h("li.legend", { role: "presentation" }, h("span", {}, h("span", {}, answer.fitting > rows.length ? `${rows.length} of ${count(answer.fitting, "group")}` : count(rows.length, "group")), " · ", age(answer.at, "as of ")), ticks(axis), h("span", {}, "state")),
+      h("li.legend", {}, h("span", {}, h("span", {}, answer.fitting > rows.length ? `${rows.length} of ${count(answer.fitting, "group")}` : count(rows.length, "group")), " · ", age(answer.at, "as of ")), ticks(axis), h("span", {}, "state")),
       rows.map((row, place) => line(row, axis, place)),
     );
   }
   const line = (row, axis, place) =>
     h(
       "li.row",
-      { role: "option", id: `row-${place}`, "aria-selected": String(place === chosen), onclick: () => app.go(row.id) },
-      h("div.asked", {}, h("a.prompt", { href: `#/group/${row.id}`, tabindex: -1 }, row.prompt || "(no text)"), h("div.meta", {}, facts(row))),
+      { "aria-current": place === chosen ? "true" : null, onclick: () => app.go(row.id) },
+      h("div.asked", {}, h("a.prompt", { href: `#/group/${row.id}` }, row.prompt || "(no text)"), h("div.meta", {}, facts(row))),
       dots(row, axis),
       h("div.state", {}, state(row)),
     );
@@ -75,18 +77,19 @@ export async function openGroups(main, params, app) {
   function choose(place) {
     touched = true;
     if (!rows.length) return;
-    list.children[chosen + 1]?.setAttribute("aria-selected", "false");
+    list.children[chosen + 1]?.removeAttribute("aria-current");
     chosen = Math.max(0, Math.min(rows.length - 1, place));
     const element = list.children[chosen + 1];
-    element.setAttribute("aria-selected", "true");
+    element.setAttribute("aria-current", "true");
     element.scrollIntoView({ block: "nearest" });
     app.last = rows[chosen].id;
   }
-  show(main, head, agreementLine(answer.agreement), pill, list);
+  show(main, h("h1.unseen", {}, "Groups"), head, agreementLine(answer.agreement), pill, list);
   draw();
   if (chosen) choose(chosen);
 
   return {
+    writing: () => document.activeElement === words && words.value !== (query.get("words") ?? ""),
     group(row) {
       const place = rows.findIndex((other) => other.id === row.id);
       if (place >= 0) {
@@ -131,6 +134,7 @@ export function state(row) {
   if (row.user !== null) labels.push(h("span.tag", { title: "what the user said, from -1 to 1" }, `user ${row.user > 0 ? "+" : ""}${number(row.user)}`));
   const judges = Object.keys(row.picks).length;
   if (judges) labels.push(h("span.tag.judged", {}, judges === 1 ? "judged" : `judged by ${judges}`));
+  if (row.lead !== null && row.lead < 0) labels.push(h("span.tag.warn", { title: "the incumbent's answer was judged better" }, `lost by ${number(-row.lead)}`));
   if (row.disagrees) labels.push(h("span.tag.warn", {}, "disagree"));
   return labels;
 }
@@ -138,7 +142,7 @@ export function state(row) {
 function agreementLine(agreement) {
   if (!agreement.compared) return null;
   const chance = agreement.chance === null ? "" : ` (by chance: ${percent(agreement.chance)})`;
-  return h("p.note", {}, `People and the hook prefer the same answer in ${percent(agreement.share)} of ${count(agreement.compared, "judgement")}, 95 % interval ${percent(agreement.low)} to ${percent(agreement.high)}${chance}.`);
+  return h("p.note", {}, `People and the hook prefer the same answer in ${percent(agreement.share)} of ${count(agreement.compared, "group")}, 95 % interval ${percent(agreement.low)} to ${percent(agreement.high)}${chance}.`);
 }
 
 function nothing(answer, view, query) {

@@ -10,17 +10,20 @@ const head = (title, main, name) => h("div.crumbs", {}, h("h1", {}, title), h("b
 /** The screen under `#/learning`. */
 export async function openLearning(main, app) {
   const answer = await app.read("/learning");
-  const servers = answer.servers.map((server) => serverPanel(server, answer.servers.length > 1));
+  const servers = answer.servers.map((server) => serverPanel(server, answer.servers));
   show(main, head("Is it learning?", main, "learning"), servers, agreementPanel(answer), routesPanel(answer), answer.servers.length ? null : empty("No route has a swarm server", "Give a route a swarm_url: nothing is trained without one."));
   return { keys: keysOf(app, main, "learning"), every: 10 };
 }
 
-function serverPanel(server, several) {
-  const title = several ? `Reward, ${server.url}` : "Reward per training step";
+const series = (server) => server.steps.filter((step) => step.reward !== undefined).map((step) => ({ step: step.step, value: step.reward, spread: step.spread }));
+
+function serverPanel(server, servers) {
+  const title = servers.length > 1 ? `${server.control ? "Control: rewards shuffled" : "Reward"}, ${server.url}` : server.control ? "Control: rewards shuffled, so what it gains is chance" : "Reward per training step";
+  const control = server.control ? [] : servers.filter((other) => other.control).flatMap((other) => series(other).map(({ step, value }) => ({ step, value })));
   const problem = server.problem ? h("p.note.warn", {}, server.at ? `${server.problem}. What you see is the last that is known.` : `Nothing is known of the swarm server: ${server.problem}`) : null;
   if (!server.steps.length)
     return panel(title, server.at, problem, empty("No step yet", server.at ? `The engine is ${String(server.engine).toLowerCase()}. A step is trained as soon as there are enough groups for a batch; each group appears under Groups first.` : "It appears here when the server answers."));
-  const reward = server.steps.filter((step) => step.reward !== undefined).map((step) => ({ step: step.step, value: step.reward, spread: step.spread }));
+  const reward = series(server);
   const held = server.evaluations.map((evaluation) => ({ step: evaluation.step, value: evaluation.reward }));
   const signal = server.steps.filter((step) => step.groups).map((step) => ({ step: step.step, value: (step.signal ?? 0) / step.groups }));
   const [first, last] = [reward[0], reward[reward.length - 1]];
@@ -30,8 +33,9 @@ function serverPanel(server, several) {
       server.at,
       problem,
       reward.length ? h("p.figure", {}, h("b", {}, number(last.value, 3)), ` at step ${last.step}; ${number(first.value, 3)} at step ${first.step}. Each step has other prompts: held-out tasks compare better.`) : null,
-      reward.length ? curve([{ name: "training", kind: "train", points: reward }, { name: "held out", kind: "held", points: held }], "Mean reward per step, with its spread, and of held-out tasks") : null,
-      h("p.key", {}, h("span.swatch.train", {}), "training, with the spread of its answers ", held.length ? [h("span.swatch.held", {}), "held out"] : "· no held-out tasks: give `eval` to `train` to see whether it generalizes"),
+      reward.length ? curve([{ name: "training", kind: "train", points: reward }, { name: "held out", kind: "held", points: held }, { name: "control", kind: "control", points: control }], "Mean reward per step, with its spread, and of held-out tasks") : null,
+      h("p.key", {}, h("span.swatch.train", {}), "training, with the spread of its answers ", control.length ? [h("span.swatch.control", {}), "control, rewards shuffled "] : null, held.length ? [h("span.swatch.held", {}), "held out"] : "· no held-out tasks: give `eval` to `train` to see whether it generalizes"),
+      server.warnings.length ? [h("h3", {}, "What the engine warns of"), h("ul", {}, server.warnings.map((text) => h("li", {}, text)))] : null,
     ),
     signal.length ? panel("Groups with signal", server.at, h("p.figure", {}, h("b", {}, percent(signal[signal.length - 1].value)), " of the last step's groups have rewards that differ. Groups with equal rewards teach nothing."), columns(signal, "Share of groups whose rewards differ, per step")) : null,
   ];
@@ -41,9 +45,9 @@ function agreementPanel(answer) {
   const { share, low, high, chance, compared, judged } = answer.agreement;
   const title = "The hook's report card";
   if (!compared) return panel(title, answer.at, h("p", {}, judged ? `${count(judged, "judgement")} so far, none of a group whose rewards differ.` : "Nobody has judged a group yet. Open one under Groups and press the number of the best answer, or b first to judge blind."));
-  const words = `People pick an answer that the hook likes best in ${percent(share)} of ${count(compared, "judgement")}; 95 % interval ${percent(low)} to ${percent(high)}.`;
+  const words = `People pick an answer that the hook likes best in ${percent(share)} of ${count(compared, "group")}; 95 % interval ${percent(low)} to ${percent(high)}.`;
   const verdict = low > chance ? "The hook knows what people like, better than chance." : high < chance ? "The hook likes what people do not: look at it before you train on." : "Too few judgements to tell the hook from chance.";
-  return panel(title, answer.at, h("p.figure", {}, h("b", {}, percent(share)), ` of ${count(compared, "judgement")} agree, ${percent(low)} to ${percent(high)} (95 %); by chance ${percent(chance)}.`), interval(share, low, high, 0, 1, chance, words), h("p", {}, verdict));
+  return panel(title, answer.at, h("p.figure", {}, h("b", {}, percent(share)), ` of ${count(compared, "group")} agree, ${percent(low)} to ${percent(high)} (95 %); by chance ${percent(chance)}.`), interval(share, low, high, 0, 1, chance, words), h("p", {}, verdict));
 }
 
 function routesPanel(answer) {
@@ -83,7 +87,7 @@ function stageOf(stage, app) {
   ].filter(Boolean);
   return [
     h("p", {}, h("span.tag.open", {}, stage.label), stage.pinned ? h("span.tag.warn", {}, "pinned") : null, ` ${who}${stage.trial ? " Training waits for the verdict." : ""}`),
-    h("p.note", {}, `By ${stage.by}: ${stage.why} · `, age(stage.at)),
+    h("p.note", {}, `By ${stage.by}: ${stage.why} · `, age(stage.at), stage.pinned ? ` · Pinned by ${stage.pinned_by}: ${stage.pinned_why}` : null),
     app.me.scope === "decide" && !app.me.keyless ? h("p.moves", {}, moves.map(([move, words]) => h("button", { onclick: () => decide(stage, move, words, app) }, words))) : null,
   ];
 }
@@ -92,7 +96,7 @@ function stageOf(stage, app) {
 function decide(stage, move, words, app) {
   const reason = h("input", { "aria-label": "the reason, which is kept", placeholder: "Why? The reason is kept.", maxlength: 1000, required: true });
   const wrong = h("p.note.warn", { role: "alert" });
-  const dialog = h("dialog", { onclose: () => dialog.remove() }, h("form", { onsubmit: send }, h("h3", {}, `${words}: ${stage.route}`), reason, wrong, h("p.moves", {}, h("button", { type: "submit" }, words), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
+  const dialog = h("dialog", { "aria-label": words, onclose: () => dialog.remove() }, h("form", { onsubmit: send }, h("h3", {}, `${words}: ${stage.route}`), reason, wrong, h("p.moves", {}, h("button", { type: "submit" }, words), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
   document.body.append(dialog);
   dialog.showModal();
 

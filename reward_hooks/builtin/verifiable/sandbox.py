@@ -58,6 +58,8 @@ _SANDBOX_PROCESSES = 1
 _END = 10.0
 _PREFIXES = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))"
 _ANSWER = "/answer.py"
+#: The first run only shows whether there is a sandbox, on a busy machine too, however short the runs' own limit is.
+_TRIAL_SECONDS = 30.0
 #: Runs the answer as the main module, then the epilogue, which the answer's code cannot read from a file. The answer
 #: may give names such as ``open`` another meaning.
 _MAIN = f"""\
@@ -164,8 +166,11 @@ class Sandbox:
         Raises:
             OSError: no sandbox could be made.
         """
+        return self._run(program, standard_input, epilogue, min(seconds, self._limits.seconds))
+
+    def _run(self, program: str, standard_input: str, epilogue: str, seconds: float) -> Finished:
         started = time.monotonic()
-        deadline = started + min(seconds, self._limits.seconds)
+        deadline = started + seconds
         with contextlib.ExitStack() as stack:
             source, stdin, stdout, stderr, result, status, filtered = (
                 stack.enter_context(_memory(text)) for text in (program, standard_input, "", "", "", "", self._filter)
@@ -239,7 +244,7 @@ class Sandbox:
         for self._python in pythons:
             try:
                 self._prefixes = _prefixes(self._python, self._user)
-                finished = self.run("import sys; sys.stdout.write('ready')")
+                finished = self._run("import sys; sys.stdout.write('ready')", "", "", _TRIAL_SECONDS)
             except (OSError, subprocess.TimeoutExpired) as exc:
                 reasons.append(str(exc))
                 continue

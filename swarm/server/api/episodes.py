@@ -177,8 +177,11 @@ class EpisodeRoutes:
         self._check_client(request, wanted)
         routes = [(route.route, route.incumbent, route.rules) for route in wanted.routes]
         # once, when a gateway begins: two with other rules would go on replacing each other's
-        sets_rules = wanted.after_change is None and request.scope["caller"].may("admin")
-        following = self.episodes.follow_stages(routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules)
+        admin = request.scope["caller"].may("admin")
+        sets_rules = wanted.after_change is None and admin
+        following = self.episodes.follow_stages(
+            routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules, may_hold=admin
+        )
         try:
             stages = await until_gone(request.receive, following)
         except ClientGoneError:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.errors import RequestError
 from swarm.server.api.engine import BACKLOG
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
-from swarm.server.journal.export import rows_of
+from swarm.server.journal.erasure import note_export
+from swarm.server.journal.export import Row, rows_of
 from swarm.subjects import DataReport, Subject
 
 _Key = Annotated[str, Query(max_length=200, description="id of a gateway's key")]
@@ -30,10 +30,11 @@ _User = Annotated[str, Query(max_length=200, description="digest of a user's nam
 _RequestId = Annotated[str, Query(max_length=500)]
 
 
-def _subject(key: str, session: str, user: str, request_id: str) -> Subject:
-    if not (key or session or user or request_id):
-        raise RequestError("name a key, a session, a user or a request", param="key")
+def _subject(key: _Key = "", session: _Session = "", user: _User = "", request_id: _RequestId = "") -> Subject:
     return Subject(key=key, session=session, user=user, request_id=request_id)
+
+
+_Named = Annotated[Subject, Depends(_subject)]
 
 
 @dataclass(frozen=True)
@@ -52,32 +53,27 @@ class DataRoutes:
             ControlRoute("POST", "/data/delete", self.delete, "admin", refusals=busy, response_model=DataReport),
         ]
 
-    async def report(
-        self, request: Request, key: _Key = "", session: _Session = "", user: _User = "", request_id: _RequestId = ""
-    ) -> DataReport:
+    async def report(self, request: Request, subject: _Named) -> DataReport:
         """What there is of a subject, and the policy versions that learned from it."""
-        subject = _subject(key, session, user, request_id)
         async with self._audited(request, "data report", subject):
             return await self.controller.run.journal.report(subject)
 
-    async def export(
-        self, request: Request, key: _Key = "", session: _Session = "", user: _User = "", request_id: _RequestId = ""
-    ) -> Response:
+    async def export(self, request: Request, subject: _Named) -> Response:
         """Its episodes that are over, as JSON lines like those of `swarm-gateway swarm export`."""
-        subject = _subject(key, session, user, request_id)
         async with self._audited(request, "data export", subject):
-            rows = await asyncio.to_thread(rows_of, self.journal, subject)
+            rows = await asyncio.to_thread(self._rows, subject, request.scope["caller"].name)
         return Response("".join(json.dumps(row) + "\n" for row in rows), media_type="application/jsonl")
 
-    async def delete(
-        self, request: Request, key: _Key = "", session: _Session = "", user: _User = "", request_id: _RequestId = ""
-    ) -> DataReport:
+    async def delete(self, request: Request, subject: _Named) -> DataReport:
         """Delete all that was begun for a subject until now; what there was. Other requests wait meanwhile."""
-        subject = _subject(key, session, user, request_id)
         async with self._audited(request, "data delete", subject) as details:
             done = await self.controller.episodes.erase(subject)
             details |= {"episodes": sum(done.episodes.values())}
         return done
+
+    def _rows(self, subject: Subject, caller: str) -> list[Row]:
+        note_export(self.journal.parent, f"what was sent to {caller} for `data export`")
+        return rows_of(self.journal, subject)
 
     def _audited(self, request: Request, what: str, subject: Subject):
         return self.audit.command(request, what, dict(subject.names()))

@@ -20,6 +20,7 @@ from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
 from swarm.server.episodes.pool import EpisodePool
 from swarm.states import EngineEvent, EngineState, TrainerState
 from swarm.status import EngineStatus, ServerStatus
+from swarm.subjects import Deletions
 from swarm.tokens import Sampled, TrainBatch
 from swarm.types import EvalResult, StepResult
 
@@ -51,7 +52,7 @@ class Controller:
     def open(self, journal: JournalPort) -> None:
         """See :meth:`TrainingRun.open`."""
         recovered = self.run.open(journal)
-        self.episodes.tombstones = recovered.tombstones
+        self.episodes.deletions = Deletions(recovered.tombstones)
         if self.has_job:
             self.engine.detail = "the server was restarted"
         self.episodes.claims.restore(recovered.claims)

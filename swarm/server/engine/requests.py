@@ -28,7 +28,7 @@ from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState
-from swarm.subjects import DataReport, Subject, Tombstone
+from swarm.subjects import DataReport, Deletions, Subject, Tombstone
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class EpisodeRequests:
         self.agreement_over = -math.inf
         self.claims = ClaimQueue(lambda: run.found_pool)
         #: deletions; what they mean ends later than them, too
-        self.tombstones: list[Tombstone] = []
+        self.deletions = Deletions()
 
     async def synced(self) -> None:
         """Return when everything that has happened so far is on disk.
@@ -171,7 +171,7 @@ class EpisodeRequests:
         """
         journal, until = self.run.journal, time.time()
         stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
-        self.tombstones.append(stone)
+        self.deletions.add(subject, until)
         report, matches = await journal.report(subject), await journal.matches(subject, until)
         if (pool := self.run.found_pool) is not None:
             pool.collection.forget({match.uuid for match in matches}, ERASED)
@@ -181,12 +181,10 @@ class EpisodeRequests:
         return after.model_copy(update={"episodes": report.episodes, "deleted": True})
 
     def _erased(self, episode_uuid: str, notes: Notes | None) -> bool:
-        if notes is None or not self.tombstones or (pool := self.run.found_pool) is None:
+        if notes is None or (pool := self.run.found_pool) is None:
             return False
         episode = pool.running.get(episode_uuid)
-        return episode is not None and any(
-            episode.claim.claimed_at <= stone.until and stone.subject.fits(notes) for stone in self.tombstones
-        )
+        return episode is not None and self.deletions.cover(notes, episode.claim.claimed_at)
 
     async def record_pair(self, pair: Pair) -> None:
         """Record a pair that no end takes along."""
@@ -202,10 +200,11 @@ class EpisodeRequests:
         within: float,
         *,
         sets_rules: bool = True,
+        may_hold: bool = True,
     ) -> Stages:
         """See :meth:`Stages.follow`; returns at the first change after ``after_change``, or ``within`` seconds."""
         stages = self.run.pool.stages
-        stages.follow(routes, sets_rules=sets_rules)
+        stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
         return stages

@@ -16,6 +16,7 @@ from typing import Any
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ConflictError, SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
+from swarm.evidence.stages import JobTerms
 from swarm.job import TrainJob
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
 from swarm.server.batching.collection import Collection
@@ -89,7 +90,7 @@ class EpisodePool:
         self.evaluations = Evaluations(append)
         #: who answers the users of the routes behind this server
         self.stages = Stages(append, clock, wall)
-        self.stages.num_repeat = job.num_repeat
+        self.stages.job = _terms(job)
         #: what pairs prove of the run's policies
         self.comparisons = Comparisons(append, on_pair=self.stages.judged)
 
@@ -115,7 +116,7 @@ class EpisodePool:
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
         self.stages.begin_run(run_id)
-        self.stages.num_repeat = job.num_repeat
+        self.stages.job = _terms(job)
         if job != self._job:
             self._job = job
             self.collection = self._new_collection(run_id)
@@ -124,7 +125,7 @@ class EpisodePool:
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""
         self._job = job
-        self.stages.num_repeat = job.num_repeat
+        self.stages.job = _terms(job)
 
     def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
@@ -414,3 +415,7 @@ class EpisodePool:
         # a run begins before its engine rolls
         collection.follow(False)
         return collection
+
+
+def _terms(job: TrainJob) -> JobTerms:
+    return JobTerms(job.model_name, job.num_repeat)

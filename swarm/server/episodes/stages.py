@@ -16,7 +16,7 @@ from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, NotFoundError, RequestError
-from swarm.evidence.stages import ServingStage, StageRules
+from swarm.evidence.stages import JobTerms, ServingStage, StageRules
 from swarm.evidence.verdict import PairedEvidence
 from swarm.server.journal.rows import StageRow
 
@@ -41,7 +41,7 @@ class Stages:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.
         changed: notified then.
-        num_repeat: of the job: pairs of groups of another size move nothing; ``None``: not known.
+        job: pairs of another model, or of groups of another size, move nothing.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stages:
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
-        self.num_repeat: int | None = None
+        self.job = JobTerms()
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -89,11 +89,14 @@ class Stages:
 
     # ------------------------------------------------------------------ what gateways see
 
-    def follow(self, routes: Iterable[tuple[str, str, StageRules]], *, sets_rules: bool = True) -> None:
+    def follow(
+        self, routes: Iterable[tuple[str, str, StageRules]], *, sets_rules: bool = True, may_hold: bool = True
+    ) -> None:
         """A gateway answers by these pointers: of routes and incumbents, under these rules; new ones begin.
 
         Args:
             sets_rules: others are replaced by these.
+            may_hold: the trials of what begins hold training; else it begins without any.
 
         Raises:
             RequestError: there are too many.
@@ -103,6 +106,8 @@ class Stages:
             if stage is None:
                 if len(self.pointers) >= MAX_STAGES:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
+                if not may_hold:
+                    rules = rules.model_copy(update={"trial_every": None})
                 stage = ServingStage.begun(route, incumbent, rules, self._wall(), secrets.token_hex(16))
                 self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
             elif sets_rules:
@@ -135,7 +140,7 @@ class Stages:
         """What follows from another pair of ``evidence``."""
         terms = evidence.terms
         if (stage := self.pointers.get((terms.route, terms.incumbent))) is not None:
-            self._set(stage.judged(evidence, self._wall(), self.num_repeat))
+            self._set(stage.judged(evidence, self._wall(), self.job))
 
     def find(self, route: str, incumbent: str) -> ServingStage:
         """The pointer that is meant; without names the only one.

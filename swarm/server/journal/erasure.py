@@ -19,14 +19,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm.errors import ConfigError, UnavailableError
+from swarm.credentials import append_private
+from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
 from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes
 
 #: beside the journal
-TOMBSTONES = "tombstones.jsonl"
+TOMBSTONES, EXPORTS = "tombstones.jsonl", "exports.jsonl"
 #: rows of one transaction, and ids of requests in a report
 _ROWS, _MOST_REQUESTS = 10_000, 10_000
 #: seconds that readers may keep the log from being emptied
@@ -41,6 +42,7 @@ class Match(NamedTuple):
     uuid: str
     state: str
     batch_id: str
+    claimed_at: float
     notes: Notes
 
 
@@ -48,14 +50,14 @@ def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iter
     """The episodes of ``subject`` that are over and were claimed ``until`` then."""
     needles = subject.needles()
     condition = " AND ".join(["instr(output, ?)"] * len(needles))
-    for uuid, state, batch_id, output in connection.execute(
-        "SELECT uuid, state, batch_id, output FROM episodes"
+    for uuid, state, batch_id, claimed_at, output in connection.execute(
+        "SELECT uuid, state, batch_id, claimed_at, output FROM episodes"
         f" WHERE claimed_at <= ? AND ended IS NOT NULL AND {condition}",
         (until, *needles),
     ):
         notes = notes_of(json.loads(output))
         if subject.fits(notes):
-            yield Match(uuid, str(STATE_NAMES.get(state, state)), batch_id, notes)
+            yield Match(uuid, str(STATE_NAMES.get(state, state)), batch_id, claimed_at, notes)
 
 
 def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> DataReport:
@@ -64,6 +66,7 @@ def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> Da
     earlier = [stone for stone in tombstones(folder) if stone.subject == subject]
     batches = {match.batch_id for match in matches} | {name for stone in earlier for name in stone.batches}
     versions, clean = versions_of(connection, batches - {""})
+    files = exports(folder, matches) | {name for stone in earlier for name in stone.exports}
     requests = dict.fromkeys(match.notes.request_id for match in matches if match.notes.request_id)
     return DataReport(
         episodes=dict(Counter(match.state for match in matches)),
@@ -71,7 +74,32 @@ def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> Da
         earlier=earlier,
         versions=versions,
         clean_step=clean,
+        exports=sorted(files),
     )
+
+
+# ---------------------------------------------------------------------- exports
+
+
+def note_export(folder: Path, what: str) -> None:
+    """Note that a file of episodes is written, before it is.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    append_private(folder / EXPORTS, {"what": what, "when": time.time()})
+
+
+def exports(folder: Path, matches: Collection[Match]) -> set[str]:
+    """The files that may hold one of ``matches``: they were written since the first of them was claimed."""
+    since = min((match.claimed_at for match in matches), default=math.inf)
+    try:
+        noted = [json.loads(line) for line in (folder / EXPORTS).read_bytes().splitlines()]
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {folder / EXPORTS}, which says what was exported: {exc}") from exc
+    return {line["what"] for line in noted if line["when"] >= since}
 
 
 # ---------------------------------------------------------------------- tombstones
@@ -91,7 +119,7 @@ def tombstones(folder: Path) -> list[Tombstone]:
         return list({stone.id: stone for stone in stones}.values())
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RequestError) as exc:
         raise ConfigError(f"cannot read {path}, which says what was deleted: {exc}; restore it from a copy") from exc
 
 
@@ -144,7 +172,9 @@ def delete(connection: sqlite3.Connection, folder: Path, stones: Collection[Tomb
     for stone in stones:
         matches = list(find(connection, stone.subject, stone.until))
         batches = sorted({*stone.batches, *(match.batch_id for match in matches if match.batch_id)})
-        whole = stone.model_copy(update={"episodes": max(stone.episodes, len(matches)), "batches": batches})
+        files = sorted({*stone.exports, *exports(folder, matches)})
+        facts = {"episodes": max(stone.episodes, len(matches)), "batches": batches, "exports": files}
+        whole = stone.model_copy(update=facts)
         if whole != stone:
             bury(folder, whole)
         for first in range(0, len(matches), _ROWS):

@@ -29,7 +29,7 @@ from swarm.server.journal.codec import (
     unpack_counts,
     unpack_trajectory,
 )
-from swarm.server.journal.erasure import find
+from swarm.server.journal.erasure import find, note_export
 from swarm.server.journal.group_lines import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
@@ -121,6 +121,7 @@ def export(
         raise ConfigError(f"cannot export to {out}: the name must end in {' or '.join(_SINKS)}")
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:
+        note_export(journal.parent, str(out.absolute()))
         with reading(journal) as connection:
             condition = _condition(connection, state, run_id)
             sink = opener(beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from swarm.server.journal.rows import StateRow
 from swarm.states import EpisodeState
 from swarm.subjects import DataReport, Subject
 from tests.gateway.conftest import CHAT, Http, gateway_before
-from tests.standins.vllm import plain, told
+from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +67,37 @@ async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere
     assert "requests.jsonl" in traces(tmp_path, f"{MARK} {HIS}".encode())
     entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [entry["what"] for entry in entries].count("data delete") == 1
+
+
+async def test_a_request_under_way_leaves_nothing_after_a_deletion(rig: server.Rig, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    sampling, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held() -> None:
+        sampling.set()
+        await go_on.wait()
+
+    rig.vllm.default = streamed(role_chunk(), held, token_chunk([HERS], "stop"), usage_chunk(1))
+    log = {"path": tmp_path / "requests.jsonl"}
+    own, boss = {"authorization": f"Bearer {hers}"}, {"authorization": f"Bearer {admin}"}
+    async with (
+        gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path, request_log=log) as http,
+        asyncio.timeout(60),
+    ):
+        body = {"model": "tiny", "stream": True, "input": MARK}
+        asking = asyncio.create_task(
+            http.post("/v1/responses", json=body, headers=own | {"x-swarm-policy": "first", "x-request-id": "late"})
+        )
+        await sampling.wait()
+        done = await http.post("/admin/data/delete", params={"key": her.id}, headers=boss)
+        assert done.status_code == 200, done.text
+        go_on.set()
+        answer = await asking
+        assert f"t{HERS}" in answer.text
+        [kept] = {part.split('"')[0] for part in answer.text.split('"id":"') if part.startswith("resp_")}
+        assert (await http.get(f"/v1/responses/{kept}", headers=own)).status_code == 404
+    assert "late" not in (tmp_path / "requests.jsonl").read_text() and traces(tmp_path, MARK.encode()) == set()
 
 
 async def test_nothing_is_deleted_at_the_gateway_unless_the_swarm_server_tells_the_requests(
@@ -136,6 +168,17 @@ async def test_a_batch_that_is_taken_while_it_is_looked_for_is_in_the_tombstone(
     assert (await rig.client.post("/data/delete", params={"key": "hers"})).json()["episodes"] == {"waiting": 1}
     (stone,) = tombstones(tmp_path)
     assert (stone.episodes, stone.batches) == (1, ["taken meanwhile"])
+
+
+async def test_an_export_that_was_sent_is_named_in_a_report(rig: server.Rig) -> None:
+    episode = await rig.claim()
+    rig.vllm.default = plain([HERS])
+    assert (await episode.chat()).status_code == 200
+    body = {"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "t"}
+    await rig.post("/end_episode", **body, workflow_output={"notes": {"key": "hers"}, "reward": 1.0})
+    assert (await rig.client.get("/data/export", params={"key": "hers"})).status_code == 200
+    (sent,) = (await rig.client.get("/data/report", params={"key": "hers"})).json()["exports"]
+    assert "data export" in sent
 
 
 async def test_a_subject_has_to_be_named(rig: server.Rig) -> None:

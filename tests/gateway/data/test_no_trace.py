@@ -188,3 +188,17 @@ async def test_a_route_that_asks_answers_all_as_well_and_trains_who_says_yes(rig
         assert said(await ask(never)) == said(await ask(never, {"x-swarm-train": "true"})) == ("false", "no_consent")
         refused = await ask(silent, {"x-swarm-train": "perhaps"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-swarm-train")
+
+
+async def test_a_session_that_says_no_is_not_kept_from_then_on(rig: server.Rig, tmp_path: Path) -> None:
+    async with keeping_all(rig, tmp_path) as http:
+
+        async def trained(session: str, **headers: str) -> str:
+            body = {"model": "tiny", **DIALECTS[CHAT]}
+            answer = await http.post(CHAT, json=body, headers={"x-swarm-session": session, **headers})
+            return answer.headers["x-swarm-trained"]
+
+        assert await trained("hers", **{"x-swarm-train": "false; session"}) == "false"
+        assert await trained("hers") == await trained("hers", **{"x-swarm-train": "true"}) == "false"
+        assert traces(tmp_path) == set()
+        assert await trained("his") == "true"

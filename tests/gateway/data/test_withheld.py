@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.data.consent import Consent
+from gateway.data.redaction import Rules
 from tests.gateway.conftest import CHAT, ask, gateway_before
 from tests.standins.vllm import plain, plain_choice, role_chunk, several, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
@@ -159,4 +160,4 @@ async def test_without_the_setting_all_is_trained(rig: server.Rig, tmp_path: Pat
 def test_consent_is_given_by_the_route_and_taken_by_what_a_text_holds() -> None:
     assert not Consent().keeps("hi")
     assert Consent(granted=True).keeps([EMAIL])
-    assert Consent(granted=True, redacts=True).keeps("hi") and not Consent(granted=True, redacts=True).keeps([EMAIL])
+    assert Consent(granted=True, rules=Rules()).keeps("hi") and not Consent(granted=True, rules=Rules()).keeps([EMAIL])

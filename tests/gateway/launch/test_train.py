@@ -146,7 +146,7 @@ def test_an_interrupted_run_goes_on_behind_its_checkpoint(file: Callable[..., Tr
     # the workflows that block hold up the first step for no longer than this
     swarm = {"port": 0, "run_dir": "run", "post_rolling_timeout": 0.5}
     file(job={**job, "save_freq": 1}, swarm=swarm, workflow="my_agent:held", eval=None)
-    check_resume([sys.executable, "-c", WITH_STANDIN, "train", "train.yaml", "--json"], tmp_path, "train.jsonl", 60)
+    check_resume([sys.executable, "-c", WITH_STANDIN, "train", "train.yaml", "--json"], tmp_path, "train.jsonl", 180)
 
 
 @pytest.mark.slow

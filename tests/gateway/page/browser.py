@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 #: Of one command, and of what a page is waited for.
-SECONDS = 20.0
+SECONDS = 40.0
 _KEYS = {"Enter": "\r", "Escape": "", "ArrowDown": "", "ArrowUp": "", "ArrowRight": "", "ArrowLeft": ""}
 
 

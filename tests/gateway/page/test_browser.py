@@ -5,23 +5,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from starlette.responses import Response
 
-from tests.gateway.conftest import OpenGateway
+from gateway.keys.store import KeyFile
+from tests.gateway.conftest import OpenGateway, gateway_before
 from tests.gateway.page.browser import Browser, Tab, browser, chromium
 from tests.gateway.page.conftest import Site, site_before
 from tests.standins.swarm import Swarm, said
+from tests.standins.upstream import Upstream
+from tests.standins.vllm import plain_choice, several
+from tests.swarm.server import conftest as server
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium on PATH"),
 ]
+
+rig = server.rig
+overrides = server.overrides
 
 _PAYLOADS = (
     "<script>window.ran=1</script>",
@@ -35,12 +47,15 @@ _PAYLOADS = (
     "\u202eright to left \u0000 nothing \U0001f600 \u2028 line",
     "<math><mi//xlink:href='data:x,<script>window.ran=1</script>'>",
 )
-#: 100 of them: each payload in ten surroundings.
-HOSTILE = [
-    around.replace("%", payload)
-    for payload in _PAYLOADS
-    for around in ("%", "a % b", "'%'", '"%"', "`%`", "<p>%</p>", "<!--%-->", "</div>%", "&lt;%", "\n\n% \n")
-]
+_AROUND = ("%", "a % b", "'%'", '"%"', "`%`", "<p>%</p>", "<!--%-->", "</div>%", "&lt;%", "\n\n% \n")
+#: Each payload in each surrounding, and what hypothesis makes of them.
+HOSTILE = [around.replace("%", payload) for payload in _PAYLOADS for around in _AROUND]
+
+
+@settings(max_examples=400, database=None, phases=[Phase.generate])
+@given(st.lists(st.sampled_from([*_PAYLOADS, *_AROUND]) | st.text(max_size=20), min_size=1, max_size=4).map("".join))
+def _invent(text: str) -> None:
+    HOSTILE.append(text)
 
 
 @pytest.fixture
@@ -75,7 +90,7 @@ async def test_every_screen_and_every_key(open_site: Site, chrome: Browser) -> N
             await site.ask(text)
         # by the stream: nothing is pressed
         await tab.sees("third prompt")
-        selected = "document.querySelector('[aria-selected=true] .prompt')?.innerText"
+        selected = "document.querySelector('.row[aria-current] .prompt')?.innerText"
         await tab.until(selected, lambda prompt: prompt == "third prompt")
         await tab.until("document.querySelectorAll('.row').length === 3")
         await tab.press("j", "j", "j", "k")
@@ -138,29 +153,96 @@ async def test_a_group_is_saved_as_one_file_that_runs_nothing(site: Site, chrome
 
 
 async def test_hostile_texts_neither_run_nor_break_the_page(open_site: Site, swarm: Swarm, chrome: Browser) -> None:
-    site, texts = open_site, iter(HOSTILE)
+    site = open_site
+    _invent()
+    assert len(HOSTILE) >= 500
+    texts = iter(HOSTILE)
 
     def answer(body: dict[str, object], number: int) -> Response:
-        text = next(texts, "over")
+        text = next(texts)
         call = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"a": text})}}
-        return said(text, reasoning_content=text, tool_calls=[call])
+        return said(text or "-", reasoning_content=text, tool_calls=[call])
 
     swarm.answer = answer
-    for text in HOSTILE[:: len(HOSTILE) // 20]:
-        await site.ask(text)
+    for number in range(0, 500, 4):
+        response = await site.ask(HOSTILE[number] or "-")
+        assert response.status_code == 200, (HOSTILE[number], response.text)
     visitor = await site.visit("judge")
-    groups = await visitor.groups()
+    groups = await visitor.groups(limit=500)
+    assert len(groups) >= 125
     await visitor.judge(groups[0]["id"], pick=0, comment=HOSTILE[0], correction=HOSTILE[10])
     async with chrome.tab() as tab:
         await log_in(tab, site)
-        await tab.until("document.querySelectorAll('.row').length >= 20")
-        await tab.press("Enter")
-        for number in range(1, len(groups) + 1):
-            await tab.until(f"document.querySelector('.crumbs')?.innerText.includes('{number} of {len(groups)}')")
-            assert await tab.js("document.querySelectorAll('.card').length") == 4
-            await tab.press("o", "j")
+        await tab.until("document.querySelectorAll('.row').length >= 100")
+        for group in groups:
+            await tab.js(f"document.querySelector('main').replaceChildren(); location.hash = '#/group/{group['id']}'")
+            await tab.until("document.querySelectorAll('.card').length === 4")
+        await tab.press("o")
         assert await tab.js("window.ran") is None and await tab.js("document.scripts.length") == 1
         assert await tab.js("document.querySelectorAll('iframe, main img, math, main script').length") == 0
+        assert tab.faults == []
+
+
+@asynccontextmanager
+async def taken_over(rig: server.Rig, upstream: Upstream, folder: Path) -> AsyncGenerator[Site]:
+    """A page whose one route has an incumbent before a challenger in the shadow."""
+    rig.vllm.default = lambda sent: several(plain_choice([1]), plain_choice([1, 2, 3], index=1))(sent)
+    serve = {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}, "canary": {"shares": [0.5]}}
+    url = str(rig.client.base_url)
+
+    @asynccontextmanager
+    async def opened(**more: Any) -> AsyncIterator[httpx.AsyncClient]:
+        async with gateway_before(url, folder, serve=serve, **more) as http:
+            yield http
+
+    async with site_before(opened, folder) as site:
+        await site.ask()
+        async with asyncio.timeout(60):
+            while not (await rig.client.get("/status")).json()["comparisons"]:
+                pass
+        yield site
+
+
+async def test_a_challenger_of_a_takeover_is_seen_and_moved(
+    rig: server.Rig, upstream: Upstream, chrome: Browser, tmp_path: Path
+) -> None:
+    stages = rig.controller.pool.stages
+    async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
+        await log_in(tab, site, "decide", "#/policies")
+        await tab.sees("The incumbent answers everybody; the challenger learns behind it.")
+        await tab.sees("not decided")
+        for words, why, then in (
+            ("Promote to 50 %", "looks good", "The challenger answers 50 % of the conversations"),
+            ("Pin", "a holiday", "pinned"),
+            ("Roll back", "it rambles", "The incumbent answers everybody"),
+        ):
+            buttons = "[...document.querySelectorAll('.moves button')]"
+            await tab.js(f"{buttons}.find((button) => button.innerText === '{words}').click()")
+            await tab.sees(words, "dialog")
+            await tab.write(why)
+            await tab.press("Enter")
+            await tab.sees(then, "main")
+            await tab.sees(why, "main")
+        assert tab.faults == []
+    stage = stages.find("default", "")
+    assert (stage.share, stage.why) == (0.0, "it rambles") and "Dana" in stage.by
+
+
+async def test_data_of_a_session_is_seen_and_deleted(
+    rig: server.Rig, upstream: Upstream, chrome: Browser, tmp_path: Path
+) -> None:
+    async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
+        await log_in(tab, site, "admin", "#/data")
+        await tab.sees("What is kept of somebody")
+        [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
+        await tab.js("document.querySelector('input[name=key]').focus()")
+        await tab.write(app.id)
+        await tab.press("Enter")
+        await tab.sees("Kept: episodes 2")
+        await tab.js("document.querySelector('.moves button').click()")
+        await tab.sees("Weights that learned from it stay", "dialog")
+        await tab.js("document.querySelector('dialog button.main').click()")
+        await tab.sees("Deleted: episodes 2")
         assert tab.faults == []
 
 
@@ -176,6 +258,13 @@ async def test_what_is_wrong_is_said_in_words(site: Site, chrome: Browser, monke
         await tab.press("i")
         await tab.sees("takes long to answer", "#banner")
         await tab.sees("report card")
+        # what comes late does not take the place of another screen
+        read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
+        before = await tab.js(read)
+        await tab.press("p", "a")
+        await tab.sees("Opting out")
+        await tab.until(read, lambda count: count > before)
+        await tab.sees("Opting out")
         await tab.command("Network.emulateNetworkConditions", offline=True, **(net | {"latency": 0.0}))
         await tab.press("g")
         await tab.sees("The gateway cannot be reached.")
@@ -198,7 +287,13 @@ async def test_no_screen_is_wider_than_its_window(site: Site, chrome: Browser, w
     async with chrome.tab(width, 800) as tab:
         await log_in(tab, site)
         await tab.sees("a prompt")
-        for key, words in (("Enter", "Which answer"), ("i", "report card"), ("p", "trained model"), ("g", "a prompt")):
+        for key, words in (
+            ("Enter", "Which answer"),
+            ("i", "report card"),
+            ("p", "trained model"),
+            ("a", "Opting out"),
+            ("g", "a prompt"),
+        ):
             await tab.press(key)
             await tab.sees(words)
             assert await tab.js("document.documentElement.scrollWidth <= innerWidth"), words

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from gateway.page.kept_groups import KeptAnswer, KeptGroup, KeptGroups
+from swarm.types import Notes
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.page.browser import browser, chromium
 
@@ -34,11 +36,11 @@ _BYTES = """[...performance.getEntriesByType('resource'), ...performance.getEntr
 class Filled(KeptGroups):
     """1,000 groups of 16 answers."""
 
-    def __init__(self, max_bytes: int, *told: Callable[..., None]) -> None:
+    def __init__(self, max_bytes: int, *told: Callable[..., Any]) -> None:
         super().__init__(max_bytes, *told)
         for number in range(GROUPS):
             prompt = [{"role": "user", "content": f"question {number}: " + "what is known of it? " * 8}]
-            group = KeptGroup(str(number), time.time(), "default", "shop", "", "", prompt, 0, "hook", "", 7)
+            group = KeptGroup(str(number), time.time(), "default", "shop", "", "", Notes(), prompt, 0, "hook", "", 7)
             for index in range(ANSWERS):
                 reward = (number * 7 + index * 13) % 97 / 97
                 group.answers[index] = KeptAnswer(index, "answer " * 60, "", [], "stop", 120, 7, 1.0, reward)

@@ -6,19 +6,25 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from gateway.page.judging import Judgements
+from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import KeptAnswer, KeptGroup
 from gateway.page.stream import Events
+from gateway.sessions.conversation import DeliveredTurn
 from gateway.types import Caller
-from swarm.errors import AuthenticationError
+from swarm.client import AsyncSwarmClient
+from swarm.credentials import append_private
+from swarm.errors import AuthenticationError, UnavailableError
 from swarm.intervals import wilson_interval
+from swarm.status import ServerStatus
+from swarm.types import Notes
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.page.conftest import Site, site_before
-from tests.standins.swarm import Swarm, error, said
+from tests.standins.swarm import Swarm, said
 
 pytestmark = pytest.mark.anyio
 
@@ -130,12 +136,72 @@ async def test_a_judgement_that_cannot_be_kept_does_not_count(site: Site, tmp_pa
     assert (await visitor.groups())[0]["picks"] == {}
 
 
-async def test_a_hook_that_fails_and_a_server_that_is_gone_are_said(site: Site, swarm: Swarm) -> None:
-    swarm.answer = lambda body, number: error(500, "no")
-    visitor = await site.visit("look")
-    learning = await visitor.get("/learning")
-    assert learning["servers"][0]["step"] == 0 or learning["servers"][0]["at"]
-    assert learning["routes"][0]["name"] == "default"
+async def test_a_hook_that_fails_and_a_server_that_is_gone_are_said(
+    open_gateway: OpenGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.page.learning._AGE", -1.0)
+    reward = "def on_compute_relative_reward(task, candidates, context):\n    raise ValueError('no rewards today')\n"
+    async with site_before(open_gateway, tmp_path, reward=reward) as site:
+        await site.ask()
+        visitor = await site.visit("look")
+        [row] = await visitor.groups()
+        assert row["rewards"] == [None] * 4 and "raised ValueError" in row["why"]
+        before = await visitor.get("/learning")
+        [server], [route] = before["servers"], before["routes"]
+        assert (server["problem"], server["step"]) == ("", 7)
+        assert sum(route["hook_failures"].values()) == 1
+        assert [text for text in route["hook_errors"] if "raised ValueError" in text]
+
+        async def gone(*_: object, **__: object) -> ServerStatus:
+            raise UnavailableError("the swarm server is away")
+
+        monkeypatch.setattr(AsyncSwarmClient, "status", gone)
+        [after] = (await visitor.get("/learning"))["servers"]
+        assert after["problem"] == "the swarm server is away"
+        assert (after["at"], after["step"]) == (server["at"], 7), "what was last known stands, with its age"
+
+
+async def test_a_group_that_closes_while_its_judgement_is_written_is_told_so_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judgements, group = Judgements(tmp_path / "j.jsonl"), rated(1.0, 0.0)
+    group.turn = cast("DeliveredTurn", SimpleNamespace(judgements={}, open=True))
+
+    def close(path: Path, entry: dict[str, Any]) -> None:
+        append_private(path, entry)
+        group.fate = "trained"
+
+    monkeypatch.setattr("gateway.page.judging.append_private", close)
+    kept = await judgements.judge(group, "Jo", GivenJudgement(pick=0))
+    assert not kept["trains"]
+    lines = [json.loads(line)["trains"] for line in (tmp_path / "j.jsonl").read_text().splitlines()]
+    assert lines == [True, False]
+    assert Judgements(tmp_path / "j.jsonl").agreement(lambda _: True)["judged"] == 1
+
+
+async def test_a_group_counts_once_however_many_people_judged_it(tmp_path: Path) -> None:
+    judgements = Judgements(None)
+    shared, other = rated(1.0, 0.0), rated(1.0, 0.0, 0.0, 0.0)
+    other.id = "other"
+    for who, pick in (("Jo", 0), ("Ada", 0), ("Lena", 1)):
+        await judgements.judge(shared, who, GivenJudgement(pick=pick))
+    await judgements.judge(other, "Jo", GivenJudgement(pick=3))
+    told = judgements.agreement(lambda _: True)
+    assert (told["judged"], told["compared"], told["chance"]) == (4, 2, (0.5 + 0.25) / 2)
+    assert told["share"] == pytest.approx((2 / 3 + 0) / 2)
+
+
+async def test_rewards_of_a_call_that_knew_of_feedback_are_no_evidence() -> None:
+    group = rated(1.0, 0.0)
+    group.knew = True
+    assert (await Judgements(None).judge(group, "Jo", GivenJudgement(pick=0)))["agrees"] is None
+
+
+def rated(*rewards: float | None) -> KeptGroup:
+    kept = KeptGroup("g", 0.0, "r", "k", "", "", Notes(), [], 0, "", "", None)
+    for index, reward in enumerate(rewards):
+        kept.answers[index] = KeptAnswer(index, "", "", [], "stop", 0, None, 0.0, reward)
+    return kept
 
 
 def ends(swarm: Swarm) -> list[dict[str, Any]]:
@@ -152,15 +218,9 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
 
 
 def test_equal_rewards_have_no_best_and_the_users_word_counts() -> None:
-    def group(*rewards: float | None) -> KeptGroup:
-        kept = KeptGroup("g", 0.0, "r", "k", "", "", [], 0, "", "", None)
-        for index, reward in enumerate(rewards):
-            kept.answers[index] = KeptAnswer(index, "", "", [], "stop", 0, None, 0.0, reward)
-        return kept
-
-    assert group(1.0, 1.0).best == [] and group(None).best == []
-    assert group(1.0, 0.0, 1.0, None).best == [0, 2]
-    kept = group(1.0, 0.0)
+    assert rated(1.0, 1.0).best == [] and rated(None).best == []
+    assert rated(1.0, 0.0, 1.0, None).best == [0, 2]
+    kept = rated(1.0, 0.0)
     kept.answers[0].delivered, kept.user = True, -1.0
     assert kept.disagrees
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.responses import Response
 
-from gateway.page.kept_groups import KeptGroups
+from gateway.page.judging import GivenJudgement, Judgements
+from gateway.page.kept_groups import KeptGroup, KeptGroups
+from gateway.page.selection import select
+from gateway.sessions.watching import WatchedGroup
+from gateway.types import Caller
+from reward_hooks import Candidate, Feedback, GroupScore, Reward
+from swarm.errors import NotFoundError
+from swarm.subjects import Subject
+from swarm.types import Notes
 from tests.gateway.conftest import OpenGateway, ask
 from tests.standins.swarm import Swarm, by_number, made, said
 
@@ -88,3 +98,113 @@ async def test_a_late_private_answer_takes_its_group_off_the_page(open_gateway: 
                 while "event: reset" not in await anext(parts):
                     pass
         assert (await http.get("/ui/api/groups")).json()["groups"] == []
+
+
+def watched(
+    name: str, *rewards: float, user: str = "", feedback: Feedback | None = None, indices: tuple[int, ...] = ()
+) -> WatchedGroup:
+    caller = SimpleNamespace(label="shop", key_id="k")
+    call = SimpleNamespace(body={"messages": [{"role": "user", "content": f"prompt of {name}"}]})
+    incoming = cast("Any", SimpleNamespace(caller=caller, call=call, request_id=f"req-{name}"))
+    candidates = [
+        Candidate(index=place, message={"role": "assistant", "content": "text"}, feedback=feedback)
+        for place in range(len(rewards))
+    ]
+    return WatchedGroup(
+        name,
+        incoming,
+        "default",
+        "",
+        Notes(key="k", user=user, request_id=f"req-{name}"),
+        "hook",
+        "",
+        indices or tuple(range(len(rewards))),
+        candidates,
+        GroupScore(rewards=[Reward(value=reward) for reward in rewards]),
+        None,
+        None,
+    )
+
+
+class Page:
+    """Kept groups with their judgements; ``told`` are the ids of groups that have changed."""
+
+    def __init__(self, path: Path | None = None, max_bytes: int = 2**20) -> None:
+        self.told: list[str] = []
+        self.judgements = Judgements(path)
+        self.groups = KeptGroups(
+            max_bytes, lambda group: self.told.append(group.id), lambda: None, self.judgements.erase
+        )
+
+    def show(self, group: WatchedGroup) -> KeptGroup:
+        self.groups.judged(group)
+        return self.groups.group(group.group_id, Caller())
+
+
+def test_rewards_of_two_calls_are_not_mixed() -> None:
+    kept = Page().show(watched("g", 0.5, 0.4))
+    page = Page()
+    kept = page.show(watched("g", 0.5, 0.4))
+    told = Feedback(rating=1.0)
+    page.show(watched("g", 0.1, 0.2, 9.0, feedback=told, indices=(0, 1, 2)))
+    assert (kept.rewards, kept.best, kept.knew) == ([0.5, 0.4], [0], False)
+    assert [answer.final for answer in kept.answers.values()] == [0.1, 0.2, 9.0]
+    # a call that knew nothing replaces all of them
+    page.show(watched("g", 0.1, 0.2, 0.3, indices=(0, 1, 2)))
+    assert kept.best == [2]
+    assert page.show(watched("late", 1.0, 0.0, feedback=told)).knew
+
+
+async def test_what_people_say_is_weighed() -> None:
+    page = Page()
+    kept = page.show(watched("g", 0.5, 0.4))
+    before = page.groups.bytes
+    await page.judgements.judge(kept, "Jo", GivenJudgement(pick=0, comment="x" * 5000, correction="y" * 5000))
+    page.groups.touched(kept)
+    assert page.groups.bytes > before + 10_000 and page.told == ["g", "g"]
+    assert "xxx" not in str(vars(page.judgements)), "the figures need no texts"
+
+
+async def test_a_search_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.page.selection._SEARCHING", 0.0)
+    page, turns = Page(), 0
+    for number in range(20):
+        page.show(watched(str(number), 0.5, 0.4))
+    searching = asyncio.create_task(select(page.groups.opened(Caller()), words="prompt"))
+    async with asyncio.timeout(30):
+        while not searching.done():
+            turns += 1
+            await asyncio.sleep(0)
+    assert len(await searching) == 20 and turns >= 20
+
+
+async def test_groups_whose_challenger_lost_are_found() -> None:
+    page = Page()
+    for name, lead in (("won", 0.2), ("lost", -0.1), ("worst", -0.4)):
+        page.show(watched(name, 0.5, 0.4))
+        page.groups.compared(name, lead)
+    page.groups.compared("gone", -1.0)
+    assert [group.id for group in await select(page.groups.opened(Caller()), "lost")] == ["worst", "lost"]
+
+
+async def test_what_is_deleted_of_a_person_leaves_the_page_and_the_judgements(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    page = Page(path)
+    hers, his = page.show(watched("hers", 1.0, 0.0, user="she")), page.show(watched("his", 1.0, 0.0, user="he"))
+    gone = page.show(watched("gone", 1.0, 0.0, user="she"))
+    for group in (hers, his, gone):
+        await page.judgements.judge(group, "Jo", GivenJudgement(pick=0, comment=f"about {group.id}"))
+        await page.judgements.undo(group, "Jo")
+        await page.judgements.judge(group, "Ada", GivenJudgement(pick=0))
+    page.groups.forget("gone")
+    gone.erased = False
+    done = await page.groups.erase(Subject(user="she"), set())
+    assert done == {"page_groups": 1, "judgements": 6}
+    assert [json.loads(line)["group"] for line in path.read_text().splitlines()] == ["his"] * 3
+    assert page.judgements.agreement(lambda _: True)["judged"] == 1 and "hers" not in page.groups
+    # what was under way is not written behind it
+    with pytest.raises(NotFoundError):
+        await page.judgements.judge(hers, "Jo", GivenJudgement(pick=0))
+    assert "about hers" not in path.read_text()
+    assert (await page.groups.erase(Subject(key="other"), {"req-his"}))["judgements"] == 3
+    assert path.read_text() == "" and len(page.groups) == 0

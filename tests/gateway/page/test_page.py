@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -67,6 +68,34 @@ async def test_beyond_this_machine_the_cookie_needs_https(open_gateway: OpenGate
     async with site_before(open_gateway, tmp_path, host="0.0.0.0") as site:
         answer = await site.http.post("/ui/api/login", json={"key": site.keys["look"]})
         assert "Secure" in answer.headers["set-cookie"]
+
+
+async def test_wrong_keys_make_their_sender_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.page.login.time", SimpleNamespace(monotonic=lambda: now))
+
+    async def log_in(key: str) -> httpx.Response:
+        return await site.http.post("/ui/api/login", json={"key": key})
+
+    now = 1000.0
+    assert [(await log_in("sk-wrong")).status_code for _ in range(11)] == [401] * 10 + [429]
+    right = await log_in(site.keys["look"])
+    assert (right.status_code, right.json()["error"]["code"], right.headers["retry-after"]) == (429, "wrong_keys", "60")
+    now += 61
+    assert (await log_in(site.keys["look"])).status_code == 204
+
+
+async def test_bodies_have_a_limit_of_their_own(site: Site) -> None:
+    answer = await site.http.post("/ui/api/login", json={"key": "x" * 300_000})
+    assert answer.status_code == 413
+
+
+async def test_a_proxy_that_changes_the_host_lets_in_whom_his_browser_calls_our_own(site: Site) -> None:
+    body, headers = {"key": site.keys["look"]}, {"origin": "https://swarm.example", "sec-fetch-site": "same-origin"}
+    assert (await site.http.post("/ui/api/login", json=body, headers=headers)).status_code == 204
+    proxied = await site.http.post("/ui/api/login", json=body, headers=headers | {"x-forwarded-proto": "https"})
+    assert "Secure" in proxied.headers["set-cookie"]
+    del headers["sec-fetch-site"]
+    assert (await site.http.post("/ui/api/login", json=body, headers=headers)).status_code == 403
 
 
 async def test_keys_that_open_nothing_of_the_page_do_not_log_in(site: Site) -> None:
@@ -142,7 +171,7 @@ async def test_a_key_for_some_routes_sees_their_groups_alone(
     async with site_before(open_gateway, tmp_path, routes=routes) as site:
         _, site.keys["some"] = KeyFile(tmp_path / "keys.json").create("some", routes=["a"], page="judge")
         async with asyncio.timeout(20):
-            while (await site.http.post("/ui/api/login", json={"key": site.keys["some"]})).status_code != 204:
+            while (await site.http.get("/v1/models", headers={"x-api-key": site.keys["some"]})).status_code == 401:
                 pass
         await site.ask("for a", model="a")
         await site.ask("for b", model="b")

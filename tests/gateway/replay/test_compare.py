@@ -63,6 +63,18 @@ def test_a_prompt_without_a_reward_of_either_version_enters_no_mean() -> None:
     assert (found.prompts, found.left_out, found.before) == (8, 2, 0.5)
 
 
+@pytest.mark.parametrize(("before", "after"), [("a", "b"), ("a", "ab")], ids=["between", "during"])
+def test_rewards_of_two_hooks_are_not_compared(before: str, after: str) -> None:
+    earlier, later = (
+        report(
+            hooks, [score(index, 0.1 * index).model_copy(update={"hook": hook}) for index in range(9) for hook in hooks]
+        )
+        for hooks in (before, after)
+    )
+    with pytest.raises(ConfigError, match="hook was changed"):
+        compare(earlier, later)
+
+
 @pytest.mark.parametrize(
     ("differences", "words"),
     [

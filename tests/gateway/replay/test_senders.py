@@ -40,11 +40,16 @@ async def over_http(response: Response | None, seen: list[Request], limit: float
 
 async def test_the_headers_of_a_response_are_read() -> None:
     seen: list[Request] = []
-    told = {"x-swarm-reward-mean": "0.5", "x-swarm-policy-version": "3", "x-swarm-drop-reason": "batch_waits"}
+    told = {
+        "x-swarm-reward-mean": "0.5",
+        "x-swarm-policy-version": "3",
+        "x-swarm-drop-reason": "batch_waits",
+        "x-swarm-hook": "a1b2",
+    }
     response = JSONResponse(COMPLETION, headers=told)
     outcome = await over_http(response, seen)
     assert (outcome.failure, outcome.reward, outcome.policy_version) == ("", 0.5, 3)
-    assert outcome.untrained == "batch_waits"
+    assert (outcome.untrained, outcome.hook) == ("batch_waits", "a1b2")
     assert seen[0].headers["authorization"] == "Bearer key"
 
 

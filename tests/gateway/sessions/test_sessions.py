@@ -11,6 +11,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
+from gateway.observability.request import Metrics, RequestRecord, recording
 from gateway.sessions.sessions import Sessions
 from reward_hooks import HookContext, Session
 from swarm.errors import HookError, RequestError
@@ -447,9 +448,12 @@ async def test_a_request_under_way_does_not_bring_back_what_is_deleted(subject: 
         named = {"headers": {"x-swarm-session": "chat"}}
         say(sessions, to, messages, "yes", **named)
         messages.append(user("more"))
-        under_way = ask(sessions, to, messages, **named)
-        assert sessions.erase(subject) == 1
-        under_way.delivered("chatcmpl-late", assistant("late"), 0.5)
+        record = RequestRecord("r", Metrics(), key="app")
+        with recording(record):
+            under_way = ask(sessions, to, messages, **named)
+            assert sessions.erase(subject) == 1
+            record.deletions.add(subject, time.perf_counter())
+            under_way.delivered("chatcmpl-late", assistant("late"), 0.5)
         assert len(sessions) == 0 and sessions.size == 0 and under_way.turn is None
         say(sessions, to, [user("new")], "kept", **named)
         assert len(sessions) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from swarm.evidence.pairs import Pair
 from swarm.protocol import BATCH_WAITS
 from swarm.states import EngineState
-from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
+from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask, write_hooks
 from tests.standins.swarm import Swarm, as_one, completion, error, once, said, streamed
 from tests.standins.upstream import Upstream
 
@@ -45,6 +46,13 @@ def serve(upstream: Upstream, **more: Any) -> dict[str, Any]:
 def pairs_of(swarm: Swarm) -> list[Pair]:
     found = [*(end["pair"] for end in swarm.ends), *(one["pair"] for one in swarm.pairs)]
     return [Pair.model_validate(one) for one in found if one is not None]
+
+
+async def known(http: httpx.AsyncClient, stage: str) -> None:
+    """Wait until the gateway knows that this is its stage."""
+    async with asyncio.timeout(30):
+        while (await http.get("/status")).json()["routes"]["default"]["stage"] != stage:
+            pass
 
 
 async def became(http: httpx.AsyncClient, **counts: int) -> None:
@@ -89,6 +97,38 @@ async def test_the_incumbent_may_be_judged_apart(swarm: Swarm, upstream: Upstrea
     [pair] = pairs_of(swarm)
     assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.125), pytest.approx(0.15))
     assert pair.terms.rules.bounds == (0, 2) and not pair.terms.rules.reference
+
+
+@pytest.mark.parametrize("stage", ["shadow", "live"])
+async def test_another_hook_may_judge_for_the_verdict(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, tmp_path: Path, stage: str
+) -> None:
+    training = f"{HOOK}    assert {{one.source for one in candidates}} == {{'policy'}}\n    return [1.0, 2, 3, 4]"
+    gate = {"hook": str(write_hooks(tmp_path / "gate", reward=JUDGE).resolve())}
+    settings = serve(upstream, stage=stage, watch_share=1, gate=gate)
+    async with open_gateway(**settings, reward=training) as http:
+        await known(http, stage)
+        await ask(http)
+        await became(http, **({"trained": 1} if stage == "shadow" else {"compared": 1}))
+    [end] = swarm.ends
+    assert [one["workflow_output"]["reward"] for one in end["ends"]] == [1, 2, 3, 4]
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.25), pytest.approx(0.3))
+    assert pair.terms.hook == gate["hook"]
+    # the stage is moved by pairs of that hook, and its rules know it
+    [stage_] = swarm.stages.pointers.values()
+    assert (stage_.rules.hook, stage_.rules.code) == (pair.terms.hook, pair.terms.code)
+
+
+async def test_a_gate_that_does_not_judge_trains_and_proves_nothing(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    gate = {"hook": str(write_hooks(tmp_path / "gate", reward=f"{HOOK}    raise ValueError('away')"))}
+    async with open_gateway(**serve(upstream, gate=gate), reward=f"{HOOK}    return [1.0, 2, 3, 4]") as http:
+        await ask(http)
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.unjudged == "the hook failed" and pair.challenger.reward is None
 
 
 async def test_a_stream_passes_as_it_came(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:

@@ -13,7 +13,7 @@ import pytest
 from swarm.evidence.pairs import Pair
 from swarm.states import EngineState
 from tests.gateway.conftest import OpenGateway, ask, gateway_before, write_hooks
-from tests.gateway.takeover.test_shadow import became, pairs_of, serve
+from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
 from tests.standins.swarm import Swarm, error
 from tests.standins.upstream import CHAT, Upstream
 
@@ -33,17 +33,11 @@ def move(swarm: Swarm, share: float) -> None:
         swarm.stages.roll_back(stage, stage.version, "ann", "worse")
 
 
-async def knows(http: Any, label: str) -> None:
-    async with asyncio.timeout(10):
-        while (await http.get("/status")).json()["routes"]["default"]["stage"] != label:
-            pass
-
-
 async def test_live_the_challenger_answers_and_the_incumbent_is_asked_behind(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
     async with open_gateway(**serve(upstream, stage="live", watch_share=1), reward=REWARD) as http:
-        await knows(http, "live")
+        await known(http, "live")
         response = await ask(http)
         # the best of four has four words
         assert response.json()["choices"][0]["message"]["content"] == "word word word word"
@@ -63,7 +57,7 @@ async def test_what_the_challenger_cannot_the_incumbent_answers(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
     async with open_gateway(**serve(upstream, stage="live", watch_share=1), reward=REWARD) as http:
-        await knows(http, "live")
+        await known(http, "live")
         swarm.answer = lambda *_: error(400, "too long for a small model")
         for headers in ({}, {"x-swarm-policy": "odd"}):
             response = await ask(http, headers=headers)
@@ -91,7 +85,7 @@ async def test_who_waits_in_vain_is_the_challengers_failure(
     settings = serve(upstream, stage="live", watch_share=1, challenger_seconds=seconds)
     reward = "import time\n" + REWARD.replace("return", "time.sleep(2)\n    return")
     async with open_gateway(**settings, reward=reward if trouble == "judge hangs" else REWARD) as http:
-        await knows(http, "live")
+        await known(http, "live")
         if trouble == "lost":
             swarm.answer = lambda *_: error(404, "no such episode", code="episode_lost")
         elif trouble != "judge hangs":
@@ -113,7 +107,7 @@ async def test_who_waits_in_vain_is_the_challengers_failure(
 
 async def test_nobody_waits_for_a_training_step(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
-        await knows(http, "live")
+        await known(http, "live")
         await swarm.set_state(EngineState.WEIGHT_SYNCING)
         async with asyncio.timeout(10):
             response = await ask(http)
@@ -125,12 +119,12 @@ async def test_a_canary_has_both_sides_and_a_conversation_keeps_its_own(
 ) -> None:
     canary = {"canary": {"shares": [0.5]}, "stage": "canary", "watch_share": 0, "max_shadows": 100}
     async with open_gateway(**serve(upstream, **canary), reward=REWARD) as http:
-        await knows(http, "canary 0.5")
+        await known(http, "canary 0.5")
         sides: dict[int, str] = {}
         for share in (0.5, 1.0):
             if share == 1:
                 move(swarm, share)
-                await knows(http, "live")
+                await known(http, "live")
             for session in range(12):
                 response = await ask(http, headers={"x-swarm-session": f"s{session}"})
                 side = sides.setdefault(session, response.headers["x-swarm-source"])
@@ -157,7 +151,7 @@ async def test_a_rollback_reaches_every_new_answer_of_three_gateways_within_a_se
             await stack.enter_async_context(gateway_before(swarm.url, tmp_path, REWARD, **settings)) for _ in range(3)
         ]
         for http in gateways:
-            await knows(http, "live")
+            await known(http, "live")
         answers: list[tuple[float, str, int]] = []
         warm, enough, alarm = asyncio.Event(), asyncio.Event(), math.inf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 import threading
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.credentials import TokenFile
+from swarm.credentials import TokenFile, append_private
 from swarm.errors import ConfigError
 
 
@@ -118,3 +119,13 @@ def test_writers_do_not_lose_each_others_tokens(tokens: TokenFile) -> None:
         thread.join()
     assert sorted(token.name for token in tokens.read()) == sorted(names)
     assert sorted(path.name for path in tokens.path.parent.iterdir()) == ["tokens.json", "tokens.json.lock"]
+
+
+def test_a_line_that_a_full_disk_cut_off_harms_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "lines.jsonl", os.write
+    append_private(path, {"n": 1})
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr("os.write", lambda file, data: write(file, data[:5]))
+        append_private(path, {"n": 2})
+    append_private(path, {"n": 3})
+    assert path.read_text().splitlines() == ['{"n": 1}', '{"n":', '{"n": 3}']

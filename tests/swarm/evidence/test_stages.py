@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
-from swarm.evidence.stages import SERVER, VERDICT, ServingStage, StageRules
+from swarm.evidence.stages import SERVER, VERDICT, JobTerms, ServingStage, StageRules
 from swarm.evidence.verdict import PairedEvidence
 
 AUTO = StageRules(mode="auto", trial_every=5, trial_requests=400)
@@ -21,7 +21,7 @@ def begun(rules: StageRules = AUTO, version: int | None = 5) -> ServingStage:
 def evidence(stage: ServingStage, *differences: float | None, **more: Any) -> PairedEvidence:
     """As many pairs of the stage's challenger as there are differences; ``None``: nobody judged it."""
     share = stage.share if 0 < stage.share < 1 else 0.0
-    terms = {"challenger": stage.challenger, "stage": stage.label, "share": share, "rules": GateRules()}
+    terms: dict[str, Any] = {"challenger": stage.challenger, "stage": stage.label, "share": share, "rules": GateRules()}
     terms_of = Terms(route="chat", incumbent="gpt", **terms | more)
     pairs = [
         Pair(
@@ -131,12 +131,20 @@ def test_after_a_rollback_only_a_proof_or_a_person_moves_it_up(begins: Any) -> N
 
 def test_only_pairs_under_the_rules_of_the_stage_move_it() -> None:
     rules = AUTO.model_copy(update={"hook": "mine", "code": "c0de"})
-    stage, right = begun(rules), {"hook": "mine", "code": "c0de", "num_repeat": 8}
+    stage, job = begun(rules), JobTerms("tiny", 8)
+    right = {"hook": "mine", "code": "c0de", "num_repeat": 8, "model": "tiny"}
     loose = GateRules(margin=0.99, alpha=0.49)
-    for more in ({"rules": loose}, {"hook": "other"}, {"code": "other"}, {"num_repeat": 2}):
+    for more in (
+        {"rules": loose},
+        {"hook": "other"},
+        {"code": "other"},
+        {"num_repeat": 2},
+        {"model": "a"},
+        {"suites": ("mine",)},
+    ):
         for differences in (BETTER, WORSE):
-            assert stage.judged(evidence(stage, *differences, **right | more), 3.0, 8) is stage
-    assert stage.judged(evidence(stage, *BETTER, **right), 3.0, 8).share == 0.05
+            assert stage.judged(evidence(stage, *differences, **right | more), 3.0, job) is stage
+    assert stage.judged(evidence(stage, *BETTER, **right), 3.0, job).share == 0.05
 
 
 def test_a_version_that_comes_back_is_tried_again() -> None:

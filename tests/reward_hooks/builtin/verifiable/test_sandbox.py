@@ -131,6 +131,10 @@ def test_a_fork_bomb_stays_inside() -> None:
     assert Sandbox(Limits(seconds=1.5, processes=8)).run(bomb).status in (None, 137)
 
 
+def test_a_limit_too_short_for_any_run_is_no_lack_of_a_sandbox() -> None:
+    assert Sandbox(Limits(seconds=0.001)).run("print(1)").status is None
+
+
 def test_signals_and_deadlines(box: Sandbox) -> None:
     assert "ProcessLookupError" in box.run(f"import os; os.kill({os.getpid()}, 9)").errors
     assert box.run("import os; os.kill(os.getpid(), 11)").status == 139

@@ -123,6 +123,19 @@ def test_who_follows_first_sets_the_rules_and_others_change_them_only_where_they
     assert stages.find("chat", "").rules == loose
 
 
+def test_a_route_that_anybody_may_invent_holds_no_training() -> None:
+    stages = Stages(lambda _: None)
+    stages.begin_run("run")
+    for number in range(10):
+        stages.serves(number)
+        stages.follow([("invented", "gpt", RULES)], sets_rules=False, may_hold=False)
+        assert not stages.holds
+    # whoever may say so gives it trials
+    stages.follow([("invented", "gpt", RULES)])
+    stages.serves(20)
+    assert stages.holds
+
+
 def test_a_repeated_move_changes_nothing() -> None:
     stages, _ = opened()
     saw = stages.find("chat", "gpt")
@@ -217,7 +230,7 @@ async def test_a_batch_waits_for_the_verdict_and_groups_are_judged_untrained(tmp
     assert isinstance(refused, Refusal) and refused.reason == BATCH_WAITS
     assert not trainer.done()
     for number in range(RULES.trial_requests):
-        await controller.episodes.record_pair(pair(f"g{number}", ours=0.1, theirs=0.9, challenger=2))
+        await controller.episodes.record_pair(pair(f"g{number}", ours=0.1, theirs=0.9, challenger=2, model="tiny"))
     await asyncio.wait_for(trainer, 10)
     assert not pool.stages.holds
     await journal.close()

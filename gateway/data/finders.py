@@ -1,0 +1,63 @@
+"""What finds private parts of a text besides the built-in rules: patterns, functions of one's own, Presidio.
+
+Invariant: a text at which one of them fails is private as a whole; a span has at least one character of its text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+from gateway.data.redaction import Finder
+from gateway.data.spans import Span
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
+
+logger = logging.getLogger(__name__)
+
+#: Gives kind, start and end of each private part of a text.
+Find = Callable[[str], Iterable[tuple[str, int, int]]]
+PRESIDIO = "presidio"
+_NO_LETTER = re.compile(r"[^a-z]+")
+
+
+def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:
+    """Finds what ``pattern`` fits, as the kind ``name``."""
+    return lambda text: (Span(name, *match.span()) for match in pattern.finditer(text) if match[0])
+
+
+def finder(spec: str) -> Finder:
+    """The finder that a configuration names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    find: Find = _presidio() if spec == PRESIDIO else load_attribute(spec)
+    if not callable(find):
+        raise ConfigError(f"{spec} is no function")
+
+    def spans(text: str) -> Iterator[Span]:
+        try:
+            parts = [Span(_kind(kind), max(0, start), min(len(text), end)) for kind, start, end in find(text)]
+        except Exception as exc:
+            # its message may quote the text
+            logger.error("%s fails at a text, which counts as private: %s", spec, type(exc).__name__)
+            parts = [Span("private", 0, len(text))]
+        return (part for part in parts if part.start < part.end)
+
+    return spans
+
+
+def _kind(name: str) -> str:
+    return _NO_LETTER.sub("_", name.lower()).strip("_") or "private"
+
+
+def _presidio() -> Find:
+    try:
+        engine: Any = import_module("presidio_analyzer").AnalyzerEngine()
+    except Exception as exc:
+        raise ConfigError(f"presidio cannot be used: {exc}; pip install presidio-analyzer") from exc
+    return lambda text: [(part.entity_type, part.start, part.end) for part in engine.analyze(text=text, language="en")]

@@ -1,0 +1,212 @@
+"""Placeholders such as ``[EMAIL_1]`` in place of what is private, and the values in place of them again.
+
+Invariant: a masked text has nothing private by the rules, and no value that another text of the same request shows to
+be private; unmasking gives back what was masked. The same value has the same placeholder in the whole request, and in
+the next one of its conversation, since values are numbered in their order. However a stream is cut into chunks, what it
+says together is the whole answer, unmasked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+from gateway.data.redaction import MEDIA, PLACEHOLDER, Rules
+
+Chunk = dict[str, Any]
+T = TypeVar("T")
+
+#: The texts of a message or a delta.
+_TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
+#: The only field of a message whose text is JSON itself: of a call.
+_ARGUMENTS = "arguments"
+#: Fields of the first chunk that a further one has, too.
+_HEAD = ("id", "object", "created", "model")
+
+
+class Masking:
+    """Of one request.
+
+    Attributes:
+        values: what each placeholder stands for.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.values: dict[str, str] = {}
+        self._taken: set[str] = set()
+        #: by value, and by value as it stands in JSON
+        self._placeholders: dict[str, str] = {}
+        self._literals: re.Pattern[str] | None = None
+        self._counts: dict[str, int] = {}
+
+    def masked(self, value: T) -> T:
+        """``value`` (JSON) with placeholders that none of its texts holds already; pictures and sounds stay."""
+        texts = list(_texts_of(value))
+        self._taken.update(name for text, _ in texts for name in PLACEHOLDER.findall(text))
+        for text, in_json in texts:
+            self._masked(text, in_json)
+        # once more: what one text shows to be private may stand in an earlier one, where no rule can tell
+        return _mapped(value, self._masked) if self.values else value
+
+    def _masked(self, text: str, in_json: bool) -> str:
+        if self._literals is not None:
+            text = self._literals.sub(lambda match: self._placeholders[match[0]], text)
+        # where a part is gone, its neighbour may stand free and become one
+        while private := self._rules.spans(text):
+            parts, end = [], 0
+            for span in private:
+                placeholder = self._placeholder(span.kind, text[span.start : span.end], in_json)
+                parts += [text[end : span.start], placeholder]
+                end = span.end
+            text = "".join([*parts, text[end:]])
+        return text
+
+    def _placeholder(self, kind: str, value: str, in_json: bool) -> str:
+        if value not in self._placeholders:
+            plain = _unescaped(value) if in_json else value
+            self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
+            literals = sorted(self._placeholders, key=len, reverse=True)
+            self._literals = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
+        return self._placeholders[value]
+
+    def _new(self, kind: str, value: str) -> str:
+        while True:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            name = f"[{kind.upper()}_{self._counts[kind]}]"
+            if name not in self._taken:
+                break
+        # a value that was found later may hold an earlier placeholder
+        self.values[name] = unmasked(value, self.values)
+        self._placeholders[value] = self._placeholders[_escaped(value)] = name
+        return name
+
+
+def unmasked(value: T, values: Mapping[str, str]) -> T:
+    """``value`` (JSON) with ``values`` in place of their placeholders."""
+    return _mapped(value, lambda text, in_json: _filled(text, values, in_json)) if values else value
+
+
+class Unmasking:
+    """Puts ``values`` back in the chunks of one stream, of chats or of raw completions."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+        #: the beginning of a placeholder, by choice and text, until more of it has come
+        self._held: dict[tuple[int, str | int], str] = {}
+        self._head: Chunk = {}
+
+    def take(self, chunk: Chunk) -> Iterator[Chunk]:
+        """What goes out for ``chunk``: itself, and before it what was held back for another text."""
+        self._head = {name: chunk[name] for name in _HEAD if name in chunk}
+        choices = [_copied(choice) for choice in cast("list[Chunk]", chunk.get("choices") or [])]
+        for choice in choices:
+            index: int = choice.get("index", 0)
+            over = choice.get("finish_reason") is not None
+            texts = {name: (fields, key) for name, fields, key in _texts_in(choice)}
+            if texts or over:
+                yield from self._let_go([(at, name) for at, name in self._held if at == index and name not in texts])
+            for name, (fields, key) in texts.items():
+                text = self._held.pop((index, name), "") + fields[key]
+                cut = len(text) if over else self._cut(text)
+                if cut < len(text):
+                    self._held[index, name] = text[cut:]
+                fields[key] = _filled(text[:cut], self._values, isinstance(name, int))
+        yield {**chunk, "choices": choices} if choices else chunk
+
+    def end(self) -> Iterator[Chunk]:
+        """What is left of a stream that ended without saying why."""
+        yield from self._let_go(list(self._held))
+
+    def _cut(self, text: str) -> int:
+        """Where the beginning of a placeholder stands at the end of ``text``."""
+        begin = text.rfind("[")
+        cut = begin >= 0 and "]" not in text[begin:] and any(name.startswith(text[begin:]) for name in self._values)
+        return begin if cut else len(text)
+
+    def _let_go(self, places: list[tuple[int, str | int]]) -> Iterator[Chunk]:
+        for index, name in places:
+            text = self._held.pop((index, name))
+            choice: Chunk = {"index": index, "finish_reason": None, "logprobs": None}
+            if isinstance(name, int):
+                choice["delta"] = {"tool_calls": [{"index": name, "function": {_ARGUMENTS: text}}]}
+            elif name == "text":
+                choice["text"] = text
+            else:
+                choice["delta"] = {name: text}
+            yield {**self._head, "choices": [choice]}
+
+
+def _copied(choice: Chunk) -> Chunk:
+    if not isinstance(delta := choice.get("delta"), dict):
+        return dict(choice)
+    delta = dict(cast("Chunk", delta))
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{**call, "function": {**(call.get("function") or {})}} for call in calls]
+    return {**choice, "delta": delta}
+
+
+def _texts_in(choice: Chunk) -> Iterator[tuple[str | int, Chunk, str]]:
+    """The texts of a chunk's choice: their name (of a call's arguments its index), and where they stand."""
+    if isinstance(choice.get("text"), str):
+        yield "text", choice, "text"
+    delta: Chunk = choice.get("delta") or {}
+    for name in _TEXTS:
+        if isinstance(delta.get(name), str) and delta[name]:
+            yield name, delta, name
+    for call in cast("list[Chunk]", delta.get("tool_calls") or []):
+        if isinstance(call["function"].get(_ARGUMENTS), str):
+            yield call.get("index", 0), call["function"], _ARGUMENTS
+
+
+def _filled(text: str, values: Mapping[str, str], in_json: bool) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[0]
+        if name not in values:
+            return name
+        return _escaped(values[name]) if in_json else values[name]
+
+    return PLACEHOLDER.sub(value, text) if "[" in text else text
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return json.loads(f'"{text}"')
+    except ValueError:
+        return text
+
+
+def _texts_of(value: object, in_json: bool = False) -> Iterable[tuple[str, bool]]:
+    """The texts in ``value``, and whether each is JSON itself."""
+    texts: list[tuple[str, bool]] = []
+
+    def noted(text: str, in_json: bool) -> str:
+        texts.append((text, in_json))
+        return text
+
+    _mapped(value, noted)
+    return texts
+
+
+def _mapped(value: T, change: Callable[[str, bool], str], in_json: bool = False) -> T:
+    mapped: Any = value
+    match value:
+        case str():
+            mapped = change(value, in_json)
+        case dict():
+            fields = cast("dict[str, Any]", value)
+            mapped = {
+                change(name, False): field if name in MEDIA else _mapped(field, change, name == _ARGUMENTS)
+                for name, field in fields.items()
+            }
+        case list():
+            mapped = [_mapped(item, change) for item in cast("list[Any]", value)]
+        case _:
+            pass
+    return mapped

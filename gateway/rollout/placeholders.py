@@ -1,0 +1,100 @@
+"""``redact: before_sampling``: a request with placeholders for what is private, and its outcome with the values.
+
+Invariant: nothing behind :func:`masked` sees a value, and nobody but the user sees one behind :func:`filled`. Names by
+which a session or a user is known are no texts: of a user's name that is private there is a digest, as on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from adapters.dialects import to_json
+from adapters.dialects.jsons import object_in
+from adapters.dialects.sse import DONE, data_in, encode_event
+from gateway.config.route import DataConfig
+from gateway.data.masking import Masking, Unmasking, unmasked
+from gateway.data.redaction import Rules
+from gateway.types import Decided, Incoming, Live, Outcome, Relayed
+from swarm.subjects import user_digest
+
+Chunk = dict[str, Any]
+
+_USERS = ("user", "safety_identifier")
+
+
+def masked(incoming: Incoming, data: DataConfig) -> Incoming:
+    """The request as it is to be sampled by the rules of its route."""
+    rules, call = data.rules, incoming.call
+    if rules is None or data.redact != "before_sampling" or not rules.private(call.body):
+        return incoming
+    masking, body = Masking(rules), call.body
+    # the conversation last: what is private in it may grow, and the numbers of the rest stay
+    rest = {name: value for name, value in body.items() if name not in ("model", "messages", *_USERS)}
+    parts: list[Any] = [rest, call.messages]
+    masked_rest, messages = masking.masked(parts)
+    body = {**body, **masked_rest, **_named(body, masked_rest.get("metadata"), rules)}
+    if "messages" in body:
+        body["messages"] = messages
+    return replace(incoming, call=replace(call, body=body, messages=messages), values=masking.values)
+
+
+def filled(outcome: Outcome, values: Mapping[str, str]) -> Outcome:
+    """``outcome`` with ``values`` in place of their placeholders."""
+    if not values:
+        return outcome
+    match outcome:
+        case Decided(chunks=chunks):
+            completion = unmasked(outcome.completion, values)
+            return replace(outcome, completion=completion, chunks=lambda: _whole(chunks(), values))
+        case Live():
+            return replace(outcome, chunks=_live(outcome.chunks, values))
+        case Relayed(body=body):
+            if not isinstance(body, bytes):
+                return replace(outcome, body=_relayed(body, values))
+            answer = object_in(body)
+            return outcome if answer is None else replace(outcome, body=to_json(unmasked(answer, values)))
+
+
+def _named(body: Mapping[str, Any], masked_metadata: Any, rules: Rules) -> dict[str, Any]:
+    """The names by which the application knows a user or a session, and which it must know again."""
+    names = {name: _name(body[name], rules) for name in _USERS if name in body}
+    metadata: Any = body.get("metadata")
+    if isinstance(metadata, dict) and "session_id" in metadata:
+        named = cast("dict[str, Any]", metadata)
+        names["metadata"] = {**masked_metadata, "session_id": _name(named["session_id"], rules)}
+    return names
+
+
+def _name(name: Any, rules: Rules) -> Any:
+    return user_digest(name) if isinstance(name, str) and rules.private(name) else name
+
+
+def _whole(chunks: Any, values: Mapping[str, str]) -> Iterator[Chunk]:
+    unmasking = Unmasking(values)
+    for chunk in chunks:
+        yield from unmasking.take(chunk)
+    yield from unmasking.end()
+
+
+async def _live(chunks: AsyncIterator[Chunk], values: Mapping[str, str]) -> AsyncIterator[Chunk]:
+    unmasking = Unmasking(values)
+    async for chunk in chunks:
+        for part in unmasking.take(chunk):
+            yield part
+    for part in unmasking.end():
+        yield part
+
+
+async def _relayed(body: AsyncIterator[bytes], values: Mapping[str, str]) -> AsyncIterator[bytes]:
+    """The events of an upstream that speaks the dialect itself: chats, or raw completions."""
+    unmasking = Unmasking(values)
+    async for event in data_in(body, ends=False):
+        chunk = object_in(event)
+        if chunk is not None:
+            for part in unmasking.take(chunk):
+                yield encode_event(part)
+    for part in unmasking.end():
+        yield encode_event(part)
+    yield DONE

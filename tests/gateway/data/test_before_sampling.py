@@ -1,0 +1,163 @@
+"""``redact: before_sampling``: placeholders are sampled, kept and trained, and the user gets the values back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import CHAT, gateway_before
+from tests.gateway.data.test_erasure import traces
+from tests.standins.vllm import plain_choice, role_chunk, several, streamed, token_chunk, usage_chunk
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+overrides = server.overrides
+rig = server.rig
+
+EMAIL, ANSWER, MASKED = "anna.schmidt@example.org", "I write to {}.", "[EMAIL_1]"
+DIALECTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": f"write to {EMAIL}"}]},
+    "/v1/completions": {"prompt": f"write to {EMAIL}"},
+    "/v1/responses": {"input": f"write to {EMAIL}", "instructions": f"for {EMAIL}"},
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": f"write to {EMAIL}"}]},
+}
+
+
+def said(message: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """Two whole answers that say this, or a stream that cuts the placeholder."""
+
+    def answering(sent: dict[str, Any]) -> Any:
+        text = message.get("content") or ""
+        calls = message.get("tool_calls") or []
+        if not sent.get("stream"):
+            choices = [plain_choice([1] * (index + 1), index=index) for index in range(sent.get("n") or 1)]
+            for choice in choices:
+                choice["message"] |= message
+                choice["text"] = text
+            return several(*choices)(sent)
+        deltas: list[dict[str, Any]] = [{"content": piece} for piece in (text[:15], text[15:]) if piece]
+        for index, call in enumerate(calls):
+            arguments = call["function"]["arguments"]
+            deltas.append({"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]})
+            deltas += [
+                {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+                for piece in (arguments[:12], arguments[12:])
+            ]
+        chunks = [token_chunk([number + 1], delta=delta) for number, delta in enumerate(deltas)]
+        return streamed(role_chunk(), *chunks, token_chunk([9], "stop", delta={}), usage_chunk(len(deltas) + 1))(sent)
+
+    return answering
+
+
+def text_of(answer: httpx.Response, *, stream: bool) -> str:
+    """What a user reads, of a stream its pieces together."""
+    if not stream:
+        return answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    pieces: list[str] = []
+    for event in events:
+        for choice in event.get("choices") or []:
+            pieces.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+        delta = event.get("delta")
+        pieces.append(delta if isinstance(delta, str) else (delta or {}).get("text") or "")
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("policy", ["best", "first"])
+# the stand-in gives raw prompts no text of its own
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+async def test_the_model_sees_placeholders_and_the_user_the_values(
+    rig: server.Rig, tmp_path: Path, policy: str, path: str, stream: bool
+) -> None:
+    rig.vllm.default = said({"content": ANSWER.format(MASKED)})
+    async with gateway_before(
+        str(rig.client.base_url), tmp_path, policy=policy, data={"redact": "before_sampling"}
+    ) as http:
+        answer = await http.post(path, json={"model": "tiny", "stream": stream, **DIALECTS[path]})
+        assert answer.status_code == 200, answer.text
+        assert ANSWER.format(EMAIL) in text_of(answer, stream=stream), answer.text
+        assert answer.headers.get("x-swarm-drop-reason") is None
+        sent = json.dumps([body for _, body in rig.vllm.requests])
+        assert MASKED in sent and EMAIL not in sent
+        await rig.eventually(lambda: not rig.controller.pool.information().running_episodes)
+        assert rig.controller.pool.information().completed_episodes == 2
+    assert traces(tmp_path, EMAIL.encode()) == set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_gets_its_values(rig: server.Rig, tmp_path: Path, stream: bool) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "mail", "arguments": f'{{"to": "{MASKED}"}}'}}
+    rig.vllm.default = said({"content": None, "tool_calls": [call]})
+    async with gateway_before(
+        str(rig.client.base_url), tmp_path, policy="first", data={"redact": "before_sampling"}
+    ) as http:
+        answer = await http.post(CHAT, json={"model": "tiny", "stream": stream, **DIALECTS[CHAT]})
+        assert answer.status_code == 200 and MASKED not in answer.text, answer.text
+        if not stream:
+            (asked,) = answer.json()["choices"][0]["message"]["tool_calls"]
+            assert json.loads(asked["function"]["arguments"]) == {"to": EMAIL}
+        else:
+            assert EMAIL in answer.text
+
+
+async def test_a_conversation_goes_on(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = said({"content": ANSWER.format(MASKED)})
+    async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": "before_sampling"}) as http:
+        talk = [*DIALECTS[CHAT]["messages"]]
+        for _ in range(2):
+            answer = await http.post(CHAT, json={"model": "tiny", "messages": talk, "user": EMAIL})
+            talk += [answer.json()["choices"][0]["message"], {"role": "user", "content": "and bob@example.org?"}]
+        sent = [body["messages"] for _, body in rig.vllm.requests]
+        assert [message["content"] for message in sent[-1]] == [
+            f"write to {MASKED}",
+            ANSWER.format(MASKED),
+            "and [EMAIL_2]?",
+        ]
+        sessions = (await http.get("/status")).json()["sessions"]
+        assert (sessions["open"], sum(sessions["linked"].values())) == (1, 1)
+
+
+async def test_what_the_model_makes_up_itself_is_not_trained(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = said({"content": "I know bob@example.org"})
+    async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": "before_sampling"}) as http:
+        answer = await http.post(CHAT, json={"model": "tiny", **DIALECTS[CHAT]})
+        assert answer.headers["x-swarm-drop-reason"] == "private_data"
+
+
+async def test_a_kept_response_has_no_values(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = said({"content": ANSWER.format(MASKED)})
+    async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": "before_sampling"}) as http:
+        answer = await http.post("/v1/responses", json={"model": "tiny", **DIALECTS["/v1/responses"]})
+        assert (await http.get(f"/v1/responses/{answer.json()['id']}")).status_code == 404
+        harmless = await http.post("/v1/responses", json={"model": "tiny", "input": "hello"})
+        assert (await http.get(f"/v1/responses/{harmless.json()['id']}")).status_code == 200
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_gets_placeholders_too(rig: server.Rig, tmp_path: Path, path: str, stream: bool) -> None:
+    def answering(sent: dict[str, Any]) -> Any:
+        if "prompt" not in sent:
+            return said({"content": ANSWER.format(MASKED)})(sent)
+        text = ANSWER.format(MASKED)
+        if not stream:
+            return several({"index": 0, "text": text, "finish_reason": "stop"}, completion=1)(sent)
+        choices: list[dict[str, Any]] = [{"index": 0, "text": piece} for piece in (text[:15], text[15:])]
+        return streamed(*[{"choices": [choice]} for choice in choices])(sent)
+
+    rig.vllm.default = answering
+    upstream = {"base_url": f"{rig.vllm_address}/v1" if "://" in rig.vllm_address else f"http://{rig.vllm_address}/v1"}
+    nobody: Any = None
+    async with gateway_before(nobody, tmp_path, upstream=upstream, data={"redact": "before_sampling"}) as http:
+        answer = await http.post(path, json={"model": "tiny", "stream": stream, **DIALECTS[path]})
+        assert answer.status_code == 200, answer.text
+        assert ANSWER.format(EMAIL) in text_of(answer, stream=stream), answer.text
+    sent = json.dumps([body for _, body in rig.vllm.requests])
+    assert MASKED in sent and EMAIL not in sent

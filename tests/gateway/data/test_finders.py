@@ -1,0 +1,77 @@
+"""Rules of one's own: patterns, functions, Presidio."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config.route import DataConfig
+from gateway.data.masking import Masking, unmasked
+from swarm.errors import ConfigError
+
+GROUP: dict[str, Any] = {"redact": "group"}
+
+
+def names(text: str) -> Iterator[tuple[str, int, int]]:
+    if "fail" in text:
+        raise ValueError(text)
+    at = text.find("Anna")
+    if at >= 0:
+        yield "PERSON", at, at + 4
+
+
+def data(**more: Any) -> DataConfig:
+    return DataConfig.model_validate(GROUP | more)
+
+
+def test_patterns_and_functions_find_what_no_built_in_rule_knows() -> None:
+    rules = data(patterns={"employee": r"E-[0-9]{6}|"}, finders=[f"{__name__}:names"]).rules
+    assert rules is not None
+    text = "Anna is E-123456, a@b.org"
+    masking = Masking(rules)
+    assert masking.masked(text) == "[PERSON_1] is [EMPLOYEE_1], [EMAIL_1]"
+    assert unmasked("[PERSON_1]!", masking.values) == "Anna!" and not rules.private(masking.masked(text))
+    assert rules.private("E-123456") and not rules.private("E-12345")
+
+
+def test_a_text_at_which_a_finder_fails_is_private(caplog: pytest.LogCaptureFixture) -> None:
+    rules = data(finders=[f"{__name__}:names"]).rules
+    assert rules is not None and rules.private("this may fail secretly")
+    assert Masking(rules).masked(["this may fail"]) == ["[PRIVATE_1]"]
+    assert "secretly" not in caplog.text
+
+
+def test_a_pattern_that_fits_placeholders_does_not_mask_them_again() -> None:
+    rules = data(patterns={"word": r"\S+"}).rules
+    assert rules is not None and Masking(rules).masked("a bc") == "[WORD_1] [WORD_2]"
+
+
+def test_presidio_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AnalyzerEngine:
+        def analyze(self, text: str, language: str) -> list[Any]:
+            return [SimpleNamespace(entity_type="US_SSN", start=0, end=3)]
+
+    presidio: Any = ModuleType("presidio_analyzer")
+    presidio.AnalyzerEngine = AnalyzerEngine
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", presidio)
+    rules = data(finders=["presidio"]).rules
+    assert rules is not None and Masking(rules).masked("123 is it") == "[US_SSN_1] is it"
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="presidio"):
+        data(finders=["presidio"])
+    with pytest.raises(ConfigError, match="import"):
+        data(finders=["nowhere:find"])
+    with pytest.raises(ValidationError, match="redact"):
+        DataConfig.model_validate({"patterns": {"employee": "E"}})
+
+
+def test_two_readings_of_a_file_are_equal() -> None:
+    first, second = (data(patterns={"employee": "E"}) for _ in range(2))
+    assert first.rules is not None and first == second and first != data()

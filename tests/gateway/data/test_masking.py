@@ -1,0 +1,100 @@
+"""Placeholders in place of what is private, and the values in place of them again, however an answer is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from adapters.dialects.assembly import Assembly
+from gateway.data.masking import Masking, Unmasking, unmasked
+from gateway.data.redaction import Rules
+
+EMAIL, PHONE = "anna.schmidt@example.org", "0171 1234567"
+
+
+def test_one_value_has_one_placeholder_in_all_texts() -> None:
+    masking = Masking(Rules())
+    masked = masking.masked(["a@b.org and c@d.org", "again c@d.org from 10.1.2.3", "the literal [EMAIL_1]"])
+    assert masked == ["[EMAIL_2] and [EMAIL_3]", "again [EMAIL_3] from [IP_1]", "the literal [EMAIL_1]"]
+    text = unmasked("To [EMAIL_3], not [EMAIL_1] or [PHONE_1]", masking.values)
+    assert text == "To c@d.org, not [EMAIL_1] or [PHONE_1]"
+
+
+def test_a_value_is_masked_where_no_rule_could_tell() -> None:
+    masking = Masking(Rules())
+    first, second = masking.masked(["then 1234567890123 rings", "tel 1234567890123"])
+    assert (first, second) == ("then [PHONE_1] rings", "tel [PHONE_1]")
+
+
+def test_arguments_are_json_and_stay_so() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "QUJD" * 20 + "\n-----END PRIVATE KEY-----"
+    call = {"function": {"name": "keep", "arguments": json.dumps({"key": key})}}
+    masking = Masking(Rules())
+    messages: list[Any] = [{"content": f"my key: {key}"}, {"tool_calls": [call]}]
+    masked = masking.masked(messages)
+    assert masked[0]["content"] == "my key: [SECRET_1]"
+    assert masked[1]["tool_calls"][0]["function"]["arguments"] == '{"key": "[SECRET_1]"}'
+    assert masking.values == {"[SECRET_1]": key}
+    assert unmasked(masked[1], masking.values) == {"tool_calls": [call]}
+
+
+def test_a_picture_is_not_read() -> None:
+    picture = {"type": "image_url", "image_url": {"url": f"https://a.org/{EMAIL}"}}
+    assert Masking(Rules()).masked([EMAIL, picture]) == ["[EMAIL_1]", picture]
+
+
+def chunk(index: int, finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+def cut(draw: random.Random, text: str) -> list[str]:
+    places = sorted(draw.sample(range(len(text) + 1), min(len(text), draw.randrange(8))))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def test_a_stream_says_the_same_however_it_is_cut() -> None:
+    draw = random.Random(31)
+    values = {"[EMAIL_1]": EMAIL, "[EMAIL_12]": 'a "quoted" one', "[PHONE_1]": PHONE}
+    pieces = [*values, "[", "[EMAIL", "]", " text ", "[EMAIL_2]", "[PHONE_1"]
+    for _ in range(300):
+        answers: list[dict[str, Any]] = []
+        chunks: list[list[dict[str, Any]]] = []
+        for index in range(2):
+            reasoning, content, words = ("".join(draw.choices(pieces, k=draw.randrange(5))) for _ in range(3))
+            arguments = json.dumps({"to": words})
+            of_call = [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]
+            parts = [chunk(index, role="assistant", content="")]
+            parts += [chunk(index, reasoning=piece) for piece in cut(draw, reasoning)]
+            parts += [chunk(index, content=piece) for piece in cut(draw, content)]
+            parts.append(chunk(index, tool_calls=of_call))
+            for piece in cut(draw, arguments):
+                parts.append(chunk(index, tool_calls=[{"index": 0, "function": {"arguments": piece}}]))
+            parts.append(chunk(index, "stop"))
+            chunks.append(parts)
+            message = {"reasoning": reasoning, "content": content, "arguments": arguments}
+            answers.append(unmasked(message, values))
+        unmasking = Unmasking(values)
+        assemblies = [Assembly() for _ in answers]
+        while any(chunks):
+            index = draw.choice([place for place, parts in enumerate(chunks) if parts])
+            for part in unmasking.take(chunks[index].pop(0)):
+                (choice,) = part["choices"]
+                assemblies[choice["index"]].take(part)
+        assert list(unmasking.end()) == []
+        for assembly, answer in zip(assemblies, answers, strict=True):
+            message = assembly.answer().message
+            assert (message.get("content") or "", message.get("reasoning") or "") == (
+                answer["content"],
+                answer["reasoning"],
+            )
+            (call,) = message["tool_calls"]
+            assert call["function"]["arguments"] == answer["arguments"]
+            json.loads(call["function"]["arguments"])
+
+
+def test_what_is_held_goes_out_at_the_end_of_a_stream_without_one() -> None:
+    unmasking = Unmasking({"[EMAIL_1]": EMAIL})
+    said = [*unmasking.take({"choices": [{"index": 0, "text": "to [EMA"}]}), *unmasking.end()]
+    assert "".join(part["choices"][0]["text"] for part in said) == "to [EMA"

@@ -1,0 +1,77 @@
+"""The tutorial of the takeover: its readme with stand-ins for both engines, and the whole story on real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tutorial.readmes import run, tutorial_copy
+
+#: In place of vLLM: always an answer that never ends.
+STAND_IN = """
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say({"data": [{"id": "smollm2-135m"}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        message = {"role": "assistant", "content": "word " * 60}
+        self.say({"object": "chat.completion", "id": "1", "created": 1, "model": "m",
+                  "choices": [{"index": 0, "message": message, "finish_reason": "length"}]})
+
+    def say(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its readme needs on a machine without vLLM; see ``test_readmes.py``."""
+    (folder / "incumbent.py").write_text(STAND_IN)
+
+
+def check_readme(folder: Path, said: str) -> None:
+    """What its commands leave."""
+    assert (folder / "demo-out" / "takeover.png").stat().st_size
+    moves = [line for line in said.splitlines() if " -> " in line]
+    assert [line.partition(", by ")[0] for line in moves] == ["shadow -> canary 0.5", "canary 0.5 -> live"], said
+    assert all("by the verdict: better by " in line for line in moves), said
+    assert " 0 failures" in said
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra")
+def test_a_challenger_takes_over_and_is_taken_back_on_real_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tutorial_copy("takeover", tmp_path)
+    monkeypatch.setattr("tests.tutorial.readmes.SECONDS", 1800.0)
+    said = run([sys.executable, "demo.py"], folder)
+    moves = [line for line in said.splitlines() if " -> " in line]
+    by = ["the verdict: better by", "the verdict: better by", "", "", "the verdict: worse by"]
+    labels = ["shadow", "canary 0.5", "live", "shadow", "canary 0.5", "shadow"]
+    assert len(moves) == len(by), said
+    for line, before, after, who in zip(moves, labels, labels[1:], by, strict=False):
+        assert line.startswith(f"{before} -> {after}, by {who}"), said
+    assert (folder / "demo-out" / "takeover.png").stat().st_size and " 0 failures" in said
+    seconds = re.search(r"(\d+) s in all", said)
+    assert seconds is not None and int(seconds[1]) < 1800, said
