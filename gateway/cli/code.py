@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
     from swarm.code_snapshots import CodeArchive
-    from swarm.protocol import CodeSnapshot, CodeStatus, SyncTrainCodeResponse
+    from swarm.control_protocol import CodeSnapshot, CodeStatus, SyncTrainCodeResponse
 
 app = typer.Typer(
     help="The code that the engine runs: sync it from a checkout, compare, go back.", no_args_is_help=True

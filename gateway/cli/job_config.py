@@ -29,7 +29,7 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
-    from swarm.protocol import ResolvedJob
+    from swarm.control_protocol import ResolvedJob
 
 app = typer.Typer(help="The engine's configuration: what a job means, what ran, and changes.", no_args_is_help=True)
 

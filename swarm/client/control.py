@@ -19,16 +19,8 @@ from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.remote_engine import RemoteEngine
 from swarm.code_snapshots import build_archive
-from swarm.errors import ConfigError, ConflictError, RequestError
-from swarm.job import TrainJob, dump_job, layered
-from swarm.protocol import (
+from swarm.control_protocol import (
     CodeStatus,
-    MovePolicyRequest,
-    PinPolicyRequest,
-    PoliciesResponse,
-    PolicyExplanation,
-    PolicyStatus,
-    PromotePolicyRequest,
     ResolveConfigRequest,
     ResolvedJob,
     RunRecord,
@@ -37,6 +29,16 @@ from swarm.protocol import (
     SyncTrainCodeResponse,
     SyncTrainConfigRequest,
     SyncTrainConfigResponse,
+)
+from swarm.errors import ConfigError, ConflictError, RequestError
+from swarm.job import TrainJob, dump_job, layered
+from swarm.protocol import (
+    MovePolicyRequest,
+    PinPolicyRequest,
+    PoliciesResponse,
+    PolicyExplanation,
+    PolicyStatus,
+    PromotePolicyRequest,
 )
 from swarm.states import EngineState
 from swarm.status import ServerStatus

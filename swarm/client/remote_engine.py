@@ -18,6 +18,7 @@ from typing import TextIO
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.claiming import LONG_POLL
+from swarm.control_protocol import StartEngineResponse
 from swarm.errors import (
     AuthenticationError,
     ConflictError,
@@ -26,7 +27,7 @@ from swarm.errors import (
     UnavailableError,
 )
 from swarm.judged_groups import JudgedGroups
-from swarm.protocol import AgreeSyncWeightRequest, BoolResponse, StartEngineResponse
+from swarm.protocol import AgreeSyncWeightRequest, BoolResponse
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
 from swarm.subjects import DataReport, Subject

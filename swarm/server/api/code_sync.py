@@ -16,9 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from swarm.control_protocol import CodeStatus, SelectCodeRequest, SyncTrainCodeResponse
 from swarm.errors import ConflictError, ForbiddenError, SwarmGatewayError
 from swarm.http.asgi import read_body
-from swarm.protocol import CodeStatus, RefusedResponse, SelectCodeRequest, SyncTrainCodeResponse
+from swarm.protocol import RefusedResponse
 from swarm.server.api.engine import refused
 from swarm.server.audit import AuditLog, sender_of
 from swarm.server.auth import ControlRoute, TokenHolder

@@ -17,18 +17,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.concurrency import ClientGoneError, until_gone
-from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
-from swarm.protocol import (
-    RefusedResponse,
+from swarm.control_protocol import (
     ResolveConfigRequest,
     ResolvedJob,
     RunRecord,
     RunsResponse,
     StartEngineResponse,
-    SuccessResponse,
     SyncTrainConfigRequest,
     SyncTrainConfigResponse,
 )
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.protocol import RefusedResponse, SuccessResponse
 from swarm.server.api.pool import episode_buffer, pool_information
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute, TokenHolder

@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from swarm.control_protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.job import Layered, TrainJob, layered, read_fields
 from swarm.link.imported import top_level
-from swarm.protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.resolving import Resolver

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from swarm.control_protocol import RunRecord, RunSummary
 from swarm.errors import NotFoundError
 from swarm.job import TrainJob
-from swarm.protocol import RunRecord, RunSummary
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swarm.control_protocol import ResolvedJob
 from swarm.errors import ConfigError, EngineError
 from swarm.job import OURS, Layered
-from swarm.protocol import ResolvedJob
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 
 _SECONDS = 60.0

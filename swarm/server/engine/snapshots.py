@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from swarm.code_snapshots import ArchiveLimits, check_and_extract
 from swarm.code_snapshots.manifest import digest_of, manifest_of
+from swarm.control_protocol import CodeSnapshot
 from swarm.errors import ConflictError, NotFoundError
 from swarm.link.imported import ABOUT
-from swarm.protocol import CodeSnapshot
 from swarm.types import Model
 
 #: snapshots that stay beside the selected one

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from swarm.control_protocol import SyncTrainCodeResponse
 from swarm.credentials import TokenFile
 from swarm.job import TrainJob, dump_job
-from swarm.protocol import SyncTrainCodeResponse
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.snapshots import Sent, Snapshots, Stored
