@@ -77,9 +77,10 @@ class Pipeline:
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
-            incoming = masked(incoming, route.settings.data)
+            if route.settings.data.redact == "before_sampling":
+                incoming = masked(incoming)
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-            return _holding(filled(outcome, incoming.values), held)
+            return _holding(filled(outcome, incoming.values) if incoming.values else outcome, held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.

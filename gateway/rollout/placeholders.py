@@ -13,7 +13,6 @@ from typing import Any, cast
 from adapters.dialects import to_json
 from adapters.dialects.jsons import object_in
 from adapters.dialects.sse import DONE, data_in, encode_event
-from gateway.config.route import DataConfig
 from gateway.data.masking import Masking, Unmasking, unmasked
 from gateway.data.redaction import Rules
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
@@ -24,10 +23,10 @@ Chunk = dict[str, Any]
 _USERS = ("user", "safety_identifier")
 
 
-def masked(incoming: Incoming, data: DataConfig) -> Incoming:
-    """The request as it is to be sampled by the rules of its route."""
-    rules, call = data.rules, incoming.call
-    if rules is None or data.redact != "before_sampling" or not rules.private(call.body):
+def masked(incoming: Incoming) -> Incoming:
+    """The request as it is to be sampled, by the rules of its consent."""
+    rules, call = incoming.consent.rules, incoming.call
+    if rules is None or not rules.private(call.body):
         return incoming
     masking, body = Masking(rules), call.body
     # the conversation last: what is private in it may grow, and the numbers of the rest stay
@@ -42,8 +41,6 @@ def masked(incoming: Incoming, data: DataConfig) -> Incoming:
 
 def filled(outcome: Outcome, values: Mapping[str, str]) -> Outcome:
     """``outcome`` with ``values`` in place of their placeholders."""
-    if not values:
-        return outcome
     match outcome:
         case Decided(chunks=chunks):
             completion = unmasked(outcome.completion, values)

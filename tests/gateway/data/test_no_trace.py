@@ -81,7 +81,7 @@ async def keeping_all(rig: server.Rig, folder: Path, **settings: Any) -> AsyncGe
         "access_log": True,
     }
     with logging_all(folder / "gateway.log"):
-        async with gateway_before(str(rig.client.base_url), folder, **log, **settings) as http:
+        async with gateway_before(str(rig.client.base_url), folder, **(log | settings)) as http:
             yield http
 
 
@@ -124,9 +124,10 @@ async def failing(rig: server.Rig, http: Http, headers: dict[str, str]) -> None:
     rig.vllm.default = answering
 
 
-def traces(folder: Path) -> set[str]:
-    """The names of files that hold a mark, as text or as it stands in JSON."""
-    forms = [MARK.encode(), MARK.encode("utf-16-le"), MARK.encode("unicode_escape"), ANSWER.encode(), b"Zweitausend"]
+def traces(folder: Path, *more: str) -> set[str]:
+    """The names of files that hold a mark, as text or as it stands in JSON, or one of ``more``."""
+    forms = [MARK.encode(), MARK.encode("utf-16-le"), MARK.encode("unicode_escape"), b"Zweitausend"]
+    forms += [text.encode() for text in more]
     files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {path.name for path in files if any(form in path.read_bytes() for form in forms)}
 
@@ -161,7 +162,7 @@ async def test_who_says_no_leaves_no_trace(rig: server.Rig, tmp_path: Path, who:
         kept = await http.post("/v1/responses", json={"model": "tiny", **DIALECTS["/v1/responses"]}, headers=headers)
         unknown = await http.get(f"/v1/responses/{kept.json()['id']}", headers=headers)
         assert (kept.status_code, unknown.status_code) == (200, 404)
-    assert traces(tmp_path) == set()
+    assert traces(tmp_path, ANSWER) == set()
     assert (tmp_path / "requests.jsonl").stat().st_size and (tmp_path / "gateway.log").stat().st_size
     assert await records(rig) == before and rig.controller.pool.information() == episodes
 
@@ -200,5 +201,16 @@ async def test_a_session_that_says_no_is_not_kept_from_then_on(rig: server.Rig, 
 
         assert await trained("hers", **{"x-swarm-train": "false; session"}) == "false"
         assert await trained("hers") == await trained("hers", **{"x-swarm-train": "true"}) == "false"
-        assert traces(tmp_path) == set()
+        assert traces(tmp_path, ANSWER) == set()
         assert await trained("his") == "true"
+
+
+async def test_what_is_masked_is_trained_and_leaves_no_trace(rig: server.Rig, tmp_path: Path) -> None:
+    before = await records(rig)
+    masking = {"redact": "before_sampling", "patterns": {"mark": r"Zweitausend\w*"}}
+    async with keeping_all(rig, tmp_path, data=masking, claim_wait_seconds=0.05) as http:
+        await everything(http, {})
+        await failing(rig, http, {})
+        sent = [body for _, body in rig.vllm.requests]
+    assert sent and not any(MARK in str(body) for body in sent)
+    assert await records(rig) > before and traces(tmp_path) == set()
