@@ -41,6 +41,7 @@ from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
+from swarm.server.webhook import Webhook
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
@@ -76,6 +77,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     controller = Controller(config)
     supervisor = Supervisor(config, controller, engine_command)
     names = ClientNames()
+    audit = AuditLog(config.run_dir)
+    policies = PolicyRoutes(controller.episodes, audit)
     data_plane = DataPlane(config, controller, names)
     meters, log = Meters(), VerboseLog()
     monitor = Monitor(controller, meters, log, data_plane.replicas, config.run_dir.resolve())
@@ -95,17 +98,20 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             except ConfigError as exc:
                 app.state.startup_error = exc
                 raise
-            expiry = asyncio.create_task(controller.episodes.expire(), name="expire")
+            running = [asyncio.create_task(controller.episodes.expire(), name="expire")]
+            if config.webhook is not None:
+                running.append(asyncio.create_task(Webhook(config.webhook, policies.statuses).run(), name="webhook"))
             try:
                 yield
             finally:
                 controller.close()
-                expiry.cancel()
+                for task in running:
+                    task.cancel()
                 await supervisor.stop()
-                await asyncio.gather(expiry, return_exceptions=True)
+                await asyncio.gather(*running, return_exceptions=True)
                 await data_plane.close()
 
-    snapshots, audit = Snapshots(config.run_dir), AuditLog(config.run_dir)
+    snapshots = Snapshots(config.run_dir)
     # another engine resolves its configuration itself
     resolver = Resolver(config.run_dir) if engine_command is None else None
     changes = Changes(config, controller, supervisor, snapshots, resolver)
@@ -119,7 +125,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         *ConfigRoutes(changes, History(config.run_dir), audit, log).routes(),
         *foreign.routes(),
         *MetricsRoutes(monitor).routes(),
-        *PolicyRoutes(controller.episodes, audit).routes(),
+        *policies.routes(),
         *GroupRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
         *DataRoutes(config.run_dir / JOURNAL_NAME, controller, audit).routes(),
         Route("/health", health, methods=["GET"]),

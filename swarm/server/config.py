@@ -61,6 +61,12 @@ class ServerConfig(Model):
     call_timeout: float = Field(default=1800.0, gt=0, description="one LLM call, retries and weight syncs included")
     call_attempts: int = Field(default=8, ge=1, description="tries of one LLM call that vLLM aborts or fails")
 
+    webhook: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        repr=False,
+        description="address that is told (POST, JSON) when a challenger moves or waits for a person, see Takeover",
+    )
     keep_episodes: int = Field(default=100_000, ge=0, description="episodes that are over in the journal, the latest")
     keep_bytes: int = Field(
         default=4 * 1024**3, ge=1, description="bytes of the journal above which the oldest of them go nevertheless"

@@ -1,5 +1,5 @@
-"""The demo: a challenger learns behind a model that stays as it is, takes over by a verdict, learns to game another
-hook, and is taken back by the gate.
+"""The demo in two acts. A challenger learns behind a model that stays as it is, and takes over by a verdict. Another
+one learns by a hook that can be gamed, is promoted by hand, and is taken back by the gate.
 
     python demo.py --out demo-out
     python demo.py --quick
@@ -37,6 +37,12 @@ sys.path.append(str(HERE.parent))
 from study.experiment import CLI, ExperimentError, call, free_ports, pull, run_config, running, swarm_url  # noqa: E402
 
 MODEL = "smollm2-135m"
+CONCISE = HERE.parent / "opencode_build_concise_agent"
+#: of each act what happens, and the hook that trains
+ACTS = {
+    "takes_over": ("A challenger learns in the shadow, and the gate lets it take over", CONCISE),
+    "is_taken_back": ("Another one learns by a hook that can be gamed, and the gate takes it back", HERE / "longer"),
+}
 BOOT_SECONDS, ACT_SECONDS, COMMAND_SECONDS = 240.0, 900.0, 60.0
 
 
@@ -46,8 +52,8 @@ class Demo:
 
     Args:
         file: of the running ``up``.
-        more: requests that the live challenger answers before the hook is swapped.
-        steps: with the swapped hook; 0: the first act only.
+        every: steps until a verdict is waited for.
+        more: answers before the act ends.
 
     Attributes:
         moves: the stages in which the share changed.
@@ -57,8 +63,8 @@ class Demo:
     config: dict[str, Any]
     users: Users
     swarm: SwarmClient
+    every: int
     more: int
-    steps: int
     moves: list[ServingStage] = field(default_factory=list[ServingStage])
 
     @property
@@ -96,36 +102,21 @@ class Demo:
         command = [*CLI, "policies", *arguments, "--swarm-url", swarm_url(self.config)]
         call(command, COMMAND_SECONDS, f"policies {arguments[0]}")
 
-    def swap(self, hooks: Path) -> None:
-        """Another hook trains from now on, with no trial before this act ends: an edit of the file that ``up`` was
-        started with, and a reload."""
-        changed = yaml.safe_load(self.file.read_text())
-        changed["gateway"]["hooks"] = str(hooks)
-        changed["gateway"]["serve"]["gate"]["trial_every"] = self.steps
-        self.file.write_text(yaml.safe_dump(changed, sort_keys=False))
-        request = urllib.request.Request(f"{self.users.gateway}/admin/reload", method="POST")
-        with _opener().open(request, timeout=COMMAND_SECONDS) as answer:
-            print(f"  reloaded: {answer.read().decode().strip()}")
-
-    def play(self) -> None:
-        """All acts."""
-        print("\n== A challenger learns in the shadow, until the gate lets it take over", flush=True)
-        live = self.until("the challenger was not promoted", lambda policy: policy.stage.share == 1)
+    def takes_over(self) -> None:
+        """It learns in the shadow, and the gate lets it take over."""
+        self.until("the challenger was not promoted", lambda policy: policy.stage.share == 1)
         enough = self.users.answered + self.more
         self.until("users ask no more", lambda _: self.users.answered >= enough)
-        if not self.steps:
-            return
-        print("\n== It learns on, now with a hook that can be gamed: more words score better", flush=True)
-        self.swap(HERE / "longer")
-        self.command("rollback", "--reason", "it learns on in the shadow, with another hook")
-        version = (live.stage.challenger or 0) + self.steps
-        self.until("it does not learn", lambda policy: (policy.stage.challenger or 0) >= version)
-        print("\n== Somebody sees how the training reward rose, and promotes it by hand", flush=True)
+
+    def is_taken_back(self) -> None:
+        """It learns in the shadow, somebody promotes it by hand, and the gate takes it back."""
+        self.until("it does not learn", lambda policy: (policy.stage.challenger or 0) >= self.every)
+        print("  somebody sees how the training reward rose, and promotes it by hand", flush=True)
         self.command("promote", "--share", "0.5", "--reason", "its training reward rose so well")
         back = self.until("nobody took it back", lambda policy: policy.stage.rolled_back)
         print(f"  seen {time.time() - back.stage.at:.1f} s after the verdict", flush=True)
-        answered = self.users.answered
-        self.until("users ask no more", lambda _: self.users.answered >= answered + 3)
+        enough = self.users.answered + self.more
+        self.until("users ask no more", lambda _: self.users.answered >= enough)
 
 
 @contextlib.contextmanager
@@ -169,48 +160,50 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def run(out: Path, every: int, steps: int, more: int, pause: float) -> None:
-    """The whole demo, and its picture in ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
+def run(out: Path, act: str, hooks: Path, every: int, more: int, pause: float) -> None:
+    """One act, its picture and its sentences in ``out``."""
     [port] = free_ports(1)
-    with incumbent(port, out) as url:
+    folder = out / act
+    folder.mkdir(parents=True, exist_ok=True)
+    with incumbent(port, folder) as url:
         base = HERE / "config.yaml"
         serve = yaml.safe_load(base.read_text())["gateway"]["serve"]
         serve["incumbent"]["upstream"]["base_url"] = url
         serve["gate"] |= {"hook": str((HERE / serve["gate"]["hook"]).resolve()), "trial_every": every}
-        file, config = run_config(base, out / "run", control=False, serve=serve)
+        file, config = run_config(base, folder, control=False, serve=serve, hooks=str(hooks.resolve()))
         gateway = f"http://127.0.0.1:{config['gateway']['port']}"
         with (
-            running(file, out / "run" / "up.log"),
-            Users(gateway, MODEL, HERE.parent / "opencode_build_concise_agent", pause) as users,
+            running(file, folder / "up.log"),
+            Users(gateway, MODEL, CONCISE, pause) as users,
             SwarmClient(swarm_url(config)) as swarm,
         ):
-            demo = Demo(file, config, users, swarm, more, steps)
-            demo.play()
-    story = told(out / "run" / "run" / "journal.db", demo.moves)
-    draw(story, out / "takeover.png")
-    print(f"\nusers: {users.sentence}\npicture: {out / 'takeover.png'}")
-    for line in story.sentences:
-        print(line)
+            demo = Demo(file, config, users, swarm, every, more)
+            demo.takes_over() if act == "takes_over" else demo.is_taken_back()
+    story = told(folder / "run" / "journal.db", demo.moves)
+    draw(story, out / f"{act}.png")
+    print(f"users: {users.sentence}\npicture: {out / f'{act}.png'}", *story.sentences, sep="\n", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Let a challenger take over, and have the gate take it back.")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for logs and the picture")
+    parser.add_argument("--act", choices=ACTS, help="one act only")
     parser.add_argument("--every", type=int, default=5, help="steps until a verdict is waited for")
-    parser.add_argument("--steps", type=int, default=10, help="steps with the hook that can be gamed")
-    parser.add_argument("--more", type=int, default=8, help="answers of the live challenger before the hook is swapped")
+    parser.add_argument("--more", type=int, default=8, help="answers before an act ends")
     parser.add_argument("--pause", type=float, default=2.5, help="seconds that a user reads an answer")
-    parser.add_argument("--quick", action="store_true", help="the first act only, with a verdict after 2 steps")
+    parser.add_argument("--quick", action="store_true", help="the first act, with a verdict after 2 steps")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.every, arguments.steps, arguments.more, arguments.pause = 2, 0, 0, 0.0
+        arguments.act, arguments.every, arguments.more, arguments.pause = "takes_over", 2, 0, 0.0
     began = time.monotonic()
     # SIGTERM ends the with blocks like Ctrl-C does
     signal.signal(signal.SIGTERM, leave)
     try:
         pull(MODEL)
-        run(arguments.out.resolve(), arguments.every, arguments.steps, arguments.more, arguments.pause)
+        for act, (what, hooks) in ACTS.items():
+            if arguments.act in (None, act):
+                print(f"\n== {what}", flush=True)
+                run(arguments.out.resolve(), act, hooks, arguments.every, arguments.more, arguments.pause)
     except ExperimentError as exc:
         print(f"demo: {exc}", file=sys.stderr)
         return 1

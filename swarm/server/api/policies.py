@@ -55,12 +55,12 @@ class PolicyRoutes:
     async def policies(self) -> PoliciesResponse:
         """The challengers of all routes behind this server."""
         pool = self.episodes.run.found_pool
-        if pool is None:
-            return PoliciesResponse(policies=[], training_waits=False)
-        return PoliciesResponse(
-            policies=[self._status(stage) for stage in pool.stages.pointers.values()],
-            training_waits=pool.stages.holds,
-        )
+        return PoliciesResponse(policies=self.statuses(), training_waits=pool is not None and pool.stages.holds)
+
+    def statuses(self) -> list[PolicyStatus]:
+        """Each challenger as it stands."""
+        pool = self.episodes.run.found_pool
+        return [] if pool is None else [self._status(stage) for stage in pool.stages.pointers.values()]
 
     async def explain(
         self,
