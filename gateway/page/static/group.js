@@ -186,7 +186,7 @@ export async function openGroup(main, id, app) {
     }
   }
   async function refresh() {
-    group = await ask(`/groups/${encodeURIComponent(id)}`);
+    group = await app.read(`/groups/${encodeURIComponent(id)}`);
     draw();
   }
   function focusOn(n) {
