@@ -35,7 +35,7 @@ class Webhook:
         self._url = url
         self._host = urlsplit(url).netloc.rpartition("@")[2]
         self._policies = policies
-        self._told: dict[tuple[str, str], tuple[float, str]] = {}
+        self._reported: dict[tuple[str, str], tuple[float, str]] = {}
 
     async def run(self) -> None:
         """Look and tell until it is cancelled."""
@@ -52,8 +52,8 @@ class Webhook:
     def _new(self, policy: PolicyStatus) -> list[str]:
         """What has happened to it since the last look."""
         stage = policy.stage
-        share, waits = self._told.get(stage.key, (stage.share, ""))
-        self._told[stage.key] = stage.share, policy.waits
+        share, waits = self._reported.get(stage.key, (stage.share, ""))
+        self._reported[stage.key] = stage.share, policy.waits
         moved = ["moved"] if stage.share != share else []
         return [*moved, "waits"] if policy.waits not in ("", waits) else moved
 

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.cli.checks import check_plan
 from gateway.cli.sections import parse_server, read_plan, read_train, resolve_job
+from gateway.config.gateway import read_config
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -122,8 +123,8 @@ def test_several_jobs_have_ports_run_folders_and_routes_of_their_own(tmp_path: P
     assert [server.run_dir for server in plan.servers] == [tmp_path / "runs" / name for name in ("planner", "solver")]
     assert plan.addresses == (("127.0.0.1", 10086), ("127.0.0.1", 7), ("127.0.0.1", 8000))
     hooks = {"hooks": str(tmp_path / "hooks")}
-    routes = [{"name": "solver", "policy": "first", **hooks}, {"name": "planner", **hooks}]
-    assert plan.gateway_section == {**hooks, "routes": routes}
+    assert plan.gateway_section == {**hooks, "routes": [{"name": "solver", "policy": "first"}, {"name": "planner"}]}
+    assert [route.hooks for route in read_config(plan.gateway_section).routes] == [hooks["hooks"]] * 2
 
 
 @pytest.mark.parametrize(
