@@ -63,7 +63,7 @@ class Events:
         """The bytes of a stream.
 
         Args:
-            look: whose routes are told now; raises an error that says why the stream has to end.
+            look: the caller, whose routes the stream may show now; raises an error that says why the stream ends.
             last_id: of the last event that the page got; empty: it begins with the present.
         """
         loop = asyncio.get_running_loop()

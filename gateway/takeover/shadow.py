@@ -1,9 +1,9 @@
-"""What happens behind a user's answer, so that both sides are compared. Behind the incumbent's, the challenger answers
-the same request N times, both are judged, and the challenger learns; behind the challenger's, the incumbent is asked
-too. The pair of both is evidence.
+"""The comparison behind a user's answer. Where the incumbent answered, the challenger answers the same request N times,
+a hook judges both sides, and the challenger learns; where the challenger answered, the incumbent is asked too. The pair
+of both sides is evidence.
 
-Invariant: a group in the shadow begins after the user has the whole answer, waits for nobody's place, and whatever
-becomes of it, no user is told. Only a request that may be trained is compared.
+Invariant: a group in the shadow begins after the user has the whole answer and takes no place from another request. An
+error in the shadow reaches no user. Only a request that may be trained is compared.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ServerConfig(Model):
         default=None,
         pattern=r"^https?://",
         repr=False,
-        description="address that is told (POST, JSON) when a challenger moves or waits for a person, see Takeover",
+        description="address that gets a POST of JSON when a challenger moves or waits for a person, see Takeover",
     )
     keep_episodes: int = Field(default=100_000, ge=0, description="episodes that are over in the journal, the latest")
     keep_bytes: int = Field(

@@ -1,8 +1,9 @@
 """The stages of the routes behind this server: a versioned pointer for each incumbent of each route.
 
-Invariant: a pointer changes in one turn of the event loop, with the row of its new version; whoever changes it by hand
-names the version that he saw. Whoever follows a route first sets its rules; only an administrator changes them, once
-for each beginning of his. Recovered from the rows of the run it is the same; what is not on disk never happened.
+Invariant: a pointer changes in one turn of the event loop, with the row of its new version. A person who changes a
+pointer names the version that the person saw. The first gateway that follows a route sets the route's rules; later only
+a gateway with `admin` changes the rules, once after each start. Recovery from the rows of the run gives the same
+pointers: a change that is not on disk never happened.
 """
 
 from __future__ import annotations
