@@ -261,7 +261,9 @@ async def test_what_is_wrong_is_said_in_words(site: Site, chrome: Browser, monke
         # what comes late does not take the place of another screen
         read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
         before = await tab.js(read)
-        await tab.press("p", "a")
+        await tab.press("p")
+        await tab.until("document.querySelector('nav a[data-screen=policies]').hasAttribute('aria-current')")
+        await tab.press("a")
         await tab.sees("Opting out")
         await tab.until(read, lambda count: count > before)
         await tab.sees("Opting out")
