@@ -95,7 +95,7 @@ class EngineWatch:
 
     @property
     def last_step(self) -> int:
-        """The last step that was reported; 0: none."""
+        """The last step that this engine has done, or from which it goes on; 0: none."""
         return self._last_step
 
     @property
@@ -121,6 +121,7 @@ class EngineWatch:
             self._reported.update(step.batch_id for step in status.steps)
             self._last_step = status.steps[-1].step
             self._warn_of_loss(status)
+            self._goes_back()
         self._see_state(status)
         for step in status.steps:
             if step.batch_id not in self._reported:
@@ -138,7 +139,7 @@ class EngineWatch:
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at = None
             self._see_trainer(status)
-        elif self._last_step >= self._job.total_training_steps:
+        elif self._is_done(status):
             if not self.finished:
                 self._on_event("finished", {"step": self._last_step})
             self.finished = True
@@ -146,6 +147,15 @@ class EngineWatch:
             self.give_up(status)
         else:
             self._see_death(status, entered)
+
+    def _is_done(self, status: ServerStatus) -> bool:
+        """Whether an engine that is offline has done all: its steps, and no answers are wanted after them."""
+        died = status.engine_failure is not None and self._job.serve_after_training
+        return self._last_step >= self._job.total_training_steps and not died
+
+    def _goes_back(self) -> None:
+        """The engine that starts next does the steps after the last checkpoint again."""
+        self._last_step = min(self._last_step, saved_step(self._job, self._run_dir))
 
     def give_up(self, status: ServerStatus, why: str = "") -> NoReturn:
         """Raise with the reason of the death, and ``why`` there is no restart."""
@@ -219,6 +229,7 @@ class EngineWatch:
             values = {"attempt": failure.unexplained, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
             self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
             self._warn_of_loss(status)
+            self._goes_back()
 
     def _see_trainer(self, status: ServerStatus) -> None:
         """Report the death of a trainer that the server starts again while vLLM serves on."""
@@ -229,6 +240,7 @@ class EngineWatch:
             values = {"attempt": failure.unexplained, "of": MAX_RESTARTS}
             self._on_event("trainer_restarting", {"reason": failure.reason, **values})
             self._warn_of_loss(status)
+            self._goes_back()
 
     def _warn_of_loss(self, status: ServerStatus) -> None:
         """Without a checkpoint the next start of the engine trains the base model again."""

@@ -11,13 +11,13 @@ from swarm.types import StepResult
 
 
 class Watched:
-    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True) -> None:
+    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True, **job: Any) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
         if saves:
             (run_dir / "checkpoints" / "global_step_1").mkdir(parents=True, exist_ok=True)
             (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
-        job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq)
+        job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq, **job)
         self.watch = EngineWatch(
             job, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
         )
@@ -167,6 +167,28 @@ def test_an_engine_that_has_done_its_last_step_is_finished(tmp_path: Path) -> No
     assert watched.watch.finished
 
 
+def test_an_engine_that_serves_after_its_last_step_is_started_again_when_it_dies(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, serve_after_training=True)
+    watched.see(EngineState.ROLLING, steps=[step(1), step(2)])
+    assert watched.see(EngineState.OFFLINE, steps=[step(1), step(2)], **died(1)) == ["state", "restarting"]
+    assert not watched.watch.finished
+
+
+@pytest.mark.parametrize(("save_freq", "saves"), [(-1, False), (1, True)])
+def test_a_run_that_does_its_last_steps_again_is_not_finished_before_them(
+    tmp_path: Path, save_freq: int, saves: bool
+) -> None:
+    """The folder's run had done its last step, and that step was not saved."""
+    watched = Watched(tmp_path, save_freq=save_freq, saves=saves)
+    before = [step(1), step(2)]
+    watched.see(EngineState.BOOTING, steps=before)
+    watched.see(EngineState.ROLLING, steps=before)
+    assert "restarting" in watched.see(EngineState.OFFLINE, steps=before, **died(1))
+    again = step(2).model_copy(update={"batch_id": "again"})
+    watched.see(EngineState.ROLLING, steps=[*before, again])
+    assert watched.see(EngineState.OFFLINE, steps=[*before, again])[-1] == "finished"
+
+
 def test_a_boot_that_never_ends_raises(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.see(EngineState.BOOTING, "loading")
@@ -194,7 +216,7 @@ def test_a_run_that_goes_on_tells_no_step_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=3)
     before = [step(1), step(2)]
     assert watched.see(EngineState.BOOTING, steps=before) == ["boot", "state"]
-    assert watched.watch.last_step == 2
+    assert watched.watch.last_step == 1, "it goes on from what is saved"
     assert watched.see(EngineState.ROLLING, steps=before) == ["ready", "state"]
     assert watched.see(EngineState.ROLLING, steps=[*before, step(3)]) == ["step"]
     # the first look may come late
