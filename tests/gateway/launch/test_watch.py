@@ -11,7 +11,9 @@ from swarm.types import StepResult
 
 
 class Watched:
-    def __init__(self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True, **job: Any) -> None:
+    def __init__(
+        self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True, **job: Any
+    ) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
         if saves:
