@@ -103,7 +103,7 @@ def init_arguments(
         device: a CPU run lends Ray stand-ins for GPUs.
         temp_dir: of a :class:`RayFolder`.
         environment: variables for every process of the run.
-        given: ``ray_kwargs.ray_init`` of verl's configuration; wins.
+        settings: ``ray_kwargs.ray_init`` of verl's configuration; wins.
 
     Raises:
         ConfigError: several nodes without the address of a Ray cluster.
