@@ -28,7 +28,9 @@ from gateway.routing.upstream import Upstream
 from gateway.sessions.conversation import session_of, user_of
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
+from gateway.takeover.delivered import DeliveredAnswers
 from gateway.takeover.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
+from gateway.takeover.shadow import Shadow
 from gateway.takeover.sides import LONGEST_WAIT, Draw
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
 from swarm.client.claiming import NO_EPISODE_NEEDED
@@ -53,11 +55,19 @@ OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 class Pipeline:
     """Answers requests by the current routes; one per gateway, safe for concurrent requests."""
 
-    def __init__(self, routes: LiveRoutes, admission: Admission, retries: RetryDedup, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        routes: LiveRoutes,
+        admission: Admission,
+        retries: RetryDedup,
+        sessions: Sessions,
+        delivered: DeliveredAnswers,
+    ) -> None:
         self._routes = routes
         self._admission = admission
         self._retries = retries
         self._sessions = sessions
+        self._delivered = delivered
 
     async def answer(self, incoming: Incoming) -> Outcome:
         """The outcome of one request; its ``close`` must be called once it is delivered or given up.
@@ -120,14 +130,23 @@ class Pipeline:
             return _holding(await self._produce(incoming, route), held)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
-        training, upstream, settings = route.training_of(incoming.caller), route.upstream, route.settings
+        training = route.training_of(incoming.caller)
         if training is None:
-            assert upstream is not None
-            return await _relayed(route, upstream, incoming, "")
+            assert route.upstream is not None
+            return await _relayed(route, route.upstream, incoming, "")
         if route.shadow is None:
             return await self._trained(incoming, route, training)
+        draw = route.shadow.sides.draw(incoming)
+        outcome = await self._of_side(incoming, route, training, route.shadow, draw)
+        self._delivered.note(incoming, training, route.shadow, draw, outcome)
+        return outcome
+
+    async def _of_side(
+        self, incoming: Incoming, route: Route, training: Training, shadow: Shadow, draw: Draw
+    ) -> Outcome:
+        """The answer of the side that is drawn, or of what stands in for it; the other side answers behind it."""
+        upstream, settings = route.upstream, route.settings
         assert upstream is not None, "an incumbent is one"
-        draw, shadow = route.shadow.sides.draw(incoming), route.shadow
         if draw.side == "challenger":
             asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
             asked.left_out.add(incoming.call.left_out)

@@ -23,6 +23,7 @@ from gateway.routing.table import LiveRoutes
 from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
+from gateway.takeover.delivered import DeliveredAnswers
 from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Gateway:
         routes: the servers behind the model names.
         pipeline: answers requests.
         sessions: conversations.
+        delivered: answers of both sides, which users may rate.
         responses: stored for the Responses API.
         admission, retries: limits of the pipeline.
         door: counts of all requests, those without a route included; each route has its own.
@@ -75,7 +77,8 @@ class Gateway:
         self.sessions = Sessions(max_sessions=plan.config.max_sessions, max_bytes=plan.config.session_memory_bytes)
         self.admission = Admission()
         self.retries = RetryDedup()
-        self.pipeline = Pipeline(self.routes, self.admission, self.retries, self.sessions)
+        self.delivered = DeliveredAnswers()
+        self.pipeline = Pipeline(self.routes, self.admission, self.retries, self.sessions, self.delivered)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
         self.telemetry = Telemetry(plan.config)

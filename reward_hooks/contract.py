@@ -102,13 +102,14 @@ class PassThrough(Model):
 class Feedback(Model):
     """The user's feedback on one answer or one session.
 
-    ``rating`` is explicit, from -1 (bad) to 1 (good), if any. ``signals`` are observations by name (``copied``,
-    ``regenerated``, ``edited``, ``repeated``, ``abandoned``, ...), each in [0, 1]: how surely or how much it happened.
-    An absent signal was not observed, which is not the same as 0.
+    ``rating`` is explicit, from -1 (bad) to 1 (good), if any; ``better`` is what the user would have wanted to read.
+    ``signals`` are observations by name (``copied``, ``regenerated``, ``edited``, ``repeated``, ``abandoned``, ...),
+    each in [0, 1]: how surely or how much it happened. An absent signal was not observed, which is not the same as 0.
     """
 
     rating: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
     comment: str = ""
+    better: str = ""
     signals: dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]] = {}
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from swarm.evidence.pairs import MAX_NAME as MAX_EVIDENCE_NAME
 from swarm.evidence.pairs import Pair
+from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import MAX_REASON as MAX_REASON_OF_MOVE
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.evidence.verdict import Verdict
@@ -238,6 +239,13 @@ class RecordPairRequest(WireRequest):
 
     client_uuid: Name
     pair: Pair
+
+
+class RecordRatingRequest(WireRequest):
+    """``POST /record_rating``: what a user said of one side's answer; a later rating of the answer replaces it."""
+
+    client_uuid: Name
+    rating: SideRating
 
 
 class FollowedRoute(WireRequest):

@@ -28,12 +28,13 @@ Signal = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Rating(Model):
-    """A rating (``score``, or ``label`` good, neutral, bad), a comment, and what the user did (``signals``, each in
-    [0, 1]; or one of their names as ``label``)."""
+    """A rating (``score``, or ``label`` good, neutral, bad), a comment, a better answer, and what the user did
+    (``signals``, each in [0, 1]; or one of their names as ``label``)."""
 
     score: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
     label: str | None = None
     comment: str = Field(default="", max_length=10_000)
+    better: str = Field(default="", max_length=10_000, description="what the user would have wanted to read")
     signals: dict[Annotated[str, Field(min_length=1, max_length=64)], Signal] = Field(default={}, max_length=32)
 
     @model_validator(mode="after")
@@ -48,20 +49,25 @@ class Rating(Model):
         """For hooks."""
         observed = {signal: 1.0 for signal in SIGNALS if signal == self.label}
         rating = RATINGS.get(self.label or "", self.score)
-        return Feedback(rating=rating, comment=self.comment, signals={**observed, **self.signals})
+        signals = {**observed, **self.signals}
+        return Feedback(rating=rating, comment=self.comment, better=self.better, signals=signals)
 
 
 class GivenFeedback(Rating):
     """Feedback to one answer: ``completion_id`` is its id in whatever dialect, ``choice`` its index where the request
-    asked for several."""
+    asked for several; ``request_id`` is the ``x-request-id`` of the response, which also names answers that nobody
+    judged."""
 
-    completion_id: str = Field(min_length=1, max_length=256)
+    completion_id: str = Field(default="", max_length=256)
+    request_id: str = Field(default="", max_length=256)
     choice: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.label is None and self.score is None and not self.comment and not self.signals:
-            raise ValueError("send a score, a label, a comment, or signals")
+        if not (self.completion_id or self.request_id):
+            raise ValueError("send completion_id, request_id, or both")
+        if self.label is None and self.score is None and not (self.comment or self.better or self.signals):
+            raise ValueError("send a score, a label, a comment, a better answer, or signals")
         return self
 
 
@@ -77,6 +83,9 @@ class FeedbackTaken(BaseModel):
     completion_id: str
     trains: bool = Field(description="whether the group is still open for it")
     replaced: bool
+    compares: bool = Field(
+        default=False, description="whether the rating counts in the comparison of incumbent and challenger"
+    )
 
 
 class SessionEnded(BaseModel):
@@ -96,21 +105,26 @@ class SessionReports(BaseModel):
 async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
     """The user's feedback to an answer."""
     gateway: Gateway = request.state.gateway
-    sessions = gateway.sessions
-    turn = sessions.turn(body.completion_id, caller_of(request.scope).key_id)
-    if turn is None:
-        raise NotFoundError(
-            f"completion {body.completion_id!r} is not known: it was not delivered to this key, was not judged "
-            "(passed straight through, or answered by an upstream), or its session is over",
-            code="completion_not_found",
-            param="completion_id",
-        )
-    if body.choice >= turn.choices:
+    sessions, key_id, feedback = gateway.sessions, caller_of(request.scope).key_id, body.feedback()
+    turn = sessions.turn(body.completion_id, key_id) if body.completion_id else None
+    if turn is not None and body.choice >= turn.choices:
         raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
+    comparable = bool(body.request_id) and gateway.delivered.rate(key_id, body.request_id, feedback.rating)
+    compares = comparable and feedback.rating is not None
+    if turn is None:
+        if comparable:
+            return FeedbackTaken(completion_id=body.completion_id, trains=False, replaced=False, compares=compares)
+        what, param = ("completion", "completion_id") if body.completion_id else ("request", "request_id")
+        raise NotFoundError(
+            f"{what} {getattr(body, param)!r} is not known: its answer was not delivered to this key, nobody judged or "
+            "compared it (passed straight through, or answered by an upstream), or its session is over",
+            code="completion_not_found",
+            param=param,
+        )
     replaced = body.choice in turn.choice_feedback
-    turn.choice_feedback[body.choice] = body.feedback()
+    turn.choice_feedback[body.choice] = feedback
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
-    return FeedbackTaken(completion_id=body.completion_id, trains=turn.open, replaced=replaced)
+    return FeedbackTaken(completion_id=body.completion_id, trains=turn.open, replaced=replaced, compares=compares)
 
 
 async def end_session(request: Request, id: str, body: SessionFeedback) -> SessionEnded:

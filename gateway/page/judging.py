@@ -54,9 +54,9 @@ class GivenJudgement(Model):
         if self.pick is None:
             return {index: Feedback(rating=-1.0, comment=self.comment) for index in indices}
         signals = {"edited": 1.0} if self.correction else {"accepted": 1.0}
-        comment = self.correction or self.comment
         others = {index: Feedback(rating=0.0) for index in indices}
-        return {**others, self.pick: Feedback(rating=1.0, comment=comment, signals=signals)}
+        picked = Feedback(rating=1.0, comment=self.comment, better=self.correction, signals=signals)
+        return {**others, self.pick: picked}
 
 
 class Judgements:

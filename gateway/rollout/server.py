@@ -29,6 +29,7 @@ from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import MAX_NAME
+from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import StageRules
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
@@ -319,6 +320,17 @@ class Swarm:
         """Give the episodes back, in the background; the server keeps ``reason`` and ``notes`` with them."""
         uuids = [episode.episode_uuid for episode in episodes]
         self.background.start(self.client.abort(uuids, reason, notes), "aborting episodes")
+
+    def record_rating(self, rating: SideRating) -> None:
+        """Record what a user said of an answer, in the background; where the server does not take it, it is lost."""
+
+        async def record() -> None:
+            try:
+                await self.client.record_rating(rating)
+            except SwarmGatewayError as exc:
+                logger.warning("a user's rating is lost: %s", exc)
+
+        self.background.start(record(), "recording a rating")
 
     def _refresh(self) -> asyncio.Task[ServerReport] | None:
         """The reading of the server's status that is under way; ``None`` while the last one is young enough."""

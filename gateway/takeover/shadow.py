@@ -227,9 +227,10 @@ class Shadow:
         self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
     ) -> Reference:
         tokens = _count(answer, "completion_tokens")
-        return Reference(_candidate(answer, seconds), tokens, self._terms(training, draw.stage), drawn, training.gate)
+        return Reference(_candidate(answer, seconds), tokens, self.terms(training, draw.stage), drawn, training.gate)
 
-    def _terms(self, training: Training, stage: ServingStage | None) -> Terms:
+    def terms(self, training: Training, stage: ServingStage | None) -> Terms:
+        """Of a comparison in ``stage``, but for the challenger's version and the size of its groups."""
         return Terms(
             route=self._route[:MAX_NAME],
             incumbent=self._serve.incumbent_name,

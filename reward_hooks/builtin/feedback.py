@@ -111,4 +111,4 @@ def _comment(candidate: Candidate) -> str:
     feedback = candidate.feedback
     if feedback is None:
         return ""
-    return feedback.comment or ", ".join(sorted(feedback.signals))
+    return feedback.comment or feedback.better or ", ".join(sorted(feedback.signals))

@@ -22,6 +22,7 @@ from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
 from swarm.client.remote_engine import RemoteEngine
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.evidence.pairs import Pair
+from swarm.evidence.ratings import SideRating
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
@@ -35,6 +36,7 @@ from swarm.protocol import (
     FollowedRoute,
     FollowStagesRequest,
     RecordPairRequest,
+    RecordRatingRequest,
     StagesResponse,
     SuccessResponse,
 )
@@ -250,6 +252,12 @@ class AsyncSwarmClient:
         repetition changes nothing. Raises as :meth:`end_group`."""
         body = wire.checked(RecordPairRequest, {"client_uuid": self.client_uuid, "pair": pair})
         await self._calls.perform(wire.Call("POST", "/record_pair", SuccessResponse, body))
+
+    async def record_rating(self, rating: SideRating) -> None:
+        """Record what a user said of one side's answer; a later rating of the answer replaces it. Raises as
+        :meth:`end_group`."""
+        body = wire.checked(RecordRatingRequest, {"client_uuid": self.client_uuid, "rating": rating})
+        await self._calls.perform(wire.Call("POST", "/record_rating", SuccessResponse, body))
 
     async def follow_stages(
         self, routes: Sequence[FollowedRoute], after_change: int | None, wait_seconds: float

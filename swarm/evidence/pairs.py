@@ -67,6 +67,12 @@ class GateRules(_Evidence):
         default=None,
         description="guard: so many times the incumbent's latency; null: none, for shadow work waits for users",
     )
+    max_rating_drop: float = Field(
+        default=0.2,
+        ge=0,
+        lt=2,
+        description="guard: by so much users may rate the challenger's answers lower, on the scale from -1 to 1",
+    )
 
     @model_validator(mode="after")
     def _bounds_are_apart(self) -> Self:

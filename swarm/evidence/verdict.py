@@ -1,7 +1,9 @@
-"""``PairedEvidence``: the pairs of equal terms so far; ``Verdict``: what they prove, and one sentence that says it.
+"""``PairedEvidence``: the pairs of equal terms so far and their ratings; ``Verdict``: what both prove, and one sentence
+that says it.
 
-Invariant: the verdict is a function of the set of pairs: neither their order nor that of suites matters. What nobody
-judged counts for no side and holds the challenger back; so does everything that is not proven.
+Invariant: the verdict is a function of the set of pairs and of the ratings in their order: neither the order of pairs
+nor that of suites matters. What nobody judged counts for no side and holds the challenger back; so does everything that
+is not proven.
 
 Promotion needs *every* one of its tests (reward and each protected suite not worse than the margin, reward better where
 that is required), so each has the whole ``alpha`` and the chance of a wrong promotion is at most ``alpha`` (an
@@ -17,6 +19,7 @@ from typing import Literal, Self
 
 from swarm.evidence.betting import Interval, Wealth, interval
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
+from swarm.evidence.ratings import Ratings, SideRating
 from swarm.types import Model
 
 #: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
@@ -26,7 +29,14 @@ _GUARDS = ("errors", "refusals", "length", "latency")
 #: chance that a ratio of the sides which is as meant counts as another one
 MISMATCH = 0.001
 #: what a guard that is proven worse says
-_MORE = {"errors": "more errors", "refusals": "more refusals", "length": "longer", "latency": "slower"}
+_MORE = {
+    "errors": "more errors",
+    "refusals": "more refusals",
+    "length": "longer",
+    "latency": "slower",
+    "rating_drop": "rated lower",
+}
+RATING_DROP = "rating_drop"
 
 
 class Verdict(Model):
@@ -38,6 +48,7 @@ class Verdict(Model):
         difference, low, high: mean difference of the rewards of live requests, and its interval at ``1 - alpha``.
         requests: live ones that both sides answered and somebody judged.
         unjudged: requests, those of suites included, that lack a judgement.
+        rated: answers of the challenger and of the incumbent that users rated.
         begun: conversations that were given to the challenger and to the incumbent.
         uneven: their ratio is proven to be another than the share.
         suites: by name, what is proven of each protected suite.
@@ -53,6 +64,7 @@ class Verdict(Model):
     high: float
     requests: int
     unjudged: int
+    rated: tuple[int, int]
     begun: tuple[int, int]
     uneven: bool
     suites: dict[str, Finding]
@@ -139,7 +151,8 @@ class PairedEvidence:
         self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
         self.sides = _Sides(terms.share)
         self.requests = self.unjudged = 0
-        shared = [*list(self._rewards)[1:], *self._guards]
+        self._ratings = Ratings(rules.max_rating_drop)
+        shared = [*list(self._rewards)[1:], *self._guards, RATING_DROP]
         self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
 
     @classmethod
@@ -164,6 +177,10 @@ class PairedEvidence:
         elif difference is None and pair.incumbent.failed < 1:
             # where the incumbent fails there is nothing to compare with: its loss, and nobody's fault here
             self.unjudged += 1
+
+    def rate(self, rating: SideRating) -> None:
+        """Count what a user said of an answer under the terms of this comparison."""
+        self._ratings.add(rating)
 
     def alarm(self) -> bool:
         """Whether the challenger is proven worse: as :meth:`promotable`, cheaper than
@@ -210,6 +227,7 @@ class PairedEvidence:
             high=around.high,
             requests=live.differences.total(),
             unjudged=self.unjudged,
+            rated=self._ratings.counts,
             begun=self.sides.begun,
             uneven=self.sides.uneven,
             suites=suites,
@@ -227,7 +245,8 @@ class PairedEvidence:
         return {name: reward.finding(alpha, self.budget[name or REWARD]) for name, reward in self._rewards.items()}
 
     def _worse_guards(self) -> tuple[str, ...]:
-        return tuple(name for name, wealth in self._guards.items() if wealth.refutes(self.budget[name]))
+        worse = [name for name, wealth in self._guards.items() if wealth.refutes(self.budget[name])]
+        return (*worse, RATING_DROP) if self._ratings.lower(self.budget[RATING_DROP]) else tuple(worse)
 
 
 def _bound(rules: GateRules, guard: str) -> str:

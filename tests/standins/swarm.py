@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.concurrency import ClientGoneError, until_gone
+from swarm.evidence.ratings import SideRating
 from swarm.job import TrainJob
-from swarm.protocol import FollowStagesRequest, StagesResponse
+from swarm.protocol import FollowStagesRequest, RecordRatingRequest, StagesResponse
 from swarm.server.episodes.stages import Stages
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
@@ -112,6 +113,7 @@ class Swarm:
         self.traceparents: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.pairs: list[dict[str, Any]] = []
+        self.ratings: list[SideRating] = []
         self.stages = Stages(lambda _: None)
         self.aborted: set[str] = set()
         self.sampling = 0
@@ -126,6 +128,7 @@ class Swarm:
                 Route("/end_group", self._end_group, methods=["POST"]),
                 Route("/follow_stages", self._follow_stages, methods=["POST"]),
                 Route("/record_pair", self._record_pair, methods=["POST"]),
+                Route("/record_rating", self._record_rating, methods=["POST"]),
                 Route("/abort_episode", self._abort_episode, methods=["POST"]),
                 Route("/episodes/{uuid}/v1/chat/completions", self._sample, methods=["POST"]),
                 Route("/groups/{uuid}/v1/chat/completions", self._sample_group, methods=["POST"]),
@@ -197,6 +200,11 @@ class Swarm:
 
     async def _record_pair(self, request: Request) -> Response:
         self.pairs.append(await request.json())
+        await self._notify()
+        return JSONResponse({"success": True, "error": None})
+
+    async def _record_rating(self, request: Request) -> Response:
+        self.ratings.append(RecordRatingRequest.model_validate(await request.json()).rating)
         await self._notify()
         return JSONResponse({"success": True, "error": None})
 

@@ -38,6 +38,7 @@ from swarm.protocol import (
     FollowStagesRequest,
     LateEndResponse,
     RecordPairRequest,
+    RecordRatingRequest,
     StagesResponse,
     SuccessResponse,
     WithdrawClaimRequest,
@@ -61,7 +62,7 @@ class _OfClient(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeRoutes:
-    """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/record_pair``, ``/abort_episode``, ``/can_continue_episode``
+    """``/claim_*``, ``/withdraw_claim``, ``/end_*``, ``/record_*``, ``/abort_episode``, ``/can_continue_episode``
     and ``/agree_sync_weight``; callers act only for clients that are theirs."""
 
     config: ServerConfig
@@ -90,6 +91,7 @@ class EpisodeRoutes:
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),
+            ControlRoute("POST", "/record_rating", self.record_rating, "claim", refusals=no_job | {503: BACKLOG}),
             ControlRoute(
                 "POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job, response_model=StagesResponse
             ),
@@ -170,6 +172,12 @@ class EpisodeRoutes:
         """Record what a challenger's group and an incumbent did with one request, where no end takes it along."""
         self._check_client(request, wanted)
         await self.episodes.record_pair(wanted.pair)
+        return SuccessResponse(success=True)
+
+    async def record_rating(self, request: Request, wanted: RecordRatingRequest) -> SuccessResponse:
+        """Record what a user said of one side's answer; a later rating of the answer replaces it."""
+        self._check_client(request, wanted)
+        await self.episodes.record_rating(wanted.rating)
         return SuccessResponse(success=True)
 
     async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse | Response:

@@ -151,5 +151,9 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
 
 
 def _sides(verdict: Verdict, share: float) -> list[str]:
-    ours, theirs = verdict.begun
-    return [f"conversations: {ours} of the challenger, {theirs} of the incumbent, share {share:g}"] if share else []
+    if not share:
+        return []
+    begun, rated = (
+        f"{ours} of the challenger, {theirs} of the incumbent" for ours, theirs in (verdict.begun, verdict.rated)
+    )
+    return [f"conversations: {begun}, share {share:g}", f"rated answers: {rated}"]

@@ -19,6 +19,7 @@ from uuid import uuid4
 from swarm.concurrency import Signal
 from swarm.errors import RequestError, UnavailableError
 from swarm.evidence.pairs import Pair
+from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
 from swarm.server.engine.board import EngineBoard
@@ -185,6 +186,12 @@ class EpisodeRequests:
             return False
         episode = pool.running.get(episode_uuid)
         return episode is not None and self.deletions.cover(notes, episode.claim.claimed_at)
+
+    async def record_rating(self, rating: SideRating) -> None:
+        """Record what a user said of an answer."""
+        self.run.pool.comparisons.rate(rating)
+        self.pool_changed()
+        await self.synced()
 
     async def record_pair(self, pair: Pair) -> None:
         """Record a pair that no end takes along."""

@@ -1,4 +1,4 @@
-"""The pairs of one run, and the verdicts on its challengers that they give.
+"""The pairs and ratings of one run, and the verdicts on its challengers that they give.
 
 Invariant: a pair counts once for its group, from when it is appended to the journal; the verdicts are a function of the
 rows of the run, in their order, so a restarted server gives the same ones.
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from swarm.evidence.pairs import Pair, Terms
+from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import PairedEvidence, Verdict
-from swarm.server.journal.rows import ForgottenPairsRow, PairRow
+from swarm.server.journal.rows import ForgottenPairsRow, PairRow, RatingRow
 from swarm.status import ComparisonStatus
 
 #: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
@@ -32,6 +33,10 @@ class Followed:
         self.comparison.add(pair)
         self._verdict = None
 
+    def rate(self, rating: SideRating) -> None:
+        self.comparison.rate(rating)
+        self._verdict = None
+
     @property
     def verdict(self) -> Verdict:
         if self._verdict is None:
@@ -45,7 +50,7 @@ class Comparisons:
     Args:
         append: takes rows for the journal.
         run_id: the run.
-        on_pair: told of the comparison of each new pair.
+        on_evidence: told of the comparison of each new pair and rating.
 
     Attributes:
         followed: the comparisons by digest of their terms, the one that got the last pair at the end.
@@ -55,11 +60,11 @@ class Comparisons:
         self,
         append: Callable[..., Any],
         run_id: str = "",
-        on_pair: Callable[[PairedEvidence], None] = lambda _: None,
+        on_evidence: Callable[[PairedEvidence], None] = lambda _: None,
     ) -> None:
         self._append = append
         self._run_id = run_id
-        self._on_pair = on_pair
+        self._on_evidence = on_evidence
         self._groups: dict[str, None] = {}
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
@@ -77,18 +82,29 @@ class Comparisons:
         if above:
             self._append(ForgottenPairsRow(self._run_id, version))
 
-    def restore(self, run_id: str, rows: Iterable[PairRow]) -> None:
+    def restore(self, run_id: str, rows: Iterable[PairRow], ratings: Iterable[RatingRow] = ()) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""
         self.begin_run(run_id)
         for row in rows:
             self._take(Pair.model_validate_json(row.pair))
+        for rated in ratings:
+            if rated.terms in self.followed:
+                self.followed[rated.terms].rate(SideRating.model_validate_json(rated.rating))
 
     def add(self, pair: Pair) -> None:
         """Count ``pair`` and append it, unless there is one of its group already."""
         if self._take(pair):
             digest = pair.terms.digest
             self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
-            self._on_pair(self.followed[digest].comparison)
+            self._on_evidence(self.followed[digest].comparison)
+
+    def rate(self, rating: SideRating) -> None:
+        """Count ``rating`` and append it, where its comparison has a pair: without one there is no verdict."""
+        digest = rating.terms.digest
+        if (followed := self.followed.get(digest)) is not None:
+            followed.rate(rating)
+            self._append(RatingRow(self._run_id, rating.answer, digest, rating.model_dump_json()))
+            self._on_evidence(followed.comparison)
 
     def statuses(self) -> list[ComparisonStatus]:
         """For each incumbent of each route, what is proven of its newest challenger."""

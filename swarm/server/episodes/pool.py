@@ -92,7 +92,7 @@ class EpisodePool:
         self.stages = Stages(append, clock, wall)
         self.stages.job = _terms(job)
         #: what pairs prove of the run's policies
-        self.comparisons = Comparisons(append, on_pair=self.stages.judged)
+        self.comparisons = Comparisons(append, on_evidence=self.stages.judged)
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -135,7 +135,7 @@ class EpisodePool:
         for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
-        self.comparisons.restore(recovered.run_id, recovered.pairs)
+        self.comparisons.restore(recovered.run_id, recovered.pairs, recovered.ratings)
         self.stages.restore(recovered.run_id, recovered.stages)
         self.collection.restore(recovered)
 

@@ -138,7 +138,7 @@ class Stages:
     # ------------------------------------------------------------------ moves
 
     def judged(self, evidence: PairedEvidence) -> None:
-        """What follows from another pair of ``evidence``."""
+        """What follows from another pair or rating of ``evidence``."""
         terms = evidence.terms
         if (stage := self.pointers.get((terms.route, terms.incumbent))) is not None:
             self._set(stage.judged(evidence, self._wall(), self.job))

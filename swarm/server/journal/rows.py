@@ -172,8 +172,18 @@ class PairRow(_Row, frozen=True, gc=False):
     pair: str
 
 
+class RatingRow(_Row, frozen=True, gc=False):
+    """What a user said of one side's answer: a :class:`swarm.evidence.ratings.SideRating` as JSON, and the digest of
+    its terms; it replaces an earlier one of the answer."""
+
+    run_id: str
+    answer: str
+    terms: str
+    rating: str
+
+
 class ForgottenPairsRow(_Row, frozen=True, gc=False):
-    """The pairs of challengers above ``version`` count no more: the engine went back to it."""
+    """The pairs and ratings of challengers above ``version`` count no more: the engine went back to it."""
 
     run_id: str
     version: int
@@ -205,6 +215,7 @@ Row = (
     | StepRow
     | EvaluationRow
     | PairRow
+    | RatingRow
     | ForgottenPairsRow
     | StageRow
 )
@@ -239,7 +250,7 @@ class Recovered:
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
     ``claims`` are the episodes of claims with a key, by client and key; ``tombstones`` are all deletions.
-    Steps, evaluations, pairs and counts are of the current run, stages the latest of each route.
+    Steps, evaluations, pairs, ratings and counts are of the current run, stages the latest of each route.
     """
 
     run_id: str = ""
@@ -255,6 +266,7 @@ class Recovered:
     steps: list[StepResult] = field(default_factory=list[StepResult])
     evaluations: list[EvaluationRow] = field(default_factory=list[EvaluationRow])
     pairs: list[PairRow] = field(default_factory=list[PairRow])
+    ratings: list[RatingRow] = field(default_factory=list[RatingRow])
     stages: list[StageRow] = field(default_factory=list[StageRow])
     tombstones: list[Tombstone] = field(default_factory=list[Tombstone])
     quarantined: int = 0

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -83,6 +83,9 @@ CREATE TABLE steps (
 CREATE TABLE evaluations (run_id TEXT NOT NULL, step INTEGER NOT NULL, sums TEXT NOT NULL, UNIQUE (run_id, step));
 CREATE TABLE pairs (
     run_id TEXT NOT NULL, group_id TEXT NOT NULL, terms TEXT NOT NULL, pair TEXT NOT NULL, UNIQUE (run_id, group_id)
+);
+CREATE TABLE ratings (
+    run_id TEXT NOT NULL, answer TEXT NOT NULL, terms TEXT NOT NULL, rating TEXT NOT NULL, UNIQUE (run_id, answer)
 );
 CREATE TABLE stages (
     run_id TEXT NOT NULL, route TEXT NOT NULL, incumbent TEXT NOT NULL, version INTEGER NOT NULL, stage TEXT NOT NULL,

@@ -37,6 +37,7 @@ from swarm.server.journal.rows import (
     NoAgreementsRow,
     PairRow,
     QuarantineRow,
+    RatingRow,
     Recovered,
     RecoveredEpisode,
     Row,
@@ -254,11 +255,20 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, clean(row.group_id), row.terms, clean(row.pair)) for row in rows],
         ),
     ),
-    ForgottenPairsRow: (
+    RatingRow: (
         (
-            "DELETE FROM pairs WHERE run_id = ? AND json_extract(pair, '$.terms.challenger') > ?",
-            lambda rows: [(row.run_id, row.version) for row in rows],
+            # the answer keeps its place in the order
+            "INSERT INTO ratings (run_id, answer, terms, rating) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (run_id, answer) DO UPDATE SET rating = excluded.rating",
+            lambda rows: [(row.run_id, row.answer, row.terms, clean(row.rating)) for row in rows],
         ),
+    ),
+    ForgottenPairsRow: tuple(
+        (
+            f"DELETE FROM {table}s WHERE run_id = ? AND json_extract({table}, '$.terms.challenger') > ?",
+            lambda rows: [(row.run_id, row.version) for row in rows],
+        )
+        for table in ("pair", "rating")
     ),
     StageRow: (
         (
@@ -345,6 +355,10 @@ def recover(connection: sqlite3.Connection) -> Recovered:
                 " WHERE run_id = ? GROUP BY terms ORDER BY max(rowid) DESC LIMIT ?) ORDER BY rowid",
                 (run_id, run_id, MAX_COMPARISONS),
             )
+        ],
+        ratings=[
+            RatingRow(run_id, *row)
+            for row in query("SELECT answer, terms, rating FROM ratings WHERE run_id = ? ORDER BY rowid", (run_id,))
         ],
         stages=[
             StageRow(run_id, *row)

@@ -99,8 +99,9 @@ class Retention:
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,))
-        # a verdict needs all pairs of its run
-        execute("DELETE FROM pairs WHERE run_id NOT IN (SELECT run_id FROM runs)")
+        # a verdict needs all pairs and ratings of its run
+        for table in ("pairs", "ratings"):
+            execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         if removed > 0 or self._shrink():
             self.unclean = True

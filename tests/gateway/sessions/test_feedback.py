@@ -88,7 +88,7 @@ async def delivered(door: Door, to: Any = None, choices: int = 1) -> AsyncIterat
 async def test_what_is_said_reaches_the_group(door: Door, said: dict[str, Any], feedback: Feedback) -> None:
     async with delivered(door) as closing:
         response = await door.feedback("chatcmpl-a1", **said)
-        assert response.json() == {"completion_id": "chatcmpl-a1", "trains": True, "replaced": False}
+        assert response.json() == {"completion_id": "chatcmpl-a1", "trains": True, "replaced": False, "compares": False}
         assert not closing.done()
     assert (closing.result().feedback, closing.result().credit) == ({0: feedback}, 0.0)
 

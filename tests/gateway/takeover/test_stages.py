@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx import Response
 
 from swarm.evidence.pairs import Pair
 from swarm.states import EngineState
-from tests.gateway.conftest import OpenGateway, ask, gateway_before, write_hooks
+from tests.gateway.conftest import Http, OpenGateway, ask, gateway_before, write_hooks
 from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
 from tests.standins.swarm import Swarm, error
 from tests.standins.upstream import CHAT, Upstream
@@ -112,6 +113,49 @@ async def test_nobody_waits_for_a_training_step(swarm: Swarm, upstream: Upstream
         async with asyncio.timeout(10):
             response = await ask(http)
         assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
+
+
+async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    canary = {"canary": {"shares": [0.5]}, "stage": "canary", "watch_share": 0, "max_shadows": 100}
+    async with open_gateway(**serve(upstream, **canary), reward=REWARD) as http:
+        await known(http, "canary 0.5")
+        sides: dict[str, str] = {}
+        while set(sides.values()) != {"challenger", "incumbent"}:
+            response = await ask(http, headers={"x-swarm-session": f"s{len(sides)}"})
+            request_id = response.headers["x-request-id"]
+            sides[request_id] = response.headers["x-swarm-source"]
+            feedback = {"request_id": request_id, "score": 1.0 if sides[request_id] == "incumbent" else -0.5}
+            told = (await http.post("/v1/feedback", json=feedback)).json()
+            assert (told["compares"], told["trains"]) == (True, False), told
+        await swarm.until(lambda: len(swarm.ratings) == len(sides))
+        assert sorted(rating.side for rating in swarm.ratings) == sorted(sides.values())
+        assert {rating.rating for rating in swarm.ratings if rating.side == "challenger"} == {-0.5}
+        await swarm.until(lambda: "incumbent" in [pair.side for pair in pairs_of(swarm)])
+        assert {rating.terms for rating in swarm.ratings} == {pair.terms for pair in pairs_of(swarm)}
+
+        # by both names it trains and compares; a comment alone compares nothing
+        answer = await until_side(http, "challenger")
+        names = {"request_id": answer.headers["x-request-id"], "completion_id": answer.json()["id"]}
+        told = (await http.post("/v1/feedback", json={**names, "label": "bad", "better": "say less"})).json()
+        assert told["compares"]
+        told = (await http.post("/v1/feedback", json={"request_id": names["request_id"], "comment": "hm"})).json()
+        assert not told["compares"]
+        # who chose a side does not compare it, and of what nobody asked there is nothing to say
+        chosen = await ask(http, headers={"x-swarm-session": "mine", "x-swarm-side": "incumbent"})
+        for unknown in (chosen.headers["x-request-id"], "nobody's"):
+            refused = await http.post("/v1/feedback", json={"request_id": unknown, "label": "good"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (404, "request_id"), refused.text
+        assert (await http.post("/v1/feedback", json={"label": "good"})).status_code == 400
+
+
+async def until_side(http: Http, side: str) -> Response:
+    for number in range(100):
+        response = await ask(http, headers={"x-swarm-session": f"another {number}"})
+        if response.headers["x-swarm-source"] == side:
+            return response
+    raise AssertionError(f"100 conversations, none of the {side}'s")
 
 
 async def test_a_canary_has_both_sides_and_a_conversation_keeps_its_own(

@@ -117,7 +117,7 @@ def test_what_was_not_judged_counts_for_nobody_and_holds_back() -> None:
 def test_the_chance_of_a_false_alarm_is_split_and_shown() -> None:
     terms = TERMS.model_copy(update={"suites": ("a", "b"), "rules": GateRules(alpha=0.1, max_length=None)})
     budget = verdict([], terms).budget
-    assert set(budget) == {"reward", "a", "b", "errors", "refusals"}
+    assert set(budget) == {"reward", "a", "b", "errors", "refusals", "rating_drop"}
     assert sum(budget.values()) == pytest.approx(0.1) and budget["reward"] == 0.05
 
 

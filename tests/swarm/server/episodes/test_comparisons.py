@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.evidence.pairs import Pair, SideResult, Terms
+from swarm.evidence.ratings import SideRating
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
@@ -99,4 +100,51 @@ async def test_pairs_over_the_wire(rig: server.Rig) -> None:
     assert (said["route"], said["incumbent"], said["challenger"]) == ("chat", "gpt", 1)
     assert said["verdict"]["requests"] == 1 and not said["verdict"]["promotable"]
     wrong = await rig.client.post("/record_pair", json={"client_uuid": "me", "pair": {}})
+    assert wrong.status_code in (400, 422)
+
+
+@pytest.mark.anyio
+async def test_ratings_count_where_something_is_compared_and_outlive_a_restart(tmp_path: Path) -> None:
+    def open_journal() -> tuple[Controller, Journal]:
+        controller = Controller(CONFIG)
+        controller.open(journal := Journal.open(tmp_path / "journal.db"))
+        return controller, journal
+
+    before = rolling(journal := Journal.open(tmp_path / "journal.db"))
+    await before.episodes.record_pair(pair("g"))
+    for number in range(60):
+        for side, value in (("challenger", -1.0), ("incumbent", 1.0)):
+            rating = SideRating(answer=f"{side} {number}", terms=pair("g").terms, side=side, rating=value)
+            await before.episodes.record_rating(rating)
+    # said again, it replaces; under terms that nothing is compared under, it says nothing
+    await before.episodes.record_rating(
+        SideRating(answer="challenger 0", terms=pair("g").terms, side="challenger", rating=0)
+    )
+    await before.episodes.record_rating(
+        SideRating(answer="alone", terms=pair("g", challenger=9).terms, side="challenger", rating=1)
+    )
+    [said] = before.status().comparisons
+    assert said.verdict.rated == (60, 60) and said.verdict.guards == ("rating_drop",)
+    await journal.close()
+
+    after, journal = open_journal()
+    assert after.status().comparisons == [said]
+    after.run.pool.comparisons.forget_above(0)
+    await after.episodes.synced()
+    await journal.close()
+    again, journal = open_journal()
+    assert again.status().comparisons == []
+    again.run.pool.comparisons.add(pair("g2"))
+    assert again.status().comparisons[0].verdict.rated == (0, 0), "the ratings were of other weights"
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_a_rating_over_the_wire(rig: server.Rig) -> None:
+    await rig.post("/record_pair", client_uuid="me", pair=pair("g").model_dump())
+    body = {"answer": "a", "terms": pair("g").terms.model_dump(), "side": "incumbent"}
+    assert (await rig.post("/record_rating", client_uuid="me", rating=body | {"rating": 0.5}))["success"]
+    [said] = (await rig.client.get("/status")).json()["comparisons"]
+    assert said["verdict"]["rated"] == [0, 1]
+    wrong = await rig.client.post("/record_rating", json={"client_uuid": "me", "rating": body | {"rating": 1.5}})
     assert wrong.status_code in (400, 422)

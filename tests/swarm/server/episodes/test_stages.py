@@ -61,7 +61,7 @@ def test_each_change_is_the_next_version_and_one_row_and_any_beginning_of_the_ro
     operations: list[tuple[str, Any]],
 ) -> None:
     stages, rows = opened()
-    comparisons = Comparisons(lambda _: None, on_pair=stages.judged)
+    comparisons = Comparisons(lambda _: None, on_evidence=stages.judged)
     groups = 0
     for number, (what, value) in enumerate(operations):
         before, changes = stages.find("chat", ""), stages.changes

@@ -1,0 +1,63 @@
+"""``DeliveredAnswers``: which side gave which answer, so that what its user says of it later is evidence.
+
+Invariant: a key rates its own answers alone, and only those whose conversation was drawn by chance: whoever chose a
+side would rate their choice. An answer is known by a digest: no name and no text is kept or sent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import NamedTuple
+
+from gateway.rollout.server import Swarm, Training
+from gateway.takeover.incumbent import SOURCE
+from gateway.takeover.shadow import Shadow
+from gateway.takeover.sides import Draw
+from gateway.types import Incoming, Outcome
+from swarm.evidence.pairs import Side, Terms
+from swarm.evidence.ratings import SideRating
+
+#: Answers that may be rated, the latest.
+_MOST = 100_000
+
+
+class _Answer(NamedTuple):
+    swarm: Swarm
+    terms: Terms
+    side: Side
+
+
+class DeliveredAnswers:
+    """The latest answers of both sides, of all routes."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+
+    def note(self, incoming: Incoming, training: Training, shadow: Shadow, draw: Draw, outcome: Outcome) -> None:
+        """Remember that ``outcome`` answers ``incoming``, where it may be compared; what stood in for its side is
+        left out."""
+        if draw.position is None or outcome.headers.get(SOURCE) != draw.side or not incoming.consent.granted:
+            return
+        report = training.swarm.report
+        version = outcome.headers.get("x-swarm-policy-version", "")
+        terms = shadow.terms(training, draw.stage).model_copy(
+            update={
+                "challenger": int(version) if version.isdecimal() else report.policy_version,
+                "num_repeat": training.settings.num_repeat or report.num_repeat or 1,
+            }
+        )
+        self._answers[_digest(incoming.caller.key_id, incoming.request_id)] = _Answer(training.swarm, terms, draw.side)
+        if len(self._answers) > _MOST:
+            self._answers.popitem(last=False)
+
+    def rate(self, key_id: str, request_id: str, rating: float | None) -> bool:
+        """Whether this key has such an answer; its rating is recorded behind the caller's back."""
+        answer = self._answers.get(name := _digest(key_id, request_id))
+        if answer is not None and rating is not None:
+            answer.swarm.record_rating(SideRating(answer=name, terms=answer.terms, side=answer.side, rating=rating))
+        return answer is not None
+
+
+def _digest(key_id: str, request_id: str) -> str:
+    return blake2b(f"{key_id}\0{request_id}".encode(errors="replace"), digest_size=16).hexdigest()
