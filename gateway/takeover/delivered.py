@@ -18,8 +18,8 @@ from gateway.types import Incoming, Outcome
 from swarm.evidence.pairs import Side, Terms
 from swarm.evidence.ratings import SideRating
 
-#: Answers that may be rated, the latest.
-_MOST = 100_000
+#: Answers that may be rated, the latest; and terms that they share.
+_MOST, _MOST_TERMS = 100_000, 1000
 
 
 class _Answer(NamedTuple):
@@ -33,6 +33,7 @@ class DeliveredAnswers:
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._terms: dict[Terms, Terms] = {}
 
     def note(self, incoming: Incoming, training: Training, shadow: Shadow, draw: Draw, outcome: Outcome) -> None:
         """Remember that ``outcome`` answers ``incoming``, where it may be compared; what stood in for its side is
@@ -47,6 +48,9 @@ class DeliveredAnswers:
                 "num_repeat": training.settings.num_repeat or report.num_repeat or 1,
             }
         )
+        if len(self._terms) >= _MOST_TERMS:
+            self._terms.clear()
+        terms = self._terms.setdefault(terms, terms)
         self._answers[_digest(incoming.caller.key_id, incoming.request_id)] = _Answer(training.swarm, terms, draw.side)
         if len(self._answers) > _MOST:
             self._answers.popitem(last=False)
