@@ -1,4 +1,5 @@
-"""``swarm-gateway models``: pull a model into the cache, list the cache, take a trained model out of a run."""
+"""``swarm-gateway models``: pull a model into the cache, list the cache, serve a model, take a trained one out of a
+run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from swarm.job import TrainJob
 
 app = typer.Typer(
-    help="Model files: pull a model into the cache, list the cache, export a trained one.", no_args_is_help=True
+    help="Model files: pull a model into the cache, list the cache, serve one, export a trained one.",
+    no_args_is_help=True,
 )
 
 
@@ -53,6 +55,33 @@ def list_models(as_json: AsJson = False) -> None:
     for row in rows:
         row["description"] = catalog[row["name"]].description if row["name"] in catalog else ""
     tell(as_json, rows, *map(_line, rows))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="name of a cached model, a model folder, or a hub's name")],
+    host: Annotated[str, typer.Option(help="address to listen on; vLLM asks for no key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8001,
+    name: Annotated[str, typer.Option(help="under which it is served; default: the model as named here")] = "",
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="tokens of prompt and answer together")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="of an answer whose request does not say how many")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
+) -> None:
+    """Serve a model as it is by vLLM, as `up` does with `serve.incumbent.model`; more options go to `vllm serve`."""
+    load_attribute("adapters.verl.serving:serve_model")(
+        load_attribute("adapters.models:resolve_model")(model),
+        name or model,
+        (host, port),
+        folder or load_attribute("adapters.models:models_home")().parent,
+        max_model_len=max_model_len,
+        max_new_tokens=max_new_tokens,
+        arguments=context.args,
+        ends_with_parent=stop_on_eof,
+    )
 
 
 @app.command()

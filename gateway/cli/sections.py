@@ -17,7 +17,7 @@ from typing import Any
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
-from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
@@ -92,9 +92,29 @@ def read_plan(path: Path) -> UpPlan:
     for hooks in {hooks for settings in (parsed, *parsed.routes) for hooks in (settings.hooks, settings.gate_hook)}:
         if hooks:
             load_hooks(hooks)
-    return replace(
-        plan, gateway_section=gateway, addresses=(*plan.addresses, (parsed.host, parsed.port)), file=path.resolve()
-    )
+    incumbents = _incumbents(path, plan, parsed)
+    addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
+    return replace(plan, gateway_section=gateway, incumbents=incumbents, addresses=addresses, file=path.resolve())
+
+
+def _incumbents(path: Path, plan: UpPlan, gateway: GatewayConfig) -> tuple[IncumbentPlan, ...]:
+    """The incumbents that are models; routes with the same one share it.
+
+    Raises:
+        ConfigError: a model is not there; says what to do.
+    """
+    jobs = {server.name: server.job for server in plan.servers}
+    first, planned = plan.servers[0].job, dict[IncumbentPlan, None]()
+    for name, settings in (("", gateway), *((route.name, route) for route in gateway.routes)):
+        if settings.serve is None or (model := settings.serve.incumbent.model) is None:
+            continue
+        resolved, job = (
+            load_attribute("adapters.models:resolve_model")(model, path.parent.resolve()),
+            jobs.get(name, first),
+        )
+        tokens, incumbent = (job.max_prompt_length, job.max_response_length), settings.serve.incumbent
+        planned[IncumbentPlan(resolved, model, incumbent.port, *tokens, incumbent.vllm)] = None
+    return tuple(planned)
 
 
 def _check_sections(path: Path, data: dict[str, Any]) -> None:

@@ -39,6 +39,10 @@ _LINES = {
     "going_on": "goes on with the run in {run_dir}: {done}",
     "rolled_back": "goes back to step {saved} of the run in {run_dir}, which had done {step}{later}",
     "unsaved": "WARNING: {lost}",
+    "starting_incumbent": "{name}: booting; its weights take {gigabytes} GB of memory beside the job's   (log: {log})",
+    "incumbent_restarting": "{name}: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
+    "({attempt} of {of}); until then its users get errors in the shadow",
+    "incumbent_recovered": "{name}: answers after {seconds:.0f} s",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",

@@ -41,9 +41,30 @@ class IncumbentUpstream(Model):
 
 
 class Incumbent(Model):
-    """Who answers the users."""
+    """Who answers the users: another server, or a model that ``up`` serves."""
 
-    upstream: IncumbentUpstream = Field(description="another server, such as a vendor's API")
+    upstream: IncumbentUpstream | None = Field(default=None, description="another server, such as a vendor's API")
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="instead: a model, as in `job.model`, such as a folder of `models export`; `up` serves it by a "
+        "vLLM of its own",
+    )
+    port: int = Field(default=8001, ge=1, le=65535, description="of that vLLM, on 127.0.0.1")
+    vllm: tuple[str, ...] = Field(
+        default=(), description="more arguments for that vLLM, such as [--gpu-memory-utilization, '0.3']"
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.upstream is None) == (self.model is None):
+            raise ValueError("an incumbent is an upstream (base_url, ...) or a model: give one of them")
+        return self
+
+    @property
+    def server(self) -> IncumbentUpstream:
+        """Where it answers."""
+        return self.upstream or IncumbentUpstream(base_url=f"http://127.0.0.1:{self.port}/v1", model=self.model)
 
 
 class GateConfig(GateRules):
@@ -128,7 +149,7 @@ class ServeConfig(Model):
     @property
     def incumbent_name(self) -> str:
         """Of the incumbent, in comparisons and stages."""
-        upstream = self.incumbent.upstream
+        upstream = self.incumbent.server
         address = urlsplit(upstream.base_url).netloc.rpartition("@")[2]
         # a name may hold a lone surrogate, which no JSON can carry
         name = (upstream.model or "the model asked for").encode(errors="replace").decode()
@@ -169,5 +190,8 @@ class ServeConfig(Model):
     @classmethod
     def _is_an_upstream(cls, incumbent: Any) -> Any:
         if isinstance(incumbent, dict) and "policy" in incumbent:
-            raise ValueError("an incumbent that is a kept policy is not built yet: name an upstream")
+            raise ValueError(
+                "an incumbent is an upstream or a model: write a kept policy as a folder (`swarm-gateway models "
+                "export`), and name that as model"
+            )
         return incumbent

@@ -38,6 +38,42 @@ class ServerPlan:
 
 
 @dataclass(frozen=True)
+class IncumbentPlan:
+    """A model that answers users as it is, beside the engines.
+
+    Attributes:
+        model: its path, or the name of a hub's model.
+        name: under which it is served.
+        prompt_tokens, answer_tokens: at most, as of the challenger's job.
+        arguments: more of them for vLLM.
+    """
+
+    model: str
+    name: str
+    port: int
+    prompt_tokens: int
+    answer_tokens: int
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of its weights on disk, which its process holds in memory; 0 for a hub's model, which is not here."""
+        return sum(path.stat().st_size for path in Path(self.model).glob("*.safetensors"))
+
+    def command(self, folder: Path) -> list[str]:
+        """Arguments of our command line; vLLM may write into ``folder``."""
+        options = {
+            "name": self.name,
+            "port": self.port,
+            "max-model-len": self.prompt_tokens + self.answer_tokens,
+            "max-new-tokens": self.answer_tokens,
+            "folder": folder,
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        return ["models", "serve", self.model, *flags, "--stop-on-eof", *self.arguments]
+
+
+@dataclass(frozen=True)
 class UpPlan:
     """Everything that ``up`` starts, validated; each section is what its server reads from a file.
 
@@ -45,6 +81,7 @@ class UpPlan:
         servers: at least one; several have names.
         gateway_section: its ``swarm_url``, and that of the route named like a server, default to the address of the
             server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
+        incumbents: of routes whose incumbent is a model.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
         file: the user's, which the gateway reads again on a reload.
@@ -55,6 +92,7 @@ class UpPlan:
 
     servers: tuple[ServerPlan, ...]
     gateway_section: dict[str, Any] | None
+    incumbents: tuple[IncumbentPlan, ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
     file: Path | None = None

@@ -194,24 +194,40 @@ def check_earlier(
         )
 
 
-class GatewayProcess:
-    """The gateway, started again where it dies, as a dead engine is; at the same address.
+class LastingProcess:
+    """A process that answers at one address, started again where it dies, as a dead engine is.
+
+    Args:
+        start: it.
+        on_event: called with ``{kind}_restarting`` and ``{kind}_recovered``.
+        kind: of process.
+        boot_seconds: within which it listens.
 
     Attributes:
         address: host and port, once it listens.
+        serves: whether it listened when last looked at; set it to ``False`` to be told when it first does.
     """
 
     address: tuple[str, int] = ("", 0)
 
-    def __init__(self, start: Callable[[], Child], on_event: OnEvent, restart_pause: float) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Child],
+        on_event: OnEvent,
+        restart_pause: float,
+        kind: str = "gateway",
+        boot_seconds: float = _LASTING_SECONDS,
+    ) -> None:
         self.child = start()
         self._start = start
+        self._kind = kind
+        self._boot_seconds = boot_seconds
         self._on_event = on_event
         self._restart_pause = restart_pause
         self._deaths = 0
         self._started_at = time.monotonic()
         self._restart_at: float | None = None
-        self._serves, self._warned_of = True, ""
+        self.serves, self._warned_of = True, ""
 
     def look(self) -> None:
         """Report its death and its return, and the first of each kind of failure of its hooks; start it again when
@@ -226,25 +242,29 @@ class GatewayProcess:
                 try:
                     self.child, self._started_at, self._restart_at = self._start(), now, None
                 except OSError as exc:
-                    # the disk is full, say: that is no death of a gateway
+                    # the disk is full, say: that is no death
                     self._restart_at = now + _START_PAUSE
-                    self._say(f"the gateway cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s")
+                    self._say(
+                        f"the {self.child.name} cannot be started ({exc}); it is tried again every {_START_PAUSE:.0f} s"
+                    )
             return
         for line in self.child.new_lines():
             if HOOK_FAILS in line and (failure := _HOOK_FAILS.search(_message(line))):
                 self._on_event("hook_failed", failure.groupdict())
         if self.child.exit_code is None:
-            if not self._serves and self._listens():
-                self._serves = True
-                self._on_event("gateway_recovered", {"seconds": round(now - self._started_at, 1)})
-            elif now - self._started_at > _LASTING_SECONDS:
-                if self._serves:
+            if not self.serves and self._listens():
+                self.serves = True
+                values = {"name": self.child.name, "seconds": round(now - self._started_at, 1)}
+                self._on_event(f"{self._kind}_recovered", values)
+            elif now - self._started_at > self._boot_seconds:
+                if self.serves:
                     self._deaths = 0
                 else:
-                    self._say(f"the gateway has not listened for {_LASTING_SECONDS:.0f} s since its start: it is ended")
+                    name, seconds = self.child.name, self._boot_seconds
+                    self._say(f"the {name} has not listened for {seconds:.0f} s since its start: it is ended")
                     self.child.stop(0.0)
             return
-        self._deaths, self._serves = self._deaths + 1, False
+        self._deaths, self.serves = self._deaths + 1, False
         # what it started goes with it
         self.child.stop(0.0)
         if self._deaths > MAX_RESTARTS:
@@ -253,7 +273,8 @@ class GatewayProcess:
         pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
         self._restart_at, self._warned_of = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
-        self._on_event("gateway_restarting", {"reason": reason, **values, "last_lines": ended(self.child).last_lines})
+        values |= {"name": self.child.name, "reason": reason, "last_lines": ended(self.child).last_lines}
+        self._on_event(f"{self._kind}_restarting", values)
 
     def _listens(self) -> bool:
         # a log on a full disk does not tell

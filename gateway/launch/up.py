@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 from gateway.launch import run_file
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.disk import DiskWatch
-from gateway.launch.plan import UpPlan
+from gateway.launch.plan import IncumbentPlan, UpPlan
 from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
 from gateway.launch.servers import (
     LISTENING,
     START_DEADLINE,
     TOKEN_VARIABLE,
-    GatewayProcess,
+    LastingProcess,
     Server,
     ended,
     with_servers,
@@ -45,7 +45,7 @@ _POLL = 0.5
 _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
-_WORK_GRACE = 30.0
+_WORK_GRACE, _INCUMBENT_GRACE = 30.0, 10.0
 # an engine whose server was killed notices within 10 s, and ends what it started
 _LEFT_GRACE = 30.0
 
@@ -174,19 +174,30 @@ class _Up:
 
     def __init__(self, plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         self._plan = plan
-        self._on_event = on_event
+        self._tell = on_event
+        self._held: list[dict[str, Any]] = []
         self._work = work
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
-        self._gateway: GatewayProcess | None = None
+        self._gateway: LastingProcess | None = None
+        self._incumbents: list[LastingProcess] = []
         self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
+    def _on_event(self, kind: str, values: dict[str, Any]) -> None:
+        """Pass an event on; nobody is told that all is ready before the incumbents answer."""
+        if kind == "ready" and not all(incumbent.serves for incumbent in self._incumbents):
+            self._held.append(values)
+        else:
+            self._tell(kind, values)
+
     def start(self) -> None:
-        """Start servers, gateway and engines, or as many of them as a signal lets."""
+        """Start incumbents, servers, gateway and engines, or as many of them as a signal lets."""
         plan = self._plan
+        for incumbent in plan.incumbents:
+            self._incumbents.append(self._start_incumbent(incumbent))
         for planned in plan.servers:
             env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
             env |= {TOKEN_VARIABLE: planned.token} if planned.token else {}
@@ -217,7 +228,7 @@ class _Up:
                     server.give_back()
                 return self._spawn("gateway", ["serve", *reads], section, log, env)
 
-            self._gateway = GatewayProcess(start, self._on_event, plan.restart_pause)
+            self._gateway = LastingProcess(start, self._on_event, plan.restart_pause)
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then
@@ -237,8 +248,12 @@ class _Up:
                 return
             # the last steps are reported before all ends
             over = self.working is not None and self.working.over
-            if self._gateway is not None:
-                self._gateway.look()
+            for process in (*self._incumbents, *([self._gateway] if self._gateway is not None else [])):
+                process.look()
+            if self._held and all(incumbent.serves for incumbent in self._incumbents):
+                for values in self._held:
+                    self._tell("ready", values)
+                self._held.clear()
             self._check()
             if self._work is not None and self.working is None and all(server.watch.was_ready for server in servers):
                 client = servers[0].client
@@ -261,6 +276,9 @@ class _Up:
         if self._gateway is not None:
             self._on_event("stopping", {"name": self._gateway.child.name})
             self._gateway.child.stop(_GATEWAY_GRACE, self.hurry)
+        for incumbent in self._incumbents:
+            self._on_event("stopping", {"name": incumbent.child.name})
+            incumbent.child.stop(_INCUMBENT_GRACE, self.hurry)
         stopping: list[_Working] = []
         for server in self._servers:
             if server.engine_asked and server.child.exit_code is None and server.client is not None:
@@ -287,6 +305,20 @@ class _Up:
         for server in self._servers if self._plan.earlier_run != "replace" else []:
             server.tell_unsaved()
         self._on_event("stopped", {})
+
+    def _start_incumbent(self, planned: IncumbentPlan) -> LastingProcess:
+        folder, name = self._plan.folder, f"incumbent {planned.name}"
+        command = [*self._plan.command, *planned.command(folder / "incumbent")]
+        log = folder / "logs" / f"incumbent-{planned.port}.log"
+        values = {"name": name, "gigabytes": round(planned.bytes / 1e9, 2), "log": str(log)}
+        self._on_event("starting_incumbent", values)
+        env = {FOLDER_VARIABLE: str(folder), "PYTHONPATH": python_path()}
+        boot_seconds = max(server.boot_timeout for server in self._plan.servers)
+        process = LastingProcess(
+            lambda: Child(name, command, log, env), self._on_event, self._plan.restart_pause, "incumbent", boot_seconds
+        )
+        process.address, process.serves = ("127.0.0.1", planned.port), False
+        return process
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
         file = log.parent.parent / f"{log.stem}.yaml"

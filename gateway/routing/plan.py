@@ -127,7 +127,7 @@ def upstream_of(serve: ServeConfig) -> UpstreamConfig:
     Raises:
         ConfigError: the key is not in the environment.
     """
-    incumbent = serve.incumbent.upstream
+    incumbent = serve.incumbent.server
     return UpstreamConfig(base_url=incumbent.base_url, api_key=incumbent.key(), model=incumbent.model)
 
 

@@ -6,7 +6,8 @@ The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` 
 ``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
 ``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that
-name, and the others follow ``steps``. Every command that the server gets is appended to ``RUN_DIR/commands``. ``paced``
+name, and the others follow ``steps``. A model is served once its folder has the file ``serves``. Every command that
+the server gets is appended to ``RUN_DIR/commands``. ``paced``
 and ``recording`` are no stand-ins: they are the command line itself, with the engines of the resilience and kill tests.
 """
 
@@ -120,6 +121,15 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
     server.serve_forever()
 
 
+def serve_model(flags: dict[str, str]) -> None:
+    folder = Path(flags["--folder"]).parent
+    with (folder / "models").open("a") as file:
+        file.write(json.dumps(flags) + "\n")
+    while not (folder / "serves").exists():
+        time.sleep(0.02)
+    ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), BaseHTTPRequestHandler).serve_forever()
+
+
 def main() -> None:
     script, *arguments = sys.argv[1:]
     if script in ("paced", "recording"):
@@ -132,6 +142,9 @@ def main() -> None:
         command_line()
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if arguments[0] == "models":
+        serve_model(dict(flag.split("=", 1) for flag in arguments if "=" in flag))
+        return
     config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())
     if script == "steps":
         print("arguments", *arguments, file=sys.stderr, flush=True)

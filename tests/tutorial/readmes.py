@@ -41,7 +41,7 @@ def commands(readme: str, language: str = "sh") -> list[list[str]]:
 
 def with_free_ports(folder: Path) -> None:
     """Replace the usual ports in all files of ``folder``."""
-    usual_ports = (8000, 10086, 10087)
+    usual_ports = (8000, 8001, 10086, 10087)
     ports = free_ports(len(usual_ports))
     for file in folder.rglob("*"):
         if file.suffix in (".md", ".yaml", ".py"):

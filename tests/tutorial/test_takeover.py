@@ -11,43 +11,6 @@ import pytest
 
 from tests.tutorial.readmes import run, tutorial_copy
 
-#: In place of vLLM: always an answer that never ends.
-STAND_IN = """
-import json
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.say({"data": [{"id": "smollm2-135m"}]})
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        message = {"role": "assistant", "content": "word " * 60}
-        self.say({"object": "chat.completion", "id": "1", "created": 1, "model": "m",
-                  "choices": [{"index": 0, "message": message, "finish_reason": "length"}]})
-
-    def say(self, body):
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
-
-
-def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its readme needs on a machine without vLLM; see ``test_readmes.py``."""
-    (folder / "incumbent.py").write_text(STAND_IN)
-
 
 def check_readme(folder: Path, said: str) -> None:
     """What its commands leave."""

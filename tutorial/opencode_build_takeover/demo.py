@@ -10,14 +10,10 @@ Everything runs under a deadline, and whatever fails leaves no process behind an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -43,7 +39,7 @@ ACTS = {
     "takes_over": ("A challenger learns in the shadow, and the gate lets it take over", CONCISE),
     "is_taken_back": ("Another one learns by a hook that can be gamed, and the gate takes it back", HERE / "longer"),
 }
-BOOT_SECONDS, ACT_SECONDS, COMMAND_SECONDS = 240.0, 900.0, 60.0
+ACT_SECONDS, COMMAND_SECONDS = 900.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -119,43 +115,6 @@ class Demo:
         self.until("users ask no more", lambda _: self.users.answered >= enough)
 
 
-@contextlib.contextmanager
-def incumbent(port: int, out: Path) -> Generator[str]:
-    """The model that users have today, until the block ends; gives its address.
-
-    Raises:
-        ExperimentError: it did not start.
-    """
-    log = out / "incumbent.log"
-    command = [sys.executable, str(HERE / "incumbent.py"), "--port", str(port), "--run-dir", str(out / "incumbent")]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            deadline = time.monotonic() + BOOT_SECONDS
-            while not _answers(f"http://127.0.0.1:{port}/v1/models"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise ExperimentError(f"the incumbent does not start; read {log}")
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _answers(url: str) -> bool:
-    try:
-        with _opener().open(url, timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
-
-
 def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
@@ -165,20 +124,19 @@ def run(out: Path, act: str, hooks: Path, every: int, more: int, pause: float) -
     [port] = free_ports(1)
     folder = out / act
     folder.mkdir(parents=True, exist_ok=True)
-    with incumbent(port, folder) as url:
-        base = HERE / "config.yaml"
-        serve = yaml.safe_load(base.read_text())["gateway"]["serve"]
-        serve["incumbent"]["upstream"]["base_url"] = url
-        serve["gate"] |= {"hook": str((HERE / serve["gate"]["hook"]).resolve()), "trial_every": every}
-        file, config = run_config(base, folder, control=False, serve=serve, hooks=str(hooks.resolve()))
-        gateway = f"http://127.0.0.1:{config['gateway']['port']}"
-        with (
-            running(file, folder / "up.log"),
-            Users(gateway, MODEL, CONCISE, pause) as users,
-            SwarmClient(swarm_url(config)) as swarm,
-        ):
-            demo = Demo(file, config, users, swarm, every, more)
-            demo.takes_over() if act == "takes_over" else demo.is_taken_back()
+    base = HERE / "config.yaml"
+    serve = yaml.safe_load(base.read_text())["gateway"]["serve"]
+    serve["incumbent"]["port"] = port
+    serve["gate"] |= {"hook": str((HERE / serve["gate"]["hook"]).resolve()), "trial_every": every}
+    file, config = run_config(base, folder, control=False, serve=serve, hooks=str(hooks.resolve()))
+    gateway = f"http://127.0.0.1:{config['gateway']['port']}"
+    with (
+        running(file, folder / "up.log"),
+        Users(gateway, MODEL, CONCISE, pause) as users,
+        SwarmClient(swarm_url(config)) as swarm,
+    ):
+        demo = Demo(file, config, users, swarm, every, more)
+        demo.takes_over() if act == "takes_over" else demo.is_taken_back()
     story = told(folder / "run" / "journal.db", demo.moves)
     draw(story, out / f"{act}.png")
     print(f"users: {users.sentence}\npicture: {out / f'{act}.png'}", *story.sentences, sep="\n", flush=True)

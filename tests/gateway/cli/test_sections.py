@@ -47,6 +47,26 @@ def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
     assert server.boot_timeout > 50, "the server gives up a boot before we do"
 
 
+def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: Path) -> None:
+    job = "{model: tiny, max_prompt_length: 300, max_response_length: 20}"
+    routes = ["a", "b"]
+    serve = "serve: {incumbent: {model: tiny, port: 8101, vllm: [--swap-space, '1']}}"
+    text = "jobs:\n" + "".join(
+        f"  {name}:\n    job: {job}\n    swarm: {{port: {port}}}\n" for port, name in enumerate(routes, 1)
+    )
+    text += "gateway:\n  routes:\n" + "".join(f"  - {{name: {name}, hooks: hooks, {serve}}}\n" for name in routes)
+    plan = read_plan(project(tmp_path, text))
+    [incumbent] = plan.incumbents
+    assert (incumbent.model, incumbent.name, incumbent.port) == (str(tmp_path / "tiny"), "tiny", 8101)
+    assert (incumbent.prompt_tokens, incumbent.answer_tokens) == (300, 20)
+    assert incumbent.arguments == ("--swap-space", "1")
+    assert plan.addresses[-1] == ("127.0.0.1", 8101)
+    file = tmp_path / "up.yaml"
+    file.write_text(file.read_text().replace("incumbent: {model: tiny", "incumbent: {model: gone"))
+    with pytest.raises(ConfigError, match="there is no model folder"):
+        read_plan(file)
+
+
 def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
     path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
     first, second = read_plan(path), read_plan(path)

@@ -1,9 +1,11 @@
 """``run_up`` with scripted children: what it starts, tells, and leaves (nothing)."""
 
+import json
 import os
 import signal
 import stat
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
 from gateway.launch.servers import with_servers
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
@@ -370,6 +372,40 @@ def test_a_gateway_that_was_killed_comes_back_at_its_address_and_training_goes_o
     assert not {"engine_stopped", "restarting", "recovered"} & set(run.kinds), "the engine was not touched"
     logs = tmp_path / "run" / "logs"
     assert (logs / "gateway.log").exists() and (logs / "gateway.log.1").exists()
+
+
+def test_an_incumbent_is_served_before_all_is_ready_and_started_again_when_it_dies(tmp_path: Path) -> None:
+    def serve(values: dict[str, Any]) -> None:
+        # the engine rolls, and the incumbent does not answer yet
+        if values["state"] == "ENGINE.ROLLING":
+            assert "ready" not in run.kinds
+            (tmp_path / "serves").touch()
+
+    def recovered(values: dict[str, Any]) -> None:
+        assert values["name"] == "incumbent base"
+        if "incumbent_restarting" in run.kinds:
+            interrupt()(values)
+
+    def ready(values: dict[str, Any]) -> None:
+        assert "incumbent_recovered" in run.kinds
+        [incumbent] = [child for child in psutil.Process().children() if "models" in child.cmdline()]
+        incumbent.kill()
+
+    with closing(bind("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    run = Run("steps", tmp_path, state=serve, incumbent_recovered=recovered, ready=ready)
+    incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",))
+    run.plan = replace(run.plan, incumbents=(incumbent,))
+    run()
+    [died] = [values for kind, values in run.events if kind == "incumbent_restarting"]
+    assert (died["reason"], died["attempt"]) == ("the incumbent base was killed by SIGKILL", 1)
+    assert "gateway_restarting" not in run.kinds and "restarting" not in run.kinds
+    first, second = (json.loads(line) for line in (tmp_path / "models").read_text().splitlines())
+    assert first == second
+    told = {name: first[f"--{name}"] for name in ("name", "port", "max-model-len", "max-new-tokens", "swap-space")}
+    wanted = {"name": "base", "port": port, "max-model-len": 560, "max-new-tokens": 48, "swap-space": 1}
+    assert told == {name: str(value) for name, value in wanted.items()}
+    assert (tmp_path / "logs" / f"incumbent-{port}.log").exists()
 
 
 def test_a_second_one_in_the_folder_is_refused_and_touches_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 """
 
 import sys
+import types
 
 if {"up", "train"} & set(sys.orig_argv):
     import swarm.server.engine.changes
@@ -21,3 +22,8 @@ if {"swarm", "start"} <= set(sys.orig_argv):
     import swarm.server.engine.resolving
 
     swarm.server.engine.resolving.Resolver = lambda run_dir: None
+if {"models", "serve"} <= set(sys.orig_argv):
+    from tests.tutorial.incumbent import serve_model
+
+    sys.modules["adapters.verl.serving"] = types.ModuleType("adapters.verl.serving")
+    vars(sys.modules["adapters.verl.serving"])["serve_model"] = serve_model

@@ -1,0 +1,64 @@
+"""``serve_model``: a model as it is, answered by vLLM alone, such as the incumbent of a route."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from adapters.verl.config import resolve_device
+from adapters.verl.cpu import cpu_environment
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve_model(
+    model: str,
+    name: str,
+    address: tuple[str, int],
+    folder: Path,
+    *,
+    max_model_len: int | None = None,
+    max_new_tokens: int | None = None,
+    arguments: Sequence[str] = (),
+    ends_with_parent: bool = False,
+) -> NoReturn:
+    """Become ``vllm serve``.
+
+    Args:
+        model: a path, or the name of a hub's model.
+        name: under which it is served.
+        address: host and port.
+        folder: where vLLM's metadata may be written, on a CPU.
+        max_model_len: tokens of prompt and answer together; ``None``: what the model takes.
+        max_new_tokens: of an answer whose request does not say how many.
+        arguments: more of them for ``vllm serve``.
+        ends_with_parent: SIGTERM comes when the process that started this one ends (Linux).
+
+    Raises:
+        ConfigError: vLLM is not installed.
+    """
+    vllm = Path(sys.executable).with_name("vllm")
+    if not vllm.is_file():
+        raise ConfigError("vLLM is not installed here: on a CPU make setup, with GPUs pip install 'swarm-gateway[gpu]'")
+    host, port = address
+    options = ["--served-model-name", name, "--host", host, "--port", str(port)]
+    if max_model_len is not None:
+        options += ["--max-model-len", str(max_model_len)]
+    if max_new_tokens is not None:
+        options += ["--override-generation-config", json.dumps({"max_new_tokens": max_new_tokens})]
+    environment = dict(os.environ)
+    if resolve_device(TrainJob(model=model)) == "cpu":
+        folder.mkdir(parents=True, exist_ok=True)
+        environment |= cpu_environment(folder.resolve(), "always")
+        options += ["--dtype", "float32", "--enforce-eager"]
+    if ends_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.execve(vllm, [str(vllm), "serve", model, *options, *arguments], environment)
