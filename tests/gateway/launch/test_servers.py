@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli.up import event_printer
 from gateway.launch.children import Child
-from gateway.launch.servers import GatewayProcess, ended
+from gateway.launch.servers import LastingProcess, ended
 
 TEXT = "2026-01-02 03:04:05,678 {} gateway.stats: {}"
 TOLD = "the hook fails: hook_result: on_compute_relative_reward returned 3 rewards for 8 candidates"
@@ -43,7 +43,7 @@ class Printed:
 
 def watched(child: Printed) -> list[tuple[str, dict[str, Any]]]:
     events: list[tuple[str, dict[str, Any]]] = []
-    gateway = GatewayProcess(lambda: cast(Child, child), lambda kind, values: events.append((kind, values)), 1.0)
+    gateway = LastingProcess(lambda: cast(Child, child), lambda kind, values: events.append((kind, values)), 1.0)
     gateway.look()
     if child.exit_code is None:
         gateway.look()
@@ -92,7 +92,7 @@ def test_a_gateway_that_never_listens_again_is_started_once_more(monkeypatch: py
     children = [Printed(exit_code=-9), Printed(), Printed()]
     starts = iter(children)
     # nobody listens there
-    gateway = GatewayProcess(lambda: cast(Child, next(starts)), lambda kind, values: events.append((kind, values)), 1.0)
+    gateway = LastingProcess(lambda: cast(Child, next(starts)), lambda kind, values: events.append((kind, values)), 1.0)
     for _ in range(100):
         gateway.look()
         now += 1.0
