@@ -268,7 +268,7 @@ async def test_every_route_is_documented(tmp_path: Path, swarm: Swarm, gateway: 
 
 
 async def test_health_is_alive_without_a_swarm_server(open_gateway: OpenGateway) -> None:
-    async with open_gateway(swarm_url="http://127.0.0.1:9") as http:
+    async with open_gateway(swarm_url="http://127.0.0.1:9", offline_wait_seconds=0.1) as http:
         response = await http.get("/health")
         assert (response.status_code, response.json()["engine"]) == (200, "unreachable")
         assert (await http.get("/v1/models")).status_code == 503

@@ -140,7 +140,8 @@ async def records(rig: server.Rig) -> int:
 
 
 async def test_what_is_kept_of_who_says_yes_is_found_by_the_search(rig: server.Rig, tmp_path: Path) -> None:
-    async with keeping_all(rig, tmp_path) as http:
+    # the batch is soon full, and nothing is trained
+    async with keeping_all(rig, tmp_path, claim_wait_seconds=0.1) as http:
         await everything(http, {"x-swarm-train": "true"})
     assert {"requests.jsonl"} <= traces(tmp_path) and await records(rig) > 0
 
