@@ -42,7 +42,7 @@ def test_every_row_is_trained_with_the_gradient_that_it_has_without_padding(tmp_
             process.stdin.close()
             process.stdin = None
         for rank, process in enumerate(started):
-            told, _ = process.communicate(timeout=600)
+            told, _ = process.communicate(timeout=1200)
             assert process.returncode == 0, (tmp_path / f"{rank}.log").read_text()
             done = json.loads(told.splitlines()[-1])
             assert done["examples"] == EXAMPLES

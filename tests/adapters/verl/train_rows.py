@@ -32,6 +32,7 @@ from transfer_queue import KVBatchMeta
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
+from adapters.verl import worker as worker_module
 from adapters.verl.config import verl_config
 from adapters.verl.fields import batch_rows
 from adapters.verl.trainer import SwarmTrainer
@@ -41,6 +42,8 @@ from swarm.job import TrainJob
 from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.adapters.verl.compute_advantages import trainer_of
 
+# nobody is served beside it: at a lower priority the test takes ten times as long on a busy machine
+worker_module.NICENESS = 0
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ACTOR = "actor_rollout_ref.actor"
 #: a small one of each: fixed and packed micro-batches, a mean over tokens and one over rows, verl's rows and tries
