@@ -113,13 +113,13 @@ class Pipeline:
             return _holding(relayed, held)
 
     async def is_plain(self, model: str | None, caller: Caller) -> bool:
-        """Whether only an upstream answers the requests for ``model``."""
+        """Whether only an upstream answers the requests for ``model``, as they came: none are masked."""
         try:
             with self._routes.table.held() as table:
                 route = await table.find(model, caller)
         except SwarmGatewayError:
             return False
-        return route.plain
+        return route.plain and route.settings.data.redact != "before_sampling"
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
         async with AsyncExitStack() as held:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gateway.data.redaction import Rules
 from swarm.errors import RequestError
@@ -42,8 +42,12 @@ class Consent:
         return self.granted and not self.withholds(texts)
 
     def withholds(self, texts: Any) -> bool:
-        """Whether what ``texts`` (JSON) hold forbids to keep them."""
-        return self.rules is not None and self.rules.private(texts)
+        """Whether what ``texts`` (JSON) hold forbids to keep them; rules cannot read a prompt of token ids."""
+        return self.rules is not None and (_token_ids(texts) or self.rules.private(texts))
+
+
+def _token_ids(body: Any) -> bool:
+    return isinstance(body, dict) and isinstance(cast("dict[str, Any]", body).get("prompt"), list)
 
 
 def header_consent(headers: Mapping[str, str]) -> bool | None:

@@ -161,3 +161,27 @@ async def test_an_upstream_gets_placeholders_too(rig: server.Rig, tmp_path: Path
         assert ANSWER.format(EMAIL) in text_of(answer, stream=stream), answer.text
     sent = json.dumps([body for _, body in rig.vllm.requests])
     assert MASKED in sent and EMAIL not in sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_several_prompts_an_upstream_gets_each_with_its_placeholders(
+    rig: server.Rig, tmp_path: Path, stream: bool
+) -> None:
+    def answering(sent: dict[str, Any]) -> Any:
+        choice = {"index": 0, "text": f"so {sent['prompt']}", "finish_reason": "stop"}
+        return streamed({"choices": [choice]})(sent) if stream else several(choice, completion=1)(sent)
+
+    rig.vllm.default = answering
+    nobody: Any = None
+    upstream = {"base_url": f"http://{rig.vllm_address}/v1"}
+    async with gateway_before(nobody, tmp_path, upstream=upstream, data={"redact": "before_sampling"}) as http:
+        prompts = ["hello", f"write to {EMAIL}"]
+        answer = await http.post("/v1/completions", json={"model": "tiny", "stream": stream, "prompt": prompts})
+        assert answer.status_code == 200, answer.text
+        said = text_of(answer, stream=stream)
+        assert "so hello" in said and f"so write to {EMAIL}" in said
+        # what no dialect can read cannot be masked either
+        unread = await http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", "suffix": EMAIL})
+        assert unread.status_code == 400
+    sent = [body["prompt"] for _, body in rig.vllm.requests]
+    assert sorted(sent) == ["hello", f"write to {MASKED}"]
