@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 #: Gives kind, start and end of each private part of a text.
 Find = Callable[[str], Iterable[tuple[str, int, int]]]
 PRESIDIO = "presidio"
+#: What Presidio gives to a form that says little by itself, such as eight digits, once a word beside it fits.
+_LEAST_SCORE = 0.4
 _NO_LETTER = re.compile(r"[^a-z]+")
 
 
@@ -56,8 +58,14 @@ def _kind(name: str) -> str:
 
 
 def _presidio() -> Find:
+    # its errors quote what it looks at
+    logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)
     try:
-        engine: Any = import_module("presidio_analyzer").AnalyzerEngine()
-    except Exception as exc:
-        raise ConfigError(f"presidio cannot be used: {exc}; pip install presidio-analyzer") from exc
+        engine: Any = import_module("presidio_analyzer").AnalyzerEngine(default_score_threshold=_LEAST_SCORE)
+        # what it fetches for its first address, no request waits for
+        engine.analyze(text="nobody@example.org", language="en")
+    except (Exception, SystemExit) as exc:
+        # spaCy's download of a model exits
+        how = "pip install presidio-analyzer, python -m spacy download en_core_web_lg"
+        raise ConfigError(f"presidio cannot be used: {exc}; {how}") from exc
     return lambda text: [(part.entity_type, part.start, part.end) for part in engine.analyze(text=text, language="en")]

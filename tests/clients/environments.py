@@ -118,6 +118,8 @@ AGENTJET = PythonEnv(
     "agentscope==1.0.21 mcp==1.19.0 pydantic==2.11.9 beast-logger==0.1.8 tenacity==9.2.1 loguru==0.7.3 networkx==3.6.1 "
     "hydra-core==1.3.8 datasets==5.2.0 swanlab==0.10.3 greenlet==3.5.6",
 )
+#: No client: what a finder of private parts calls.
+PRESIDIO = PythonEnv("presidio", "presidio-analyzer==2.2.366 spacy==3.8.18 pydantic==2.14.4")
 #: No client: what checks the page's scripts and screens.
 PAGE_CHECKS = NodeEnv("page-checks", "typescript@5.9.3 axe-core@4.14.1")
 ALL = (
@@ -137,6 +139,7 @@ ALL = (
     MINI_SWE,
     NODE,
     OPENCODE,
+    PRESIDIO,
     PYDANTIC_AI,
     QWEN_CODE,
     SMOLAGENTS,

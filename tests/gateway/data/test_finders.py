@@ -53,6 +53,9 @@ def test_a_pattern_that_fits_placeholders_does_not_mask_them_again() -> None:
 
 def test_presidio_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     class AnalyzerEngine:
+        def __init__(self, default_score_threshold: float) -> None:
+            assert default_score_threshold == 0.4
+
         def analyze(self, text: str, language: str) -> list[Any]:
             return [SimpleNamespace(entity_type="US_SSN", start=0, end=3)]
 
@@ -61,6 +64,15 @@ def test_presidio_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "presidio_analyzer", presidio)
     rules = data(finders=["presidio"]).rules
     assert rules is not None and Masking(rules).masked("123 is it") == "[US_SSN_1] is it"
+
+
+def test_a_presidio_without_its_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    presidio: Any = ModuleType("presidio_analyzer")
+    # as spaCy, where it cannot download one
+    presidio.AnalyzerEngine = lambda **_: sys.exit(1)
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", presidio)
+    with pytest.raises(ConfigError, match="spacy download"):
+        data(finders=["presidio"])
 
 
 def test_what_cannot_work_is_refused() -> None:
