@@ -110,7 +110,8 @@ def _lines(report: DataReport) -> list[str]:
     lines += [f"may hold it, and is yours to delete: {name}" for name in report.exports]
     lines += [f"deleted before: {stone.episodes} episodes" for stone in report.earlier]
     lines.append(
-        "episodes that keep_episodes, keep_bytes or keep_seconds removed are not counted, nor what learned of them"
+        "episodes that keep_episodes, keep_bytes, keep_seconds or keep_routes removed are not counted, nor what "
+        "learned of them"
     )
     if not report.versions:
         return [*lines, "no policy version was trained on the rest"]

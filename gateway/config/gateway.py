@@ -58,6 +58,9 @@ class RequestLogConfig(Model):
     keep_seconds: float | None = Field(
         default=None, gt=0, description="after which a line is taken out; null: with its file"
     )
+    keep_routes: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="seconds after which the lines of single routes are, by their names"
+    )
     max_text_bytes: int = Field(
         default=256 * 1024, ge=1024, description="of each request and each answer; the rest is cut"
     )

@@ -132,16 +132,21 @@ class RequestLog:
 
     def _next(self) -> dict[str, Any] | Erasure | None:
         """What is to be done next: a line, or lines that are too old."""
-        keep = self._config.keep_seconds
-        if keep is None:
+        keep, routes = self._config.keep_seconds, self._config.keep_routes
+        shortest = min(keep or math.inf, *routes.values(), math.inf)
+        if shortest == math.inf:
             return self._lines.get()
-        pause = min(_AGE_SECONDS, keep)
+        pause = min(_AGE_SECONDS, shortest)
         if (due := self._looked + pause - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 return self._lines.get(timeout=due)
         self._looked = time.monotonic()
-        oldest = (datetime.now(UTC) - timedelta(seconds=keep)).isoformat(timespec="milliseconds")
-        return Erasure(lambda line: line.get("time", "") < oldest)
+        oldest, of_routes = _before(keep), {route: _before(seconds) for route, seconds in routes.items()}
+
+        def too_old(line: dict[str, Any]) -> bool:
+            return line.get("time", "") < max(oldest, of_routes.get(line.get("route", ""), ""))
+
+        return Erasure(too_old)
 
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
@@ -209,6 +214,13 @@ def check_request_log(config: RequestLogConfig) -> None:
     folder = next((folder_above for folder_above in path.parents if folder_above.exists()), None)
     if folder is None or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
+
+
+def _before(seconds: float | None) -> str:
+    """The time of a line before which it is too old."""
+    return (
+        "" if seconds is None else (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+    )
 
 
 def _files(path: Path, files: int) -> list[Path]:

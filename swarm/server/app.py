@@ -169,6 +169,7 @@ def _open_journal(config: ServerConfig) -> MeteredJournal:
         keep_episodes=config.keep_episodes,
         keep_bytes=config.keep_bytes,
         keep_seconds=config.keep_seconds,
+        keep_routes=config.keep_routes,
     )
 
 

@@ -11,6 +11,17 @@ from swarm.types import Model
 DEFAULT_PORT = 10086
 
 
+class RouteRetention(Model):
+    """What is kept of the episodes of one route."""
+
+    keep_seconds: float | None = Field(
+        default=None, gt=0, description="how long after its end an episode is kept at most; null: as others"
+    )
+    keep_bytes: int | None = Field(
+        default=None, ge=1, description="bytes of texts and tokens above which the oldest of them go; null: as others"
+    )
+
+
 class ServerConfig(Model):
     """One swarm server. Without a token, here or in the run folder, it may only listen on a loopback address."""
 
@@ -76,6 +87,10 @@ class ServerConfig(Model):
         gt=0,
         description="how long after its end an episode is kept at most, unless it waits for training; null: while "
         "there is room",
+    )
+    keep_routes: dict[str, RouteRetention] = Field(
+        default={},
+        description="less for single routes of gateways, by their names; what waits for training stays",
     )
     keep_refused_text: bool = Field(
         default=False,

@@ -184,7 +184,7 @@ def delete(connection: sqlite3.Connection, folder: Path, stones: Collection[Tomb
 
 
 def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombstone], seconds: float = _SECONDS) -> None:
-    """Make sure that no byte of a deleted row is left in the file or its log, and note ``stones`` as done.
+    """Make sure that no byte of any deleted row is left in the file or its log, and note ``stones`` as done.
 
     Args:
         seconds: how long readers may keep the log from being emptied.
@@ -192,8 +192,6 @@ def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombsto
     Raises:
         UnavailableError: they do, or the disk lacks room; whoever opens the journal, or is idle, does the rest.
     """
-    if not stones:
-        return
     _empty_log(connection, seconds)
     _check_room(connection, path)
     connection.execute("PRAGMA temp_store = FILE")
@@ -203,7 +201,8 @@ def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombsto
     finally:
         connection.execute("PRAGMA temp_store = MEMORY")
     _empty_log(connection, seconds)
-    connection.executemany("INSERT OR IGNORE INTO erasures VALUES (?)", [(stone.id,) for stone in stones])
+    for stone in stones:
+        connection.execute("INSERT OR IGNORE INTO erasures VALUES (?)", (stone.id,))
 
 
 def log_emptied(connection: sqlite3.Connection) -> bool:

@@ -12,12 +12,14 @@ import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from swarm.errors import UnavailableError
+from swarm.server.config import RouteRetention
 from swarm.server.journal.erasure import (
     TOMBSTONES,
     Match,
@@ -73,6 +75,7 @@ class Journal:
         keep_episodes: int = 100_000,
         keep_bytes: int = 4 * 1024**3,
         keep_seconds: float | None = None,
+        keep_routes: Mapping[str, RouteRetention] = MappingProxyType({}),
     ) -> Self:
         """Open the journal at ``path`` for writing, and create it if there is none.
 
@@ -80,6 +83,7 @@ class Journal:
             keep_episodes: how many episodes that are over are kept, the latest.
             keep_bytes: bytes on disk above which the oldest of them go nevertheless.
             keep_seconds: how long after its end one is kept at most.
+            keep_routes: less than that for the routes with these names.
 
         Raises:
             ConfigError: another server has it, it is unreadable or no journal, or another version wrote it.
@@ -92,11 +96,17 @@ class Journal:
                 stones = undone(connection, path.parent)
                 delete(connection, path.parent, stones)
                 try:
-                    clear(connection, path, stones, 0.0)
+                    if stones:
+                        clear(connection, path, stones, 0.0)
                 except (UnavailableError, OSError, sqlite3.Error) as exc:
                     logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)
                 retention = Retention(
-                    connection, keep_episodes, keep_bytes, keep_seconds, lambda: _cleared(connection, path)
+                    connection,
+                    keep_episodes,
+                    keep_bytes,
+                    keep_seconds,
+                    keep_routes,
+                    lambda anew: _cleared(connection, path, anew=anew),
                 )
                 return cls(path, lock, connection, retention)
             except BaseException as exc:
@@ -197,7 +207,8 @@ class Journal:
         def do(connection: sqlite3.Connection) -> DataReport:
             current, stones = report(connection, folder, stone.subject), undone(connection, folder)
             delete(connection, folder, stones)
-            clear(connection, self._path, stones)
+            if stones:
+                clear(connection, self._path, stones)
             return current.model_copy(update={"earlier": [other for other in current.earlier if other.id != stone.id]})
 
         try:
@@ -303,13 +314,14 @@ class Journal:
                 waiter.set_exception(_unavailable(f"did not reach the disk {when}{why}; repeat the request"))
 
 
-def _cleared(connection: sqlite3.Connection, path: Path) -> bool:
-    """In an idle writer: do what a deletion left, and empty the log; whether it is empty."""
+def _cleared(connection: sqlite3.Connection, path: Path, *, anew: bool) -> bool:
+    """In an idle writer: do what a deletion left, write the file ``anew``, and empty the log; whether it is empty."""
     stones = undone(connection, path.parent)
     if not log_emptied(connection):
         return False
     delete(connection, path.parent, stones)
-    clear(connection, path, stones, 0.0)
+    if stones or anew:
+        clear(connection, path, stones, 0.0)
     return True
 
 

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -26,8 +26,9 @@ APPLICATION_ID = 0x53774777
 LIVE = f"state IN ('{EpisodeState.CLAIMED}', '{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')"
 
 # ``ended`` numbers the ends in their order. ``drop_reason`` is what the client was told at the end, ``lost_reason`` why
-# the episode was dropped later, ``tokens`` what became of its tokens (packed counts). Token data has tables of its own,
-# so that a change of state rewrites a short row. The calls of claimed episodes are in ``calls``; of an ended episode,
+# the episode was dropped later, ``tokens`` what became of its tokens (packed counts), ``size`` the bytes of its result
+# and its token data, for the ``route`` that it came by. Token data has tables of its own, so that a change of state
+# rewrites a short row. The calls of claimed episodes are in ``calls``; of an ended episode,
 # the call whose tokens are its trajectory's, if any.
 _TABLES = f"""
 CREATE TABLE runs (
@@ -64,10 +65,13 @@ CREATE TABLE episodes (
     lost_reason TEXT NOT NULL DEFAULT '',
     tokens BLOB,
     batch_id TEXT NOT NULL DEFAULT '',
-    step INTEGER
+    step INTEGER,
+    route TEXT NOT NULL DEFAULT '',
+    size INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX episodes_live ON episodes (state) WHERE {LIVE};
 CREATE INDEX episodes_ended ON episodes (ended) WHERE ended IS NOT NULL;
+CREATE INDEX episodes_of_route ON episodes (route, ended, size) WHERE route != '';
 CREATE TABLE calls (episode TEXT NOT NULL, call_id TEXT NOT NULL, data BLOB NOT NULL, UNIQUE (episode, call_id));
 CREATE TABLE trajectories (episode TEXT NOT NULL UNIQUE, data BLOB NOT NULL);
 CREATE TABLE keys (episode TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (episode, digest));

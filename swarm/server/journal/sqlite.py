@@ -83,21 +83,25 @@ def _episodes(rows: Sequence[EpisodeRow]) -> Iterable[Values]:
 
 
 def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
-    return [
-        (
+    for row in rows:
+        uuid, output = clean(row.episode_uuid), _output(row)
+        notes = row.notes if row.output is None else row.output.notes
+        yield (
             row.state,
             row.how,
             row.ended_at,
             clean(row.task_id),
             row.output.reward if row.output is not None else None,
-            _output(row),
+            output,
             clean(row.drop_reason),
             clean(row.end_key),
             pack_counts(row.tokens),
-            clean(row.episode_uuid),
+            clean(notes.route) if notes is not None else "",
+            len(output or ""),
+            uuid,
+            uuid,
+            uuid,
         )
-        for row in rows
-    ]
 
 
 def _output(row: EndRow) -> str | None:
@@ -154,12 +158,6 @@ _BULK: dict[type[Any], tuple[Statement, ...]] = {
         ),
     ),
     EndRow: (
-        (
-            "UPDATE episodes SET state = ?, how = ?, ended_at = ?, task_id = ?, reward = ?, output = ?,"
-            " drop_reason = ?, end_key = ?, tokens = ?,"
-            " ended = 1 + coalesce((SELECT max(ended) FROM episodes WHERE ended IS NOT NULL), 0) WHERE uuid = ?",
-            _ends,
-        ),
         ("INSERT OR REPLACE INTO trajectories (episode, data) VALUES (?, ?)", _trajectories),
         (
             "DELETE FROM calls WHERE episode IN (SELECT value FROM json_each(?))"
@@ -169,6 +167,14 @@ _BULK: dict[type[Any], tuple[Statement, ...]] = {
         (
             "DELETE FROM keys WHERE episode IN (SELECT value FROM json_each(?))",
             lambda rows: [(_names(rows),)],
+        ),
+        (
+            "UPDATE episodes SET state = ?, how = ?, ended_at = ?, task_id = ?, reward = ?, output = ?,"
+            " drop_reason = ?, end_key = ?, tokens = ?, route = ?,"
+            " size = ? + coalesce((SELECT length(data) FROM trajectories WHERE episode = ?), 0)"
+            " + coalesce((SELECT sum(length(data)) FROM calls WHERE episode = ?), 0),"
+            " ended = 1 + coalesce((SELECT max(ended) FROM episodes WHERE ended IS NOT NULL), 0) WHERE uuid = ?",
+            _ends,
         ),
     ),
 }

@@ -16,11 +16,13 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
+from swarm.server.config import RouteRetention
 from swarm.server.journal.rows import CallRow, EndRow, Row
 from swarm.server.journal.schema import LIVE
 from swarm.server.journal.sqlite import write
@@ -41,6 +43,8 @@ _PAUSE = 0.01
 _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
 #: written ends and token ids after which the limits are checked again
 _CHECK_ENDS, _CHECK_TOKENS = 128, 64 * 1024
+#: share of time that a server may spend on writing its file anew, without copies of what became too old
+_ANEW_SHARE = 0.001
 #: pages that one step gives back to the file system
 _STEP_PAGES = 512
 
@@ -52,7 +56,9 @@ class Retention:
         keep_episodes: how many episodes that are over are kept.
         keep_bytes: how many bytes of the file may be in use before older episodes go nevertheless.
         keep_seconds: how long after its end an episode is kept; ``None``: as long as there is room.
-        clear: tries to empty the log of what was removed, and does what a deletion left; whether it is empty.
+        keep_routes: less for the episodes of single routes.
+        clear: tries to empty the log of what was removed, and does what a deletion left, or, with true, writes the
+            whole file anew; whether the log is empty.
 
     Attributes:
         unclean: whether the log may have something that was removed, or the file something that is to be.
@@ -64,13 +70,19 @@ class Retention:
         keep_episodes: int,
         keep_bytes: int,
         keep_seconds: float | None = None,
-        clear: Callable[[], bool] = lambda: True,
+        keep_routes: Mapping[str, RouteRetention] = MappingProxyType({}),
+        clear: Callable[[bool], bool] = lambda anew: True,
     ) -> None:
         self._connection = connection
         self._keep_episodes = keep_episodes
         self._keep_seconds = keep_seconds
+        self._keep_routes = keep_routes
         self._clear = clear
         self.unclean = True
+        # rows that moved left copies in the gaps of pages; of what may become too old none are to stay
+        self._dated = keep_seconds is not None or bool(keep_routes)
+        self._copies = self._dated
+        self._anew_from = -math.inf
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
         self._ends = self._tokens = 0
@@ -106,11 +118,18 @@ class Retention:
         if removed > 0 or self._shrink():
             self.unclean = True
             return True
-        self.unclean = self.unclean and not self._clear()
+        began = time.monotonic()
+        anew = self._copies and began >= self._anew_from
+        if self.unclean or anew:
+            self.unclean = not self._clear(anew)
+            if anew and not self.unclean:
+                ended = time.monotonic()
+                self._copies, self._anew_from = False, ended + (ended - began) / _ANEW_SHARE
         return False
 
     def _remove(self, most: int) -> int:
-        """Remove up to ``most`` of the oldest episodes that are over; returns how many."""
+        """Remove up to ``most`` of the oldest episodes that are over, and as many of each route that has limits of its
+        own; returns how many."""
         execute = self._connection.execute
         pages, free = self._pages()
         # both counts read an index only
@@ -120,18 +139,40 @@ class Retention:
         ).fetchone()
         too_many = over - self._keep_episodes
         limit = most if pages - free > self._keep_pages else min(most, too_many)
-        oldest = -math.inf if self._keep_seconds is None else time.time() - self._keep_seconds
-        if limit <= 0 and self._keep_seconds is None:
+        names: set[str] = set()
+        if limit > 0 or self._keep_seconds is not None:
+            oldest = _before(self._keep_seconds)
+            ended = execute(
+                f"SELECT uuid, ended_at FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?",
+                (most,),
+            )
+            names |= {name for number, (name, ended_at) in enumerate(ended) if number < limit or ended_at < oldest}
+        for route, limits in self._keep_routes.items():
+            names |= self._too_much(route, limits, most)
+        if not names:
             return 0
-        ended = execute(
-            f"SELECT uuid, ended_at FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?",
-            (most,),
-        ).fetchall()
-        names = [name for number, (name, ended_at) in enumerate(ended) if number < limit or ended_at < oldest]
-        listed = json.dumps(names)
+        listed = json.dumps([*names])
         for table, column in (("episodes", "uuid"), ("trajectories", "episode"), ("calls", "episode")):
             execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (listed,))
+        self._copies = self._dated
         return len(names)
+
+    def _too_much(self, route: str, limits: RouteRetention, most: int) -> set[str]:
+        """Up to ``most`` episodes of ``route`` that are to go, the oldest."""
+        execute, oldest, over = self._connection.execute, _before(limits.keep_seconds), 0
+        # both statements read the index of routes
+        of_route = "FROM episodes WHERE route = ? AND route != '' AND ended IS NOT NULL"
+        if limits.keep_bytes is not None:
+            (size,) = execute(f"SELECT coalesce(sum(size), 0) {of_route}", (route,)).fetchone()
+            over = size - limits.keep_bytes
+        names: set[str] = set()
+        for name, ended_at, size in execute(
+            f"SELECT uuid, ended_at, size {of_route} AND NOT {LIVE} ORDER BY ended LIMIT ?", (route, most)
+        ):
+            if over > 0 or ended_at < oldest:
+                names.add(name)
+                over -= size
+        return names
 
     def _shrink(self) -> bool:
         """Give free pages back, except for those that the next episodes will fill anyway; whether there were any."""
@@ -148,6 +189,11 @@ class Retention:
             "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count"
         ).fetchone()
         return pages
+
+
+def _before(keep_seconds: float | None) -> float:
+    """The end, in Unix seconds, before which an episode is too old."""
+    return -math.inf if keep_seconds is None else time.time() - keep_seconds
 
 
 class Work(Generic[ResultT]):

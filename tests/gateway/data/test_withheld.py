@@ -11,7 +11,17 @@ import pytest
 from gateway.data.consent import Consent
 from gateway.data.redaction import Rules
 from tests.gateway.conftest import CHAT, ask, gateway_before
-from tests.standins.vllm import completion_chunk, plain, plain_choice, role_chunk, several, streamed, token_chunk, told, usage_chunk
+from tests.standins.vllm import (
+    completion_chunk,
+    plain,
+    plain_choice,
+    role_chunk,
+    several,
+    streamed,
+    token_chunk,
+    told,
+    usage_chunk,
+)
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -160,7 +170,9 @@ async def test_a_prompt_of_token_ids_cannot_be_read_and_is_not_kept(
     if policy == "first":
         rig.vllm.default = streamed(completion_chunk([1], "stop", [3, 4]), usage_chunk(1, 2))
     async with gateway_before(str(rig.client.base_url), tmp_path, policy=policy, data={"redact": redact}) as http:
-        answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": [3, 4], "stream": policy == "first"})
+        answer = await http.post(
+            "/v1/completions", json={"model": "tiny", "prompt": [3, 4], "stream": policy == "first"}
+        )
         assert fate(answer) == ("false", "private_data")
         assert (await http.get("/status")).json()["withheld"] == {"prompt": 1}
         assert rig.controller.pool.information().completed_episodes == 0

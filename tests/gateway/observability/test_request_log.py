@@ -147,6 +147,19 @@ async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subjec
 
 
 @pytest.mark.anyio
+async def test_lines_of_one_route_are_taken_out_earlier(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    old = {"time": "2020-01-01T00:00:00.000+00:00"}
+    path.write_text("".join(json.dumps(old | {"route": route}) + "\n" for route in ("support", "billing")))
+    log = RequestLog(RequestLogConfig(path=path, keep_routes={"billing": 3600}))
+    log.start()
+    # it comes after the look for what is too old
+    assert await log.erase(lambda notes: False) == 0
+    log.close()
+    assert [line["route"] for line in lines(path)] == ["support"]
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_line_names_its_session_unless_it_may_not_be_kept(
     open_gateway: OpenGateway, tmp_path: Path, kept: bool

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from swarm.server.config import RouteRetention
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CountsRow, RunRow
 from swarm.server.journal.writer import Retention
-from swarm.types import WorkflowOutput
+from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, taken
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +104,41 @@ async def test_what_is_too_old_goes_and_is_written_over(tmp_path: Path) -> None:
         return {name for name in names if f"text of {name}".encode() in content}
 
     await until(lambda: left() == young)
+    await journal.close()
+
+
+async def test_a_route_keeps_less_than_others(tmp_path: Path) -> None:
+    def said(name: str) -> WorkflowOutput:
+        text = {"text": f"text of {name}" + "w" * 500}
+        return WorkflowOutput(reward=1.0, notes=Notes(route=name.partition("-")[0]), metadata=text)
+
+    routes = {"old": RouteRetention(keep_seconds=3600.0), "large": RouteRetention(keep_bytes=20_000)}
+    journal = Journal.open(tmp_path / "journal.db", keep_routes=routes)
+    names = [f"{route}-{number:03}." for number in range(100) for route in ("old", "large", "other")]
+    journal.append(RunRow("r", ""), *map(claimed, names))
+    for name in names:
+        at = time.time() if name.endswith("7.") else 1.6e9
+        journal.append(over(name, at=at, output=said(name)))
+    # what waits for training stays, and counts
+    waiting = [f"{route}-waiting." for route in ("old", "large")]
+    for name in waiting:
+        journal.append(claimed(name), call(name, name, 900))
+        journal.append(ended(name, tokens=900, output=said(name)))
+    await journal.synced()
+
+    def left(route: str) -> list[str]:
+        content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return [name for name in names if name.startswith(route) and f"text of {name}".encode() in content]
+
+    young = [name for name in names if name.startswith("old") and name.endswith("7.")]
+    await until(lambda: left("old") == young)
+    await until(lambda: len(left("large")) < 25)
+    kept = [name for name in names if name.startswith("large") and name in journal.recover().endings]
+    size = sum(len(said(name).model_dump_json()) for name in kept)
+    tokens = 900 * 9
+    assert kept == [name for name in names if name.startswith("large")][-len(kept) :], "the oldest go"
+    assert 15_000 < size + tokens < 22_000
+    assert len(left("other")) == 100 and len(journal.recover().finished) == 2
     await journal.close()
 
 
