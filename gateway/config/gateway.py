@@ -59,7 +59,7 @@ class RequestLogConfig(Model):
         default=None, gt=0, description="after which a line is taken out; null: with its file"
     )
     keep_routes: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="seconds after which the lines of single routes are, by their names"
+        default={}, description="seconds after which a line of one route is taken out, by the name of the route"
     )
     max_text_bytes: int = Field(
         default=256 * 1024, ge=1024, description="of each request and each answer; the rest is cut"

@@ -1,4 +1,4 @@
-"""``finders: [presidio]`` with the real module; its model is one that knows a single name, since none comes from PyPI."""
+"""``finders: [presidio]`` with the real module, and a model that knows a single name: PyPI has none."""
 
 from __future__ import annotations
 
