@@ -90,7 +90,8 @@ class ServerConfig(Model):
     )
     keep_routes: dict[str, RouteRetention] = Field(
         default={},
-        description="keep less of one route, by its name at the gateway: keep_seconds, keep_bytes; what waits for training stays",
+        description="keep less of one route, by its name at the gateway: keep_seconds, keep_bytes; what waits for "
+        "training stays",
     )
     keep_refused_text: bool = Field(
         default=False,
