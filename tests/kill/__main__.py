@@ -2,6 +2,8 @@
 
 ``--up``: ``swarm-gateway up`` and what it started are killed instead, and the same command is run again after each;
 ``--engine real``: on a tiny model. A Ctrl-C or a SIGTERM then ends the killing, and the report follows.
+
+``--unkept 10000 --kills 20``: so many requests whose texts must not be kept, and a search for them.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tests.kill.going_on import Deadlines, GoingOn
 from tests.kill.harness import Harness
 from tests.kill.invariants import violations
 from tests.kill.report import summary
+from tests.kill.unkept import Storm
 
 
 def main() -> None:
@@ -33,12 +36,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the report there too")
     parser.add_argument("--up", action="store_true", help="kill `up`, gateway, server and trainer")
     parser.add_argument("--engine", choices=("stand-in", "real"), default="stand-in", help="of --up")
+    parser.add_argument("--unkept", type=int, metavar="REQUESTS", help="search for texts that must not be kept")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if options.up:
+        if options.unkept:
+            storm = Storm(folder, options.seed)
+            storm.run(options.unkept, options.kills)
+            told = storm.summary() | {"violations": storm.found}
+        elif options.up:
             told = _kill_up(folder, options.seed, options.kills, real=options.engine == "real")
         else:
             outcome = asyncio.run(Harness(folder, options.seed, options.serving).run(options.kills))

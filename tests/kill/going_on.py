@@ -97,7 +97,7 @@ class GoingOn:
         self._gone: list[float] = []
         # what `up` said of the trainers that were killed
         self._reasons: Counter[str] = Counter()
-        self._ports = _free_ports(2)
+        self._ports = free_ports(2)
         self.users = Users(f"http://127.0.0.1:{self._ports[1]}/v1", patience=GIVE_UP_AFTER)
         self._up: Up | None = None
         self._job = self._write()
@@ -390,7 +390,8 @@ def steps_twice(seen: Witnesses) -> list[str]:
     return wrong + [f"episodes of batch {one} count as trained without a step" for one in trained - recorded.keys()]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """So many that nobody listens at now."""
     held = [bind("127.0.0.1", 0) for _ in range(count)]
     ports: list[int] = [one.getsockname()[1] for one in held]
     for one in held:

@@ -1,8 +1,7 @@
 """The engine process without a trainer: it speaks the real link, takes batches, and serves a scripted vLLM.
 
-:func:`command` gives the swarm server's engine command. These kinds serve a vLLM: ``clients`` (for real clients),
-``paced`` (the resilience tests), ``recording`` (the kill test). The others serve none, or use the one at
-``KIND@ADDRESS``:
+:func:`command` gives the swarm server's engine command. Kinds that serve a vLLM: ``clients`` (for real clients),
+``paced`` (the resilience tests), ``recording``, ``spelling`` (the kill tests). Others use none, or ``KIND@ADDRESS``:
 
 * ``train``: a step per batch; ``train:imports`` reports what the synced code imports, ``train:elsewhere`` that it
   imports other files. ``one_step``: the same, then Finished.
@@ -368,6 +367,7 @@ async def serve(kind: str, job: TrainJob) -> None:
     from starlette.routing import Route
 
     from tests.standins.models import ObedientVllm, PacedModel
+    from tests.standins.spelling import Keeping, SpellingVllm
     from tests.standins.vllm import ScriptedVllm, listening, plain
 
     engine, vllm = Engine, ScriptedVllm(plain([1, 2, 3, 4, 5, 6]))
@@ -375,6 +375,8 @@ async def serve(kind: str, job: TrainJob) -> None:
         vllm = ObedientVllm()
     elif kind == "recording":
         engine = Recording
+    elif kind == "spelling":
+        engine, vllm = Keeping, SpellingVllm()
     elif kind == "paced":
         calls = Log(Path(os.environ[FOLDER_VARIABLE]) / "calls.jsonl")
         paced = PacedModel(lambda text, ended: calls.write(asked=text, ended=ended, at=time.monotonic()))
@@ -387,7 +389,7 @@ async def serve(kind: str, job: TrainJob) -> None:
 
 def main(kind: str, job_path: str) -> None:
     job = parse_job(Path(job_path).read_text())
-    if kind in ("clients", "paced", "recording"):
+    if kind in ("clients", "paced", "recording", "spelling"):
         asyncio.run(serve(kind, job))
     else:
         kind, _, address = kind.partition("@")
