@@ -1,9 +1,9 @@
 """A storm of requests whose texts must not be kept, with SIGKILLs of gateway and server in it; then the search.
 
 All that the processes write is below one folder: the run folder, logs, keys, the store, and what they would put into
-the system's temporary folders. Three marks tell texts apart. ``REFUSED`` is in texts of who says no and in private parts
-of prompts, which are on disk at no moment; ``INVENTED`` in private parts that the model itself writes, whose tokens are
-in the journal until their group is given back; ``TRAINED`` in texts of who agrees, and has to be found.
+the system's temporary folders. Three marks tell texts apart. ``REFUSED`` is in texts of who says no and in private
+parts of prompts, which are on disk at no moment; ``INVENTED`` in private parts that the model itself writes, whose
+tokens are in the journal until their group is given back; ``TRAINED`` in texts of who agrees, and has to be found.
 
 Invariant: whatever it starts is dead when it returns. What it cannot see: the memory of processes.
 """
