@@ -14,9 +14,11 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import os
 import secrets
 import stat
+import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 
 _MAX_BYTES = 1024 * 1024
+_REPEATED_SECONDS, _MOST_READS = 60.0, 1000
 
 
 def read_private(path: Path, model: type[M], what: str) -> M:
@@ -131,6 +134,23 @@ async def append_audit(path: Path, entry: Mapping[str, Any]) -> None:
         await asyncio.shield(asyncio.to_thread(write))
     except OSError as exc:
         logger.error("the audit log %s cannot be written (%s): %s", path, exc, line)
+
+
+class RepeatedReads:
+    """Which reads an audit log takes: of one that a page repeats again and again, one a minute."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, float] = {}
+
+    def due(self, entry: Mapping[str, Any]) -> bool:
+        """Whether ``entry`` is to be written; it counts as written then."""
+        name, now = repr(entry), time.monotonic()
+        if now - self._written.get(name, -math.inf) < _REPEATED_SECONDS:
+            return False
+        if len(self._written) >= _MOST_READS:
+            self._written.clear()
+        self._written[name] = now
+        return True
 
 
 #: Tells one state of a file from another; ``None``: there is no file.

@@ -30,7 +30,7 @@ from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.observability.request import may_keep
 from gateway.types import Caller
-from swarm.credentials import Ring, append_audit, digest, matching
+from swarm.credentials import RepeatedReads, Ring, append_audit, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
 from swarm.http.asgi import bearer_bytes, error_response
 
@@ -98,6 +98,7 @@ class KeyRing:
         self._used: dict[str, datetime] = {}
         self._complaint = ""
         self._strangers = RequestRate()
+        self._reads = RepeatedReads()
         self.change(config)
 
     @property
@@ -195,6 +196,11 @@ class KeyRing:
         if not entry["who"] and self._strangers.take(_STRANGERS_PER_MINUTE) > 0:
             return
         await append_audit(self._file.audit_path, entry)
+
+    async def audit_read(self, who: str, what: str) -> None:
+        """Note in the audit log that somebody reads texts, once a minute."""
+        if self._reads.due({"who": who, "what": what}):
+            await self.audit({"who": who, "what": what, "result": "done"})
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:

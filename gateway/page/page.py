@@ -81,6 +81,7 @@ class WebPage:
     def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:
         self._logins = Logins(keys, secure=beyond_loopback)
         self._keyless = keys.open
+        self._keys = keys
         self._events = Events()
         self._judgements = Judgements(config.judgements)
         self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten, self._judgements.erase)
@@ -149,6 +150,7 @@ class WebPage:
         caller, policy = visitor.holder.caller, _number(query.get("policy"), "policy")
         limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
         names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
+        await self._keys.audit_read(visitor.name, "groups read")
         last = self._events.latest
         everything = self.watcher.opened(caller)
         groups = await select(everything, view, policy=policy, **names)
@@ -165,6 +167,7 @@ class WebPage:
 
     async def _show(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
+        await self._keys.audit_read(visitor.name, f"group {group.id} read")
         return {"at": time.time(), "me": visitor.name, **group.whole()}
 
     async def _judge(self, request: Request, visitor: Visitor) -> Any:
@@ -199,7 +202,7 @@ class WebPage:
         return answer
 
     async def _stream(self, request: Request) -> Response:
-        self._logins.visitor(request)
+        await self._keys.audit_read(self._logins.visitor(request).name, "groups read")
         last_id = request.headers.get("last-event-id") or request.query_params.get("last", "")
 
         def look() -> Caller:

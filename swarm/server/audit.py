@@ -6,8 +6,6 @@ Invariant: an entry is one line, appended at once and on disk before the command
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from swarm.credentials import append_audit
+from swarm.credentials import RepeatedReads, append_audit
 from swarm.errors import SwarmGatewayError
 from swarm.server.auth import TokenHolder
 
 _MOST_SENDER = 200
-_REPEATED_SECONDS, _MOST_READS = 60.0, 1000
 
 
 class AuditLog:
@@ -29,20 +26,14 @@ class AuditLog:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "audit.jsonl"
-        #: when reads that are repeated were last written, by what they say
-        self._reads: dict[str, float] = {}
+        self._reads = RepeatedReads()
 
     async def read(self, request: Request, what: str, about: Mapping[str, Any]) -> None:
         """Log that the caller reads something; a page that looks again and again has a line a minute."""
         caller: TokenHolder = request.scope["caller"]
         entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": dict(about)}
-        name, now = repr(entry), time.monotonic()
-        if now - self._reads.get(name, -math.inf) < _REPEATED_SECONDS:
-            return
-        if len(self._reads) >= _MOST_READS:
-            self._reads.clear()
-        self._reads[name] = now
-        await append_audit(self.path, {**entry, "result": "done"})
+        if self._reads.due(entry):
+            await append_audit(self.path, {**entry, "result": "done"})
 
     @asynccontextmanager
     async def command(

@@ -7,8 +7,8 @@ The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` 
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
 ``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that
 name, and the others follow ``steps``. A model is served once its folder has the file ``serves``. Every command that
-the server gets is appended to ``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they are
-the command line itself, with the engines of the resilience and kill tests.
+the server gets is appended to ``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they
+are the command line itself, with the engines of the resilience and kill tests.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,17 @@ async def test_a_key_that_is_no_admins_sees_and_deletes_nothing_of_it(site: Site
         answer = await visitor.http.request(method, f"/ui/api{path}?key=any", headers=JSON)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_needed")
     assert (await site.http.get("/ui/api/data?key=any")).status_code == 401
+
+
+async def test_who_reads_groups_is_in_the_audit_log_beside_the_keys(site: Site, tmp_path: Path) -> None:
+    await site.ask()
+    lena = await site.visit("look")
+    for _ in range(2):
+        (group,) = await lena.groups()
+        await lena.get(f"/groups/{group['id']}")
+    lines = [json.loads(line) for line in (tmp_path / "keys.json.audit.jsonl").read_text().splitlines()]
+    reads = [(line["who"], line["what"]) for line in lines if line["what"].endswith("read")]
+    assert reads == [("Lena", "groups read"), ("Lena", f"group {group['id']} read")]
 
 
 async def test_an_admin_sees_what_there_is_of_a_user_and_deletes_it(rig: server.Rig, tmp_path: Path) -> None:
