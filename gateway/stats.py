@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from reward_hooks.contract import GroupScore
 from swarm.errors import HookError
 from swarm.status import ComparisonStatus, EngineFailure
+from swarm.subjects import PRIVATE_DATA
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class DropReason(StrEnum):
     SUBMIT_TIMEOUT = "submission_timed_out"
     CANCELLED = "request_cancelled"
     UNAVAILABLE = "engine_unavailable"
-    PRIVATE = "private_data"
+    PRIVATE = PRIVATE_DATA
 
 
 class Kinds(Counter[str]):

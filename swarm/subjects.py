@@ -18,6 +18,8 @@ from swarm.errors import RequestError
 from swarm.types import Model, Notes
 
 Named = Literal["key", "session", "user", "request_id"]
+#: Why episodes are given back that have an answer which may not be kept.
+PRIVATE_DATA = "private_data"
 _NAMES: tuple[Named, ...] = get_args(Named)
 
 

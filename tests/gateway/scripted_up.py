@@ -134,9 +134,14 @@ def main() -> None:
     script, *arguments = sys.argv[1:]
     if script in ("paced", "recording", "spelling"):
         import swarm.server.engine.supervisor
+        import swarm.server.journal.writer
         from gateway.cli import main as command_line
         from tests.standins.engine import command
 
+        if script == "spelling":
+            # it tidies its journal as soon as it may
+            swarm.server.journal.writer.AGE_SECONDS = 0.5
+            swarm.server.journal.writer.ANEW_SHARE = 0.1
         swarm.server.engine.supervisor.ENGINE_COMMAND = command(script)
         sys.argv[1:] = arguments
         command_line()

@@ -113,7 +113,8 @@ class Storm:
             if self._failed is not None:
                 raise self._failed
             self._until(self._rests, _SETTLE_SECONDS, "the server does not come to rest")
-            self._search("at rest", REFUSED, INVENTED)
+            self._until(lambda: not self._places(INVENTED), _SETTLE_SECONDS, "private answers stay in the journal")
+            self._search("at rest", REFUSED)
             assert self._up.interrupt() == 0, self._up.seen[-5:]
         finally:
             self._over.set()

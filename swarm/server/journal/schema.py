@@ -15,6 +15,7 @@ from typing import IO
 
 from swarm.errors import ConfigError
 from swarm.states import EpisodeState
+from swarm.subjects import PRIVATE_DATA
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
 SCHEMA_VERSION = 10
@@ -24,6 +25,8 @@ APPLICATION_ID = 0x53774777
 #: The condition on ``episodes`` for live ones: they are in the server's memory and never removed from disk. The partial
 #: index serves only queries that repeat it literally.
 LIVE = f"state IN ('{EpisodeState.CLAIMED}', '{EpisodeState.FINISHED}', '{EpisodeState.BATCHED}')"
+#: Alike, the condition for those that were given back because of a private answer.
+PRIVATE = f"drop_reason = '{PRIVATE_DATA}'"
 
 # ``ended`` numbers the ends in their order. ``drop_reason`` is what the client was told at the end, ``lost_reason`` why
 # the episode was dropped later, ``tokens`` what became of its tokens (packed counts), ``size`` the bytes of its result
@@ -72,6 +75,7 @@ CREATE TABLE episodes (
 CREATE INDEX episodes_live ON episodes (state) WHERE {LIVE};
 CREATE INDEX episodes_ended ON episodes (ended) WHERE ended IS NOT NULL;
 CREATE INDEX episodes_of_route ON episodes (route, ended, size) WHERE route != '';
+CREATE INDEX episodes_private ON episodes (drop_reason) WHERE {PRIVATE};
 CREATE TABLE calls (episode TEXT NOT NULL, call_id TEXT NOT NULL, data BLOB NOT NULL, UNIQUE (episode, call_id));
 CREATE TABLE trajectories (episode TEXT NOT NULL UNIQUE, data BLOB NOT NULL);
 CREATE TABLE keys (episode TEXT NOT NULL, digest BLOB NOT NULL, UNIQUE (episode, digest));

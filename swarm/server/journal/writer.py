@@ -24,9 +24,10 @@ from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
 from swarm.server.config import RouteRetention
 from swarm.server.journal.rows import CallRow, EndRow, Row
-from swarm.server.journal.schema import LIVE
+from swarm.server.journal.schema import LIVE, PRIVATE
 from swarm.server.journal.sqlite import write
 from swarm.states import EpisodeState
+from swarm.subjects import PRIVATE_DATA
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -44,7 +45,7 @@ _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
 #: written ends and token ids after which the limits are checked again
 _CHECK_ENDS, _CHECK_TOKENS = 128, 64 * 1024
 #: share of time that a server may spend on writing its file anew, without copies of what became too old
-_ANEW_SHARE = 0.001
+ANEW_SHARE = 0.001
 #: pages that one step gives back to the file system
 _STEP_PAGES = 512
 
@@ -79,9 +80,10 @@ class Retention:
         self._keep_routes = keep_routes
         self._clear = clear
         self.unclean = True
-        # rows that moved left copies in the gaps of pages; of what may become too old none are to stay
-        self._dated = keep_seconds is not None or bool(keep_routes)
-        self._copies = self._dated
+        # rows that moved leave copies in the gaps of pages; of what has a term, and of private answers, none may stay
+        (private,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM episodes WHERE {PRIVATE})").fetchone()
+        self._strict = keep_seconds is not None or bool(keep_routes or private)
+        self._copies = self._strict
         self._anew_from = -math.inf
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
         self._keep_pages = max(1, keep_bytes // page_size)
@@ -93,6 +95,9 @@ class Retention:
         for row in rows:
             if isinstance(row, EndRow):
                 self._ends += 1
+                self._strict = self._strict or row.drop_reason == PRIVATE_DATA
+                # of some that are given up with their process, nobody says that they are private
+                self._copies = self._copies or (self._strict and not row.kept_call)
             elif isinstance(row, CallRow):
                 self._tokens += len(row.call.prompt_ids) + len(row.call.response_ids)
         if self._ends >= _CHECK_ENDS or self._tokens >= _CHECK_TOKENS:
@@ -124,7 +129,7 @@ class Retention:
             self.unclean = not self._clear(anew)
             if anew and not self.unclean:
                 ended = time.monotonic()
-                self._copies, self._anew_from = False, ended + (ended - began) / _ANEW_SHARE
+                self._copies, self._anew_from = False, ended + (ended - began) / ANEW_SHARE
         return False
 
     def _remove(self, most: int) -> int:
@@ -154,7 +159,7 @@ class Retention:
         listed = json.dumps([*names])
         for table, column in (("episodes", "uuid"), ("trajectories", "episode"), ("calls", "episode")):
             execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (listed,))
-        self._copies = self._dated
+        self._copies = self._copies or self._strict
         return len(names)
 
     def _too_much(self, route: str, limits: RouteRetention, most: int) -> set[str]:

@@ -8,6 +8,7 @@ import random
 import shutil
 import sqlite3
 import struct
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from swarm.server.journal.rows import CallRow, Row, RunRow
 from swarm.subjects import Subject, Tombstone
 from swarm.tokens import ModelCall
 from swarm.types import Notes, WorkflowOutput
-from tests.swarm.server.journal.build import batch, claimed, dropped, ended_with, stepped, taken
+from tests.swarm.server.journal.build import batch, claimed, dropped, ended_with, over, stepped, taken
 from tests.token_data import model_call
 
 pytestmark = pytest.mark.anyio
@@ -92,6 +93,39 @@ async def test_no_byte_of_what_is_deleted_is_left_and_all_else_is(tmp_path: Path
     assert [name for name in hers if traces(tmp_path, name)] == []
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_the_tokens_of_what_is_given_up_are_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("swarm.server.journal.writer.AGE_SECONDS", 0.05)
+    random_ = random.Random(1)
+    journal = Journal.open(tmp_path / "journal.db")
+    journal.append(RunRow("r", ""))
+    running: list[tuple[str, list[Row]]] = []
+    given_up: list[str] = []
+    for number in range(300):
+        name = f"{random_.choice(['private', 'his'])}-{number:03}"
+        running.append((name, episode(name, random_.choice([3, 40, 900]))))
+        journal.append(*running[-1][1][:2])
+        # with others before and after it, and some on the same page
+        while len(running) > (20 if number < 299 else 0):
+            name, rows = running.pop(random_.randrange(len(running)))
+            private = name.startswith("private")
+            journal.append(over(name, "aborted", drop_reason="private_data") if private else rows[-1])
+            given_up += [name] if private else []
+        if number % 3 == 0:
+            await journal.synced()
+    assert len(given_up) > 100
+
+    def left() -> list[str]:
+        content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return [name for name in given_up if sampled(name, 3).response_ids.tobytes() in content]
+
+    deadline = time.monotonic() + 60
+    while left():
+        assert time.monotonic() < deadline, left()
+        await asyncio.sleep(0.1)
+    await journal.close()
 
 
 async def test_a_restored_journal_is_cleared_when_it_is_opened(tmp_path: Path) -> None:
