@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.states import EpisodeState
 
 #: in ``user_version``; raised with every change of the tables, or of the token data in them
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 #: in ``application_id``, so that another program's database is not mistaken for a journal ("SwGw")
 APPLICATION_ID = 0x53774777
 
@@ -91,6 +91,7 @@ CREATE TABLE stages (
     run_id TEXT NOT NULL, route TEXT NOT NULL, incumbent TEXT NOT NULL, version INTEGER NOT NULL, stage TEXT NOT NULL,
     UNIQUE (run_id, route, incumbent, version)
 );
+CREATE TABLE resumptions (run_id TEXT NOT NULL, step INTEGER NOT NULL, UNIQUE (run_id, step));
 CREATE TABLE losses (task_id TEXT PRIMARY KEY, lost INTEGER NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE agreements (client_uuid TEXT PRIMARY KEY);
 """

@@ -1,0 +1,262 @@
+"""``watched``: the alarms of a training run, by what its steps and evaluations measured.
+
+Invariant: it is a function of rows of the journal. What was not measured raises no alarm. A mean is compared with an
+earlier one that shares no step with it; the difference must also be larger than chance makes it (``_SURE`` standard
+errors, or ``_SURE_OF_BEST`` where the earlier mean was picked as the best of many).
+
+Entropy alone is no alarm: in healthy training most of it is spent in the first steps, in exchange for reward (Cui et
+al. 2025, arXiv 2505.22617, R = -a exp(H) + b). So what counts is entropy that was spent and bought no reward.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
+from swarm.measures import EVAL, LOGGED, REPETITION, RESPONSE_TOKENS, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL, TRAIN
+from swarm.types import EvalResult, StepResult
+
+_SURE, _SURE_OF_BEST = 3.0, 5.0
+_ENTROPY, _LENGTH = "actor/entropy", "response_length/mean"
+#: The alarms of single steps: verl's metric, what it is, and its lowest and highest value by the limit.
+_LEVELS: dict[str, tuple[str, str, Callable[[float], tuple[float, float]]]] = {
+    "weights": (
+        "rollout_corr/rollout_is_mean",
+        "the mean weight of the step's tokens, trainer over sampler,",
+        lambda limit: (1 / limit if limit else -math.inf, limit),
+    ),
+    "sample_size": (
+        "rollout_corr/rollout_is_eff_sample_size",
+        "the effective sample size, as a share of the step's tokens,",
+        lambda limit: (limit, math.inf),
+    ),
+    "sampler_kl": (
+        "rollout_corr/kl",
+        "the KL divergence of the sampler from the trainer",
+        lambda limit: (-limit, limit),
+    ),
+    "chi2": (
+        "rollout_corr/chi2_token",
+        "the chi-squared divergence of the sampler from the trainer",
+        lambda limit: (-math.inf, limit),
+    ),
+    "base_kl": (
+        "actor/kl_loss",
+        "the KL divergence of a token from the first weights",
+        lambda limit: (-math.inf, limit),
+    ),
+}
+#: steps in a row without a signal
+_SILENT_STEPS = 2
+_CURE = "make the reward finer, raise job.temperature, or set job.collection to finish_enough_non_dummy_tasks"
+
+
+def watched(
+    steps: Sequence[StepResult],
+    evaluations: Sequence[EvalResult],
+    rules: WatchRules,
+    *,
+    summed_entropy: bool = False,
+) -> list[Alarm]:
+    """What is beyond its limit after the last of ``steps``.
+
+    Args:
+        steps: in order, each as the journal has it.
+        evaluations: by version, the oldest first.
+        rules: limits; what has the action ``off`` is left out.
+        summed_entropy: verl's entropy is a sum over the tokens of an answer, as it is with ``dr_grpo``.
+    """
+    if not steps:
+        return []
+    alarms: list[Alarm] = []
+    for name, says in _Steps(steps, rules, summed_entropy).rules():
+        place = len(steps) - 1
+        if text := says(place):
+            while place and says(place - 1):
+                place -= 1
+            alarms.append(Alarm(name=name, text=text, since=steps[place].step, action=rules.of(name).action))
+    alarms += _held_out(evaluations, steps[-1].metrics, rules)
+    order = {name: number for number, name in enumerate(ALARMS)}
+    return sorted((one for one in alarms if one.action != "off"), key=lambda one: order[one.name])
+
+
+class _Means(NamedTuple):
+    now: float
+    then: float
+
+
+class _Curve:
+    """Values of steps, ``None`` where nothing was measured, and their means over a window that ends at each."""
+
+    def __init__(self, values: Sequence[float | None], size: int) -> None:
+        self._values, self._size = values, size
+        self.means: list[float | None] = []
+        #: the best mean so far
+        self.best: list[float] = []
+        for end in range(len(values)):
+            window = self._window(end)
+            mean = math.fsum(window) / size if len(window) == size else None
+            self.means.append(mean)
+            self.best.append(max(-math.inf if mean is None else mean, self.best[-1] if self.best else -math.inf))
+        self.first = next((place for place, mean in enumerate(self.means) if mean is not None), len(values))
+
+    def best_before(self, place: int) -> int | None:
+        """Where the first window with the best mean ends that shares no step with the one at ``place``."""
+        before = place - self._size
+        return None if before < 0 or self.best[before] == -math.inf else bisect_left(self.best, self.best[before])
+
+    def differ(self, place: int, before: int | None, sure: float) -> _Means | None:
+        """The means at ``place`` and ``before``, if they differ by more than ``sure`` standard errors; ``None`` also if
+        one is not measured, or they share a step."""
+        if before is None or place - before < self._size or before < self.first:
+            return None
+        now, then = self.means[place], self.means[before]
+        if now is None or then is None:
+            return None
+        squares = sum((value - now) ** 2 for value in self._window(place))
+        squares += sum((value - then) ** 2 for value in self._window(before))
+        chance = sure * math.sqrt(squares / (self._size - 1) / self._size)
+        return _Means(now, then) if abs(now - then) >= chance else None
+
+    def _window(self, end: int) -> list[float]:
+        return [value for value in self._values[max(0, end + 1 - self._size) : end + 1] if value is not None]
+
+
+class _Steps:
+    """The rules about steps: each says what is wrong after the step at a place, as a sentence; empty: nothing."""
+
+    def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_entropy: bool) -> None:
+        self._steps, self._rules = steps, rules
+        self._entropy = _Curve([_entropy(step, summed_entropy) for step in steps], rules.window)
+        self._reward, self._spread = self._curve(REWARD), self._curve(SPREAD)
+        self._tokens, self._repetition = self._curve(RESPONSE_TOKENS), self._curve(REPETITION)
+        logged = TRAIN + LOGGED
+        self._components = {
+            name.removeprefix(logged): self._curve(name)
+            for name in steps[-1].metrics
+            if name.startswith(logged)
+            and name.removeprefix(logged).rpartition(".")[2] not in rules.lower_is_better
+            and all(0 <= step.metrics.get(name, 0) <= 1 for step in steps)
+        }
+
+    def rules(self) -> Iterator[tuple[str, Callable[[int], str]]]:
+        """The name of each alarm, and when it is raised."""
+        yield "entropy", self._spent
+        yield "reward", self._worse
+        yield "components", self._components_fell
+        yield "length", self._longer
+        yield "repetition", self._repeats
+        yield "signal", self._silent
+        for name in _LEVELS:
+            yield name, partial(self._beyond, name)
+
+    def _curve(self, metric: str) -> _Curve:
+        return _Curve([step.metrics.get(metric) for step in self._steps], self._rules.window)
+
+    def _spent(self, place: int) -> str:
+        now = self._reward.means[place]
+        as_good = None if now is None else bisect_left(self._reward.best, now)
+        found = self._entropy.differ(place, as_good, _SURE)
+        if now is None or as_good is None or found is None or found.now >= self._rules.entropy.limit * found.then:
+            return ""
+        return (
+            f"the entropy fell from {found.then:.3g} to {found.now:.3g} since step {self._steps[as_good].step}, and "
+            f"the mean reward is no higher (then {self._reward.means[as_good]:.3g}, now {now:.3g})"
+        )
+
+    def _worse(self, place: int) -> str:
+        best = self._reward.best_before(place)
+        found = self._reward.differ(place, best, _SURE_OF_BEST)
+        deviation = None if best is None else self._spread.means[best]
+        if best is None or found is None or deviation is None:
+            return ""
+        if found.then - found.now <= self._rules.reward.limit * deviation:
+            return ""
+        return f"the mean reward fell from {found.then:.3g} at step {self._steps[best].step} to {found.now:.3g}"
+
+    def _components_fell(self, place: int) -> str:
+        fell = (self._fell(name, curve, place) for name, curve in self._components.items())
+        return "; ".join(text for text in fell if text)
+
+    def _fell(self, name: str, curve: _Curve, place: int) -> str:
+        best = curve.best_before(place)
+        found = curve.differ(place, best, _SURE_OF_BEST)
+        reward = self._reward.differ(place, best, 0.0)
+        if best is None or found is None or reward is None or reward.now <= reward.then:
+            return ""
+        if found.then - found.now <= self._rules.components.limit:
+            return ""
+        return (
+            f"{name} fell from {found.then:.3g} at step {self._steps[best].step} to {found.now:.3g}, while the mean "
+            f"reward rose from {reward.then:.3g} to {reward.now:.3g}"
+        )
+
+    def _longer(self, place: int) -> str:
+        found = self._tokens.differ(place, self._tokens.first, _SURE)
+        if found is None or found.now <= self._rules.length.limit * found.then:
+            return ""
+        return f"an episode has {found.now:.0f} tokens, and had {found.then:.0f} at first"
+
+    def _repeats(self, place: int) -> str:
+        found = self._repetition.differ(place, self._repetition.first, _SURE)
+        if found is None or found.now - found.then <= self._rules.repetition.limit:
+            return ""
+        return f"{found.now:.0%} of what answers end with they have said before, at first {found.then:.0%}"
+
+    def _silent(self, place: int) -> str:
+        last = [step.metrics for step in self._steps[max(0, place + 1 - _SILENT_STEPS) : place + 1]]
+        if len(last) < _SILENT_STEPS or any(TASKS_WITH_SIGNAL not in one or TASKS not in one for one in last):
+            return ""
+        differ, of = (sum(one[name] for one in last) for name in (TASKS_WITH_SIGNAL, TASKS))
+        if differ >= self._rules.signal.limit * of:
+            return ""
+        learned = "little" if differ else "nothing"
+        return (
+            f"in {_SILENT_STEPS} steps in a row the rewards differ in {differ:.0f} of {of:.0f} groups, so {learned} "
+            f"was learned: {_CURE}"
+        )
+
+    def _beyond(self, name: str, place: int) -> str:
+        metric, about, bounds = _LEVELS[name]
+        value, limit = self._steps[place].metrics.get(metric), self._rules.of(name).limit
+        lowest, highest = bounds(limit)
+        if value is None or lowest <= value <= highest:
+            return ""
+        return f"{about} is {value:.3g}, and its limit is {limit:g}"
+
+
+def _entropy(step: StepResult, summed: bool) -> float | None:
+    """Of a token; where it is a sum, up to a factor that is the same in all steps."""
+    entropy, length = step.metrics.get(_ENTROPY), step.metrics.get(_LENGTH)
+    if not summed or entropy is None:
+        return entropy
+    return entropy / length if length else None
+
+
+def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: WatchRules) -> list[Alarm]:
+    """Chance is estimated by the deviation of the rewards in the last step."""
+    name, spread = f"{EVAL}reward_mean", last.get(SPREAD)
+    measured = [one for one in evaluations if name in one.metrics]
+    if spread is None or len(measured) < 3:
+        return []
+    best = max(measured[:-2], key=lambda one: one.metrics[name])
+    then = best.metrics[name]
+
+    def low(one: EvalResult) -> bool:
+        chance = _SURE * spread * math.sqrt(1 / one.episodes + 1 / best.episodes)
+        return then - one.metrics[name] > max(rules.held_out.limit * abs(then), chance)
+
+    if not all(map(low, measured[-2:])):
+        return []
+    first = len(measured) - 2
+    while low(measured[first - 1]):
+        first -= 1
+    trained = f" (in the last training step: {last[REWARD]:.3g})" if REWARD in last else ""
+    text = (
+        f"the held-out reward fell from {then:.3g} of version {best.step} to {measured[-1].metrics[name]:.3g}{trained}"
+    )
+    return [Alarm(name="held_out", text=text, since=measured[first].step, action=rules.held_out.action)]
