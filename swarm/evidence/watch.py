@@ -22,33 +22,13 @@ from swarm.types import EvalResult, StepResult
 
 _SURE, _SURE_OF_BEST = 3.0, 5.0
 _ENTROPY, _LENGTH = "actor/entropy", "response_length/mean"
-#: The alarms of single steps: verl's metric, what it is, and its lowest and highest value by the limit.
-_LEVELS: dict[str, tuple[str, str, Callable[[float], tuple[float, float]]]] = {
-    "weights": (
-        "rollout_corr/rollout_is_mean",
-        "the mean weight of the step's tokens, trainer over sampler,",
-        lambda limit: (1 / limit if limit else -math.inf, limit),
-    ),
-    "sample_size": (
-        "rollout_corr/rollout_is_eff_sample_size",
-        "the effective sample size, as a share of the step's tokens,",
-        lambda limit: (limit, math.inf),
-    ),
-    "sampler_kl": (
-        "rollout_corr/kl",
-        "the KL divergence of the sampler from the trainer",
-        lambda limit: (-limit, limit),
-    ),
-    "chi2": (
-        "rollout_corr/chi2_token",
-        "the chi-squared divergence of the sampler from the trainer",
-        lambda limit: (-math.inf, limit),
-    ),
-    "base_kl": (
-        "actor/kl_loss",
-        "the KL divergence of a token from the first weights",
-        lambda limit: (-math.inf, limit),
-    ),
+#: The alarms of single steps: verl's metric, and what it is.
+_LEVELS = {
+    "weights": ("rollout_corr/rollout_is_mean", "the mean weight of the step's tokens, trainer over sampler,"),
+    "sample_size": ("rollout_corr/rollout_is_eff_sample_size", "the effective sample size, as a share of the tokens,"),
+    "sampler_kl": ("rollout_corr/kl", "the KL divergence of the sampler from the trainer"),
+    "chi2": ("rollout_corr/chi2_token", "the chi-squared divergence of the sampler from the trainer"),
+    "base_kl": ("actor/kl_loss", "the KL divergence of a token from the first weights"),
 }
 #: steps in a row without a signal
 _SILENT_STEPS = 2
@@ -74,14 +54,14 @@ def watched(
         return []
     alarms: list[Alarm] = []
     for name, says in _Steps(steps, rules, summed_entropy).rules():
-        place = len(steps) - 1
-        if text := says(place):
-            while place and says(place - 1):
-                place -= 1
-            alarms.append(Alarm(name=name, text=text, since=steps[place].step, action=rules.of(name).action))
+        index = len(steps) - 1
+        if text := says(index):
+            while index and says(index - 1):
+                index -= 1
+            alarms.append(Alarm(name=name, text=text, since=steps[index].step, action=rules.of(name).action))
     alarms += _held_out(evaluations, steps[-1].metrics, rules)
     order = {name: number for number, name in enumerate(ALARMS)}
-    return sorted((one for one in alarms if one.action != "off"), key=lambda one: order[one.name])
+    return sorted((alarm for alarm in alarms if alarm.action != "off"), key=lambda alarm: order[alarm.name])
 
 
 class _Means(NamedTuple):
@@ -102,22 +82,22 @@ class _Curve:
             mean = math.fsum(window) / size if len(window) == size else None
             self.means.append(mean)
             self.best.append(max(-math.inf if mean is None else mean, self.best[-1] if self.best else -math.inf))
-        self.first = next((place for place, mean in enumerate(self.means) if mean is not None), len(values))
+        self.first = next((index for index, mean in enumerate(self.means) if mean is not None), len(values))
 
-    def best_before(self, place: int) -> int | None:
-        """Where the first window with the best mean ends that shares no step with the one at ``place``."""
-        before = place - self._size
+    def best_before(self, index: int) -> int | None:
+        """Where the first window with the best mean ends that shares no step with the one at ``index``."""
+        before = index - self._size
         return None if before < 0 or self.best[before] == -math.inf else bisect_left(self.best, self.best[before])
 
-    def differ(self, place: int, before: int | None, sure: float) -> _Means | None:
-        """The means at ``place`` and ``before``, if they differ by more than ``sure`` standard errors; ``None`` also if
+    def differ(self, index: int, before: int | None, sure: float) -> _Means | None:
+        """The means at ``index`` and ``before``, if they differ by more than ``sure`` standard errors; ``None`` also if
         one is not measured, or they share a step."""
-        if before is None or place - before < self._size or before < self.first:
+        if before is None or index - before < self._size or before < self.first:
             return None
-        now, then = self.means[place], self.means[before]
+        now, then = self.means[index], self.means[before]
         if now is None or then is None:
             return None
-        squares = sum((value - now) ** 2 for value in self._window(place))
+        squares = sum((value - now) ** 2 for value in self._window(index))
         squares += sum((value - then) ** 2 for value in self._window(before))
         chance = sure * math.sqrt(squares / (self._size - 1) / self._size)
         return _Means(now, then) if abs(now - then) >= chance else None
@@ -127,7 +107,7 @@ class _Curve:
 
 
 class _Steps:
-    """The rules about steps: each says what is wrong after the step at a place, as a sentence; empty: nothing."""
+    """The rules about steps: each says what is wrong after the step at an index, as a sentence; empty: nothing."""
 
     def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_entropy: bool) -> None:
         self._steps, self._rules = steps, rules
@@ -157,61 +137,63 @@ class _Steps:
     def _curve(self, metric: str) -> _Curve:
         return _Curve([step.metrics.get(metric) for step in self._steps], self._rules.window)
 
-    def _spent(self, place: int) -> str:
-        now = self._reward.means[place]
+    def _spent(self, index: int) -> str:
+        now = self._reward.means[index]
         as_good = None if now is None else bisect_left(self._reward.best, now)
-        found = self._entropy.differ(place, as_good, _SURE)
-        if now is None or as_good is None or found is None or found.now >= self._rules.entropy.limit * found.then:
+        change = self._entropy.differ(index, as_good, _SURE)
+        if now is None or as_good is None or change is None or change.now >= self._rules.entropy.limit * change.then:
             return ""
         return (
-            f"the entropy fell from {found.then:.3g} to {found.now:.3g} since step {self._steps[as_good].step}, and "
+            f"the entropy fell from {change.then:.3g} to {change.now:.3g} since step {self._steps[as_good].step}, and "
             f"the mean reward is no higher (then {self._reward.means[as_good]:.3g}, now {now:.3g})"
         )
 
-    def _worse(self, place: int) -> str:
-        best = self._reward.best_before(place)
-        found = self._reward.differ(place, best, _SURE_OF_BEST)
+    def _worse(self, index: int) -> str:
+        best = self._reward.best_before(index)
+        change = self._reward.differ(index, best, _SURE_OF_BEST)
         deviation = None if best is None else self._spread.means[best]
-        if best is None or found is None or deviation is None:
+        if best is None or change is None or deviation is None:
             return ""
-        if found.then - found.now <= self._rules.reward.limit * deviation:
+        if change.then - change.now <= self._rules.reward.limit * deviation:
             return ""
-        return f"the mean reward fell from {found.then:.3g} at step {self._steps[best].step} to {found.now:.3g}"
+        return f"the mean reward fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}"
 
-    def _components_fell(self, place: int) -> str:
-        fell = (self._fell(name, curve, place) for name, curve in self._components.items())
+    def _components_fell(self, index: int) -> str:
+        fell = (self._fell(name, curve, index) for name, curve in self._components.items())
         return "; ".join(text for text in fell if text)
 
-    def _fell(self, name: str, curve: _Curve, place: int) -> str:
-        best = curve.best_before(place)
-        found = curve.differ(place, best, _SURE_OF_BEST)
-        reward = self._reward.differ(place, best, 0.0)
-        if best is None or found is None or reward is None or reward.now <= reward.then:
+    def _fell(self, name: str, curve: _Curve, index: int) -> str:
+        best = curve.best_before(index)
+        change = curve.differ(index, best, _SURE_OF_BEST)
+        reward = self._reward.differ(index, best, 0.0)
+        if best is None or change is None or reward is None or reward.now <= reward.then:
             return ""
-        if found.then - found.now <= self._rules.components.limit:
+        if change.then - change.now <= self._rules.components.limit:
             return ""
         return (
-            f"{name} fell from {found.then:.3g} at step {self._steps[best].step} to {found.now:.3g}, while the mean "
+            f"{name} fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}, while the mean "
             f"reward rose from {reward.then:.3g} to {reward.now:.3g}"
         )
 
-    def _longer(self, place: int) -> str:
-        found = self._tokens.differ(place, self._tokens.first, _SURE)
-        if found is None or found.now <= self._rules.length.limit * found.then:
+    def _longer(self, index: int) -> str:
+        change = self._tokens.differ(index, self._tokens.first, _SURE)
+        if change is None or change.now <= self._rules.length.limit * change.then:
             return ""
-        return f"an episode has {found.now:.0f} tokens, and had {found.then:.0f} at first"
+        return f"an episode has {change.now:.0f} tokens, and had {change.then:.0f} at first"
 
-    def _repeats(self, place: int) -> str:
-        found = self._repetition.differ(place, self._repetition.first, _SURE)
-        if found is None or found.now - found.then <= self._rules.repetition.limit:
+    def _repeats(self, index: int) -> str:
+        change = self._repetition.differ(index, self._repetition.first, _SURE)
+        if change is None or change.now - change.then <= self._rules.repetition.limit:
             return ""
-        return f"{found.now:.0%} of what answers end with they have said before, at first {found.then:.0%}"
+        return f"{change.now:.0%} of what answers end with they have said before, at first {change.then:.0%}"
 
-    def _silent(self, place: int) -> str:
-        last = [step.metrics for step in self._steps[max(0, place + 1 - _SILENT_STEPS) : place + 1]]
-        if len(last) < _SILENT_STEPS or any(TASKS_WITH_SIGNAL not in one or TASKS not in one for one in last):
+    def _silent(self, index: int) -> str:
+        last = [step.metrics for step in self._steps[max(0, index + 1 - _SILENT_STEPS) : index + 1]]
+        if len(last) < _SILENT_STEPS or any(
+            TASKS_WITH_SIGNAL not in metrics or TASKS not in metrics for metrics in last
+        ):
             return ""
-        differ, of = (sum(one[name] for one in last) for name in (TASKS_WITH_SIGNAL, TASKS))
+        differ, of = (sum(metrics[name] for metrics in last) for name in (TASKS_WITH_SIGNAL, TASKS))
         if differ >= self._rules.signal.limit * of:
             return ""
         learned = "little" if differ else "nothing"
@@ -220,11 +202,19 @@ class _Steps:
             f"was learned: {_CURE}"
         )
 
-    def _beyond(self, name: str, place: int) -> str:
-        metric, about, bounds = _LEVELS[name]
-        value, limit = self._steps[place].metrics.get(metric), self._rules.of(name).limit
-        lowest, highest = bounds(limit)
-        if value is None or lowest <= value <= highest:
+    def _beyond(self, name: str, index: int) -> str:
+        metric, about = _LEVELS[name]
+        value, limit = self._steps[index].metrics.get(metric), self._rules.of(name).limit
+        if value is None:
+            return ""
+        match name:
+            case "weights":
+                fine = value <= limit and value * limit >= 1
+            case "sample_size":
+                fine = value >= limit
+            case _:
+                fine = abs(value) <= limit
+        if fine:
             return ""
         return f"{about} is {value:.3g}, and its limit is {limit:g}"
 
@@ -240,15 +230,15 @@ def _entropy(step: StepResult, summed: bool) -> float | None:
 def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: WatchRules) -> list[Alarm]:
     """Chance is estimated by the deviation of the rewards in the last step."""
     name, spread = f"{EVAL}reward_mean", last.get(SPREAD)
-    measured = [one for one in evaluations if name in one.metrics]
+    measured = [evaluation for evaluation in evaluations if name in evaluation.metrics]
     if spread is None or len(measured) < 3:
         return []
-    best = max(measured[:-2], key=lambda one: one.metrics[name])
+    best = max(measured[:-2], key=lambda evaluation: evaluation.metrics[name])
     then = best.metrics[name]
 
-    def low(one: EvalResult) -> bool:
-        chance = _SURE * spread * math.sqrt(1 / one.episodes + 1 / best.episodes)
-        return then - one.metrics[name] > max(rules.held_out.limit * abs(then), chance)
+    def low(evaluation: EvalResult) -> bool:
+        chance = _SURE * spread * math.sqrt(1 / evaluation.episodes + 1 / best.episodes)
+        return then - evaluation.metrics[name] > max(rules.held_out.limit * abs(then), chance)
 
     if not all(map(low, measured[-2:])):
         return []

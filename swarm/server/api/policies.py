@@ -104,7 +104,7 @@ class PolicyRoutes:
     async def resume(self, request: Request, wanted: ResumeRequest) -> PoliciesResponse:
         """Let training go on in spite of the alarms that paused it; what begins later pauses it again."""
         async with self.audit.command(request, "policies resume") as details:
-            details |= {"reason": wanted.reason, "alarms": [one.sentence for one in self.alarms() if one.pauses]}
+            details |= {"reason": wanted.reason, "alarms": [alarm.sentence for alarm in self.alarms() if alarm.pauses]}
             await self.episodes.resume_training()
         return await self.policies()
 

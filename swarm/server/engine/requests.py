@@ -224,7 +224,7 @@ class EpisodeRequests:
         return stage
 
     async def resume_training(self) -> None:
-        """Let training go on in spite of the alarms of now, see :meth:`Watch.resume`."""
+        """Let training go on in spite of the alarms of now, see :meth:`TrainingWatch.resume`."""
         self.run.pool.watch.resume()
         self.pool_changed()
         await self.synced()

@@ -40,7 +40,7 @@ from swarm.server.episodes.episode import (
 from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
-from swarm.server.episodes.watch import Watch
+from swarm.server.episodes.training_watch import TrainingWatch
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
 from swarm.status import PoolInformation
@@ -96,7 +96,7 @@ class EpisodePool:
         self.stages = Stages(append, clock, wall)
         self.stages.job = _terms(job)
         #: what is wrong with the training
-        self.watch = Watch(append, watch or WatchRules())
+        self.watch = TrainingWatch(append, watch or WatchRules())
         #: what pairs prove of the run's policies
         self.comparisons = Comparisons(append, on_evidence=self.stages.judged)
 

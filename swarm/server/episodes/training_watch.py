@@ -1,4 +1,4 @@
-"""``Watch``: the alarms of the current run, and whether training waits for a person because of one.
+"""``TrainingWatch``: the alarms of the current run, and whether training waits for a person because of one.
 
 Invariant: the alarms are what :func:`swarm.evidence.watch.watched` says of the run's steps and evaluations, and what a
 person let go on is a row, so that both are the same after a restart. What an alarm does, it does once, in the turn of
@@ -20,7 +20,7 @@ from swarm.types import EvalResult, StepResult
 logger = logging.getLogger(__name__)
 
 
-class Watch:
+class TrainingWatch:
     """The alarms of one run.
 
     Args:
