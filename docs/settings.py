@@ -27,6 +27,7 @@ from gateway.config.takeover import GateConfig, Incumbent, IncumbentUpstream, Se
 from gateway.launch.train import EvalConfig, TaskSources, TrainFile
 from reward_hooks.compose import BlendConfig, PartConfig
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward, Session, Turn, UserRequest
+from swarm.evidence.alarms import Watched, WatchRules
 from swarm.job import EvalSampling, TrainJob
 from swarm.server.config import ServerConfig
 from swarm.types import Task, WorkflowOutput
@@ -59,6 +60,8 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ("A job", TrainJob, "The section `job`. Lengths are in tokens. A misspelt name is an error."),
     ("Sampling of eval episodes", EvalSampling, "The job's `eval_sampling`; what is not said is vLLM's default."),
     ("A swarm server", ServerConfig, "The section `swarm`. Times are seconds, sizes bytes."),
+    ("The watch", WatchRules, "Its `watch`: what raises [an alarm of the training](learning.md#what-the-watch-says)."),
+    ("A watched thing", Watched, "An entry of `watch`; what it does not say is as there."),
     ("A gateway", GatewayConfig, "The section `gateway`. It also takes every setting of [a route](#a-route)."),
     (
         "A route",
@@ -157,6 +160,8 @@ def _value(value: Any) -> str:
             return f"`{str(value).lower()}`"
         case SecretStr():
             return ""
+        case Watched():
+            return f"`{{limit: {value.limit:g}, action: {value.action}}}`"
         case [PassRule(), *_]:
             return "`[agents]`"
         case [Pattern(), *_]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from reward_hooks.contract import GroupScore
 from swarm.errors import HookError
+from swarm.evidence.alarms import Alarm
 from swarm.status import ComparisonStatus, EngineFailure
 from swarm.subjects import PRIVATE_DATA
 
@@ -224,6 +225,7 @@ class SwarmStatus(_Part):
     policy_version: int | None = None
     background: int = 0
     open_groups: int = 0
+    alarms: list[Alarm] = Field(default=[], description="of its training")
 
 
 class SessionCounts(_Part):

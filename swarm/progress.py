@@ -10,13 +10,6 @@ from swarm.states import EngineState
 from swarm.status import PoolInformation
 from swarm.types import StepResult
 
-#: Steps in a row without a signal from which on :data:`NO_SIGNAL` is to be told.
-SILENT_STEPS = 2
-NO_SIGNAL = (
-    f"in {SILENT_STEPS} steps in a row all answers to a request got the same reward, so nothing was learned: make the "
-    "reward finer, raise job.temperature, or set job.collection to finish_enough_non_dummy_tasks"
-)
-
 #: What a state means for those who wait for the next step.
 DOING = {
     EngineState.OFFLINE: "the engine is off",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from swarm.evidence.alarms import Alarm
 from swarm.evidence.pairs import MAX_NAME as MAX_EVIDENCE_NAME
 from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
@@ -297,6 +298,12 @@ class PinPolicyRequest(MovePolicyRequest):
     pinned: bool = Field(default=True, description="false: verdicts move it again")
 
 
+class ResumeRequest(WireRequest):
+    """``POST /policies/resume``: a person lets training go on in spite of the alarms that paused it."""
+
+    reason: str = Field(min_length=1, max_length=MAX_REASON_OF_MOVE)
+
+
 class PolicyStatus(Model):
     """A challenger: its stage, and what is proven of it in this stage (null: nothing was compared yet)."""
 
@@ -309,7 +316,10 @@ class PoliciesResponse(Model):
     """``GET /policies``."""
 
     policies: list[PolicyStatus]
-    training_waits: bool = Field(description="for a verdict, or because a challenger answers users")
+    training_waits: bool = Field(
+        description="for a verdict, because a challenger answers users, or for a person because of an alarm"
+    )
+    alarms: list[Alarm] = Field(default=[], description="of the training")
 
 
 class PolicyExplanation(PolicyStatus):

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from swarm.concurrency import backoff
+from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import Verdict
 from swarm.job import ServingMode, TrainJob
@@ -273,6 +274,7 @@ class ServerStatus(Model):
     comparisons: list[ComparisonStatus] = Field(
         default=[], description="of this run, for each incumbent that of its newest challenger"
     )
+    alarms: list[Alarm] = Field(default=[], description="what the watch says of the training after its last step")
     stages: list[ServingStage] = Field(default=[], description="of the routes whose users an incumbent answers")
     stage_changes: int = Field(default=0, description="a larger number after each change of `stages`")
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
 
-from swarm.measures import TRAIN, MetricSums
+from swarm.measures import REPETITION, TRAIN, MetricSums
 
 TokenIds = NDArray[np.int32]
 LossMask = NDArray[np.bool_]
@@ -38,6 +38,8 @@ History = Literal["new", "kept", "lost", "edited"]
 #: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
 #: :mod:`adapters.verl.token_in`.
 EARLIER_IDS = "swarm_earlier_ids"
+#: tokens at the end of an episode in which repetition shows
+_END_TOKENS = 256
 
 
 def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
@@ -262,12 +264,22 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         **sums.means(TRAIN),
         **{TRAIN + name: float(value) for name, value in merging.items()},
         f"{TRAIN}reward_std": statistics.pstdev(trajectory.reward for trajectory in trajectories),
+        REPETITION: statistics.fmean(_repetition(trajectory) for trajectory in trajectories),
         f"{TRAIN}episodes": float(len(trajectories)),
         f"{TRAIN}tasks": float(len(batch.groups)),
         f"{TRAIN}tasks_with_signal": float(
             sum(len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in batch.groups)
         ),
     }
+
+
+def _repetition(trajectory: Trajectory) -> float:
+    """Of the last ``_END_TOKENS`` sampled ones, the share of the four-token sequences that occurred before (seq-rep-4
+    of Welleck et al. 2019, arXiv 1908.04319); 0 for fewer than four."""
+    sampled = [timeline.response_ids[timeline.response_mask] for timeline in trajectory.timelines]
+    end = np.concatenate(sampled)[-_END_TOKENS:].tolist()
+    fours = [*zip(end, end[1:], end[2:], end[3:], strict=False)]
+    return 1 - len(set(fours)) / len(fours) if fours else 0.0
 
 
 def join_runs(runs: Sequence[tuple[int, int]]) -> VersionRuns:

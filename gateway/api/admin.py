@@ -53,6 +53,7 @@ _COMMANDS: dict[str, dict[str, str]] = {
     "/policies/promote": {"POST": "/policies/promote"},
     "/policies/rollback": {"POST": "/policies/rollback"},
     "/policies/pin": {"POST": "/policies/pin"},
+    "/policies/resume": {"POST": "/policies/resume"},
     "/data/report": {"GET": "/data/report"},
     "/data/export": {"GET": "/data/export"},
     "/data/delete": {"POST": "/data/delete"},

@@ -12,7 +12,7 @@ from gateway.cli.target import AsJson, ServerTarget, targeted
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
-    from swarm.protocol import MovePolicyRequest, PolicyStatus
+    from swarm.protocol import MovePolicyRequest, PoliciesResponse, PolicyStatus
 
 WantedT = TypeVar("WantedT", bound="MovePolicyRequest")
 
@@ -36,8 +36,7 @@ def list_policies(target: ServerTarget, as_json: AsJson = False) -> None:
     with target.connect() as client:
         policies = client.policies()
     lines = [_line(policy) for policy in policies.policies] or ["no route has an incumbent here"]
-    waits = ["training waits for a verdict, or because a challenger answers users"] if policies.training_waits else []
-    tell(as_json, policies.model_dump(mode="json"), *lines, *waits)
+    tell(as_json, policies.model_dump(mode="json"), *lines, *_of_training(policies))
 
 
 @app.command()
@@ -105,6 +104,25 @@ def pin(
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "pinned": not off}
     _move(target, SwarmClient.pin_policy, PinPolicyRequest, fields, as_json)
+
+
+@app.command()
+@targeted
+def resume(target: ServerTarget, reason: Reason, as_json: AsJson = False) -> None:
+    """Let training go on in spite of the alarms that paused it; one that begins later pauses it again."""
+    with target.connect() as client:
+        policies = client.resume_training(reason)
+    lines = _of_training(policies) or ["training goes on, and no alarm is raised"]
+    tell(as_json, policies.model_dump(mode="json"), *lines)
+
+
+def _of_training(policies: PoliciesResponse) -> list[str]:
+    from gateway.views.format import printable
+
+    alarms = [printable(f"alarm: {alarm.sentence}") for alarm in policies.alarms]
+    if not policies.training_waits or any(alarm.pauses for alarm in policies.alarms):
+        return alarms
+    return [*alarms, "training waits for a verdict, or because a challenger answers users"]
 
 
 def _move(

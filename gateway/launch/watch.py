@@ -16,11 +16,9 @@ from typing import Any, NoReturn
 from gateway.launch.run_folder import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
-from swarm.measures import TASKS_WITH_SIGNAL
-from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress
+from swarm.progress import batch_progress
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus
-from swarm.types import StepResult
 
 #: Groups in a row, none of which got rewards, after which a warning is due.
 _FAILED_GROUPS = 3
@@ -78,7 +76,7 @@ class EngineWatch:
         self._restart_at: float | None = None
         self._deaths = 0
         self._last_step = 0
-        self._steps_without_signal = 0
+        self._alarms: set[str] = set()
         self._warnings: set[str] = set()
         self._journal_error = ""
         self._batch: tuple[int, int, str] | None = None
@@ -128,7 +126,7 @@ class EngineWatch:
                 self._reported.add(step.batch_id)
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
-                self._see_signal(step)
+        self._see_alarms(status)
         self._see_batch(status)
         self._see_hooks(status)
         for text in status.warnings:
@@ -184,14 +182,12 @@ class EngineWatch:
             self._batch = batch
             self._on_event("batch", {"tasks": batch[0], "of": batch[1], "words": batch[2]})
 
-    def _see_signal(self, step: StepResult) -> None:
-        """Warn once when two steps in a row had no group whose rewards differ, and again after a step that had one."""
-        if step.metrics.get(TASKS_WITH_SIGNAL, 1.0):
-            self._steps_without_signal = 0
-            return
-        self._steps_without_signal += 1
-        if self._steps_without_signal == SILENT_STEPS:
-            self._on_event("warning", {"message": NO_SIGNAL})
+    def _see_alarms(self, status: ServerStatus) -> None:
+        """Warn of each alarm when it begins."""
+        for alarm in status.alarms:
+            if alarm.name not in self._alarms:
+                self._on_event("warning", {"message": f"alarm: {alarm.sentence}"})
+        self._alarms = {alarm.name for alarm in status.alarms}
 
     def _see_hooks(self, status: ServerStatus) -> None:
         """Warn once when hooks fail on one group after the other, and again after one on which none failed."""

@@ -28,6 +28,7 @@ from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
+from swarm.evidence.alarms import Alarm
 from swarm.evidence.pairs import MAX_NAME
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import StageRules
@@ -75,7 +76,8 @@ class ServerReport:
 
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
     application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
-    ``serves``: vLLM answers, perhaps without a trainer; ``comparisons``: verdicts on challengers of this server.
+    ``serves``: vLLM answers, perhaps without a trainer; ``comparisons``: verdicts on challengers of this server;
+    ``alarms``: of its training.
     """
 
     model: str = ""
@@ -88,6 +90,7 @@ class ServerReport:
     max_model_len: int | None = None
     serves: bool = False
     comparisons: Sequence[ComparisonStatus] = ()
+    alarms: Sequence[Alarm] = ()
     job: TrainJob | None = None
 
 
@@ -206,6 +209,7 @@ class Swarm:
             policy_version=report.policy_version,
             background=len(self.background),
             open_groups=len(self.open_groups),
+            alarms=list(report.alarms),
         )
 
     async def fresh_report(self) -> ServerReport:
@@ -372,6 +376,7 @@ class Swarm:
                 max_model_len=job.max_model_len if job is not None else None,
                 serves=status.serving is not None,
                 comparisons=status.comparisons,
+                alarms=status.alarms,
                 job=job,
             )
         if now.max_model_len != self.report.max_model_len:

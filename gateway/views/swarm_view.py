@@ -35,6 +35,7 @@ from gateway.views.format import (
     short,
     table_of,
 )
+from swarm.evidence.alarms import Alarm
 from swarm.measures import (
     CALLS,
     EVAL,
@@ -47,7 +48,7 @@ from swarm.measures import (
     TASKS_WITH_SIGNAL,
     TRAIN,
 )
-from swarm.progress import NO_SIGNAL, SILENT_STEPS, batch_progress, groups_that_differ
+from swarm.progress import batch_progress, groups_that_differ
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.types import StepResult
@@ -192,7 +193,7 @@ def view(
         version=str(status.engine.global_step),
         batch=batch,
         now=now,
-        reward=_reward_cell(steps),
+        reward=_reward_cell(steps, status.alarms),
         head=_head(status, steps),
         tables={
             "steps": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
@@ -261,26 +262,18 @@ def _state(status: ServerStatus) -> str:
     return f"{STATES[state][0]} {state.removeprefix('ENGINE.')}"
 
 
-def _reward_cell(steps: Sequence[StepResult]) -> str:
+def _reward_cell(steps: Sequence[StepResult], alarms: Sequence[Alarm]) -> str:
     """Of the last step, for the overview."""
     if not steps or REWARD not in steps[-1].metrics:
         return UNKNOWN
-    sign = "! " if _is_silent(steps) else ""
+    sign = "! " if alarms else ""
     return f"{sign}{_reward(steps[-1], REWARD)}, {_differ(steps[-1])} differ"
-
-
-def _is_silent(steps: Sequence[StepResult]) -> bool:
-    """Whether the last steps had no group to learn from."""
-    last = [step.metrics.get(TASKS_WITH_SIGNAL) for step in steps[-SILENT_STEPS:]]
-    return len(last) == SILENT_STEPS and not any(count is None or count for count in last)
 
 
 def _learns(steps: Sequence[StepResult]) -> list[Line]:
     """The reward of the last step, and how many groups of the last steps had something to learn from."""
     if not steps or REWARD not in steps[-1].metrics:
         return []
-    if _is_silent(steps):
-        return [Line(f"! {NO_SIGNAL}", WARNING, "learns")]
     last = [step.metrics for step in steps[-_RECENT:] if TASKS in step.metrics]
     differ, of = (sum(metrics.get(name, 0.0) for metrics in last) for name in (TASKS_WITH_SIGNAL, TASKS))
     rewards = f"reward {_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)} in step {steps[-1].step}"
@@ -310,6 +303,7 @@ def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
         reason = f"{printable(failure.reason)} ({failure.count} in a row without a step)"
         lines.append(Line(reason, WARNING, "died"))
     lines += [Line(f"! {printable(warning)}", WARNING, "warns") for warning in status.warnings[-2:]]
+    lines += [Line(f"! {printable(alarm.sentence)}", WARNING, "alarm") for alarm in status.alarms]
     lines += _learns(steps)
     if status.pool is not None:
         lines.append(Line(_batch(status, status.pool), label="batch"))

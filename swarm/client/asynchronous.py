@@ -403,6 +403,7 @@ class AsyncSwarmClient:
     promote_policy = of(_setup, EngineSetup.promote_policy)
     roll_back_policy = of(_setup, EngineSetup.roll_back_policy)
     pin_policy = of(_setup, EngineSetup.pin_policy)
+    resume_training = of(_setup, EngineSetup.resume_training)
     runs = of(_setup, EngineSetup.runs)
     run_record = of(_setup, EngineSetup.run_record)
     auto_sync_train_config_and_start_engine = of(_setup, EngineSetup.auto_sync_train_config_and_start_engine)

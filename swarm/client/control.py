@@ -39,6 +39,7 @@ from swarm.protocol import (
     PolicyExplanation,
     PolicyStatus,
     PromotePolicyRequest,
+    ResumeRequest,
 )
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -285,6 +286,12 @@ class EngineSetup:
     async def pin_policy(self, wanted: PinPolicyRequest, sender: str = "") -> PolicyStatus:
         """Let no verdict move a challenger, or let verdicts move it again; see :meth:`promote_policy`."""
         return await self._move("pin", wanted, sender)
+
+    async def resume_training(self, reason: str, sender: str = "") -> PoliciesResponse:
+        """Let training go on in spite of the alarms that paused it; without any it changes nothing. Needs the admin
+        scope; ``sender`` is as in :meth:`promote_policy`."""
+        wanted, query = wire.checked(ResumeRequest, {"reason": reason}), {"sender": sender or this_user()}
+        return await self._calls.perform(wire.Call("POST", "/policies/resume", PoliciesResponse, wanted, query=query))
 
     async def _move(self, what: str, wanted: MovePolicyRequest, sender: str) -> PolicyStatus:
         query = {"sender": sender or this_user()}

@@ -238,6 +238,7 @@ class SwarmClient:
     promote_policy = blocking(AsyncSwarmClient.promote_policy)
     roll_back_policy = blocking(AsyncSwarmClient.roll_back_policy)
     pin_policy = blocking(AsyncSwarmClient.pin_policy)
+    resume_training = blocking(AsyncSwarmClient.resume_training)
     data_report = blocking(AsyncSwarmClient.data_report)
     data_delete = blocking(AsyncSwarmClient.data_delete)
     data_export = blocking(AsyncSwarmClient.data_export)

@@ -24,6 +24,7 @@ Mode: TypeAlias = Literal["auto", "manual", "never"]
 Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 #: who moved a stage, where no person did
 VERDICT, SERVER, CONFIGURATION = "the verdict", "the swarm server", "the configuration"
+WATCH = "the watch over the training"
 MAX_REASON = 1000
 
 

@@ -100,7 +100,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 raise
             running = [asyncio.create_task(controller.episodes.expire(), name="expire")]
             if config.webhook is not None:
-                running.append(asyncio.create_task(Webhook(config.webhook, policies.statuses).run(), name="webhook"))
+                webhook = Webhook(config.webhook, policies.statuses, policies.alarms)
+                running.append(asyncio.create_task(webhook.run(), name="webhook"))
             try:
                 yield
             finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from swarm.evidence.alarms import WatchRules
 from swarm.types import Model
 
 DEFAULT_PORT = 10086
@@ -76,7 +77,12 @@ class ServerConfig(Model):
         default=None,
         pattern=r"^https?://",
         repr=False,
-        description="address that gets a POST of JSON when a challenger moves or waits for a person, see Takeover",
+        description="address that gets a POST of JSON when a challenger moves or waits for a person, see Takeover, and "
+        "when an alarm begins or is over",
+    )
+    watch: WatchRules = Field(
+        default=WatchRules(),
+        description="what raises an alarm of the training, and what the alarm does",
     )
     keep_episodes: int = Field(default=100_000, ge=0, description="episodes that are over in the journal, the latest")
     keep_bytes: int = Field(

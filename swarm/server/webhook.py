@@ -1,7 +1,7 @@
-"""``Webhook``: tells an address when a challenger moves, and when it waits for a person.
+"""``Webhook``: tells an address when a challenger moves, when it waits for a person, and of alarms of the training.
 
 Invariant: it hinders nothing. What cannot be told in a few tries is logged and forgotten; a server that begins again
-tells again what still waits.
+tells again what still waits, and which alarms there are.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 from swarm.concurrency import backoff
+from swarm.evidence.alarms import Alarm
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy
 from swarm.protocol import PolicyStatus
 
@@ -24,17 +26,23 @@ _TRIES = 4
 
 
 class Webhook:
-    """POSTs JSON: ``event`` (``moved`` or ``waits``), ``text`` for people, and ``policy``.
+    """POSTs JSON: ``event`` (``moved`` or ``waits``), ``text`` for people, and ``policy``; or ``alarm`` and
+    ``alarm_over``, ``text``, and ``alarm``.
 
     Args:
         url: whom it tells; its path is as good as a key and is not logged.
         policies: the challengers as they stand.
+        alarms: those of the training.
     """
 
-    def __init__(self, url: str, policies: Callable[[], Iterable[PolicyStatus]]) -> None:
+    def __init__(
+        self, url: str, policies: Callable[[], Iterable[PolicyStatus]], alarms: Callable[[], Iterable[Alarm]]
+    ) -> None:
         self._url = url
         self._host = urlsplit(url).netloc.rpartition("@")[2]
         self._policies = policies
+        self._alarms = alarms
+        self._raised: dict[str, Alarm] = {}
         self._reported: dict[tuple[str, str], tuple[float, str]] = {}
 
     async def run(self) -> None:
@@ -44,7 +52,12 @@ class Webhook:
             while True:
                 for policy in list(self._policies()):
                     for event in self._new(policy):
-                        await self._tell(http, event, policy)
+                        about = f"route {policy.stage.route} {event}"
+                        content = {"text": _text(event, policy), "policy": policy.model_dump(mode="json")}
+                        await self._tell(http, about, {"event": event, **content})
+                for event, alarm in self._changed():
+                    content = {"text": alarm.sentence, "alarm": alarm.model_dump(mode="json")}
+                    await self._tell(http, f"{event} {alarm.name}", {"event": event, **content})
                 await asyncio.sleep(_LOOK)
         finally:
             await http.close()
@@ -57,8 +70,13 @@ class Webhook:
         moved = ["moved"] if stage.share != share else []
         return [*moved, "waits"] if policy.waits not in ("", waits) else moved
 
-    async def _tell(self, http: HttpClient, event: str, policy: PolicyStatus) -> None:
-        content = {"event": event, "text": _text(event, policy), "policy": policy.model_dump(mode="json")}
+    def _changed(self) -> list[tuple[str, Alarm]]:
+        """The alarms that have begun since the last look, and those that are over."""
+        before, self._raised = self._raised, {alarm.name: alarm for alarm in self._alarms()}
+        begun = [("alarm", alarm) for name, alarm in self._raised.items() if name not in before]
+        return begun + [("alarm_over", alarm) for name, alarm in before.items() if name not in self._raised]
+
+    async def _tell(self, http: HttpClient, about: str, content: dict[str, Any]) -> None:
         wrong = ""
         for attempt in range(_TRIES):
             if attempt:
@@ -73,9 +91,7 @@ class Webhook:
             if answer.status < 300:
                 return
             wrong = f"HTTP {answer.status}"
-        logger.warning(
-            "the webhook at %s was not told that route %s %s: %s", self._host, policy.stage.route, event, wrong
-        )
+        logger.warning("the webhook at %s was not told that %s: %s", self._host, about, wrong)
 
 
 def _text(event: str, policy: PolicyStatus) -> str:

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from swarm.measures import MAX_LOGGED, MetricSums
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory, batch_metrics
 from tests.token_data import timeline, trajectory
@@ -39,3 +41,23 @@ def test_sums_are_taken_up_again_and_names_are_bounded() -> None:
     means = again.means("x/")
     assert (means["x/reward_mean"], means["x/log/n0"], again.episodes) == (0.5, 2.0, 2)
     assert "x/log/late" not in means and sum(name.startswith("x/log/") for name in means) == MAX_LOGGED
+
+
+@pytest.mark.parametrize(
+    ("response", "mask", "share"),
+    [
+        ([1, 2, 3], [1, 1, 1], 0.0),
+        ([1, 2, 3, 4, 5], [1, 1, 1, 1, 1], 0.0),
+        # six sequences of four tokens, of which two come twice
+        ([1, 2, 3, 4, 1, 2, 3, 4, 1], [1] * 9, 1 / 3),
+        # what a tool said is not the model's
+        ([1, 2, 3, 4, 9, 9, 9, 9, 9], [1, 1, 1, 1, 0, 0, 0, 0, 0], 0.0),
+        # only the end counts
+        ([7] * 300 + list(range(256)), [1] * 556, 0.0),
+        ([7] * 300, [1] * 300, 252 / 253),
+    ],
+)
+def test_repetition_is_of_what_an_episode_ends_with(response: list[int], mask: list[int], share: float) -> None:
+    of_two = [trajectory(timeline([1], response, response_mask=mask)), trajectory(timeline([1], [1, 2, 3, 4]))]
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=of_two)])
+    assert batch_metrics(batch, 1)["swarm/repetition"] == pytest.approx(share / 2)

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
+from swarm.evidence.alarms import ALARMS
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
@@ -107,6 +108,11 @@ def _learning(status: ServerStatus) -> Iterator[Metric]:
                 "Share (0 to 1) of the groups of the last training step whose rewards differ: only those teach",
                 metrics[TASKS_WITH_SIGNAL] / metrics[TASKS],
             )
+    raised = {alarm.name for alarm in status.alarms}
+    alarms = {name: float(name in raised) for name in ALARMS}
+    yield gauge("swarm_alarm", "1 while the watch over the training raises the alarm", alarms, "alarm")
+    paused = any(alarm.pauses for alarm in status.alarms)
+    yield gauge("swarm_training_paused", "1 while training waits for a person because of an alarm", paused)
     if status.evaluations:
         last = status.evaluations[-1]
         yield gauge("swarm_evaluation_step", "Step whose weights the last evaluation tried", last.step)

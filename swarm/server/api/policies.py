@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from swarm.errors import NotFoundError
+from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.protocol import (
@@ -26,6 +27,7 @@ from swarm.protocol import (
     PolicyExplanation,
     PolicyStatus,
     PromotePolicyRequest,
+    ResumeRequest,
 )
 from swarm.server.api.engine import BACKLOG
 from swarm.server.audit import AuditLog, sender_of
@@ -37,25 +39,37 @@ from swarm.server.episodes.stages import Stages
 
 @dataclass(frozen=True)
 class PolicyRoutes:
-    """``/policies``, and below it ``explain``, ``promote``, ``rollback`` and ``pin``."""
+    """``/policies``, and below it ``explain``, ``promote``, ``rollback``, ``pin`` and ``resume``."""
 
     episodes: EpisodeRequests
     audit: AuditLog
 
     def routes(self) -> list[BaseRoute]:
         refusals = {404: "no such route", 409: "it has moved, or cannot be moved there", 503: BACKLOG}
+        no_job = {409: "there is no training job yet", 503: BACKLOG}
         return [
             ControlRoute("GET", "/policies", self.policies, "read"),
             ControlRoute("GET", "/policies/explain", self.explain, "read", refusals={404: "no such route"}),
             ControlRoute("POST", "/policies/promote", self.promote, "admin", refusals=refusals),
             ControlRoute("POST", "/policies/rollback", self.roll_back, "admin", refusals=refusals),
             ControlRoute("POST", "/policies/pin", self.pin, "admin", refusals=refusals),
+            ControlRoute(
+                "POST",
+                "/policies/resume",
+                self.resume,
+                "admin",
+                refusals=no_job,
+            ),
         ]
 
     async def policies(self) -> PoliciesResponse:
         """The challengers of all routes behind this server."""
-        pool = self.episodes.run.found_pool
-        return PoliciesResponse(policies=self.statuses(), training_waits=pool is not None and pool.stages.holds)
+        waits = (pool := self.episodes.run.found_pool) is not None and pool.training_waits
+        return PoliciesResponse(policies=self.statuses(), training_waits=waits, alarms=self.alarms())
+
+    def alarms(self) -> list[Alarm]:
+        """Those of the training."""
+        return [] if (pool := self.episodes.run.found_pool) is None else pool.watch.alarms
 
     def statuses(self) -> list[PolicyStatus]:
         """Each challenger as it stands."""
@@ -86,6 +100,13 @@ class PolicyRoutes:
     async def pin(self, request: Request, wanted: PinPolicyRequest) -> PolicyStatus:
         """Let no verdict move the challenger, or let verdicts move it again."""
         return await self._moved(request, wanted, partial(Stages.pin, pinned=wanted.pinned))
+
+    async def resume(self, request: Request, wanted: ResumeRequest) -> PoliciesResponse:
+        """Let training go on in spite of the alarms that paused it; what begins later pauses it again."""
+        async with self.audit.command(request, "policies resume") as details:
+            details |= {"reason": wanted.reason, "alarms": [alarm.sentence for alarm in self.alarms() if alarm.pauses]}
+            await self.episodes.resume_training()
+        return await self.policies()
 
     async def _moved(
         self, request: Request, wanted: MovePolicyRequest, move: Callable[..., ServingStage]

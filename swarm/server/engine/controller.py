@@ -42,7 +42,7 @@ class Controller:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self.engine = EngineBoard()
-        self.run = TrainingRun(config.client_timeout)
+        self.run = TrainingRun(config.client_timeout, config.watch)
         self.episodes = EpisodeRequests(self.run, self.engine)
         #: the batch that this trainer was given last: its next request names it, a repeated one does not
         self._batch_out = ""
@@ -103,6 +103,7 @@ class Controller:
             steps=list(self.run.steps)[-steps:] if steps else [],
             evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
             comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
+            alarms=pool.watch.alarms if pool else [],
             stages=[stage.shown for stage in pool.stages.pointers.values()] if pool else [],
             stage_changes=pool.stages.changes if pool else 0,
             code=engine.code,
@@ -212,7 +213,9 @@ class Controller:
         while True:
             await self.episodes.collected.until(
                 lambda: (
-                    self.engine.states.trainer is TrainerState.IDLE and pool.collection.ready and not pool.stages.holds
+                    self.engine.states.trainer is TrainerState.IDLE
+                    and pool.collection.ready
+                    and not pool.training_waits
                 )
             )
             if self.engine.states.always:

@@ -223,6 +223,12 @@ class EpisodeRequests:
         await self.synced()
         return stage
 
+    async def resume_training(self) -> None:
+        """Let training go on in spite of the alarms of now, see :meth:`TrainingWatch.resume`."""
+        self.run.pool.watch.resume()
+        self.pool_changed()
+        await self.synced()
+
     async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
         """Cancel the claim with this key, see :meth:`ClaimQueue.withdraw`."""
         self.claims.withdraw(client_uuid, claim_key)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from swarm.errors import ConfigError, ConflictError
+from swarm.evidence.alarms import WatchRules
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
@@ -59,15 +60,16 @@ class TrainingRun:
     """The current run; there is none until a job was synced. :meth:`open` comes before everything else.
 
     Args:
-        client_timeout: see :class:`EpisodePool`.
+        client_timeout, watch: see :class:`EpisodePool`.
 
     Attributes:
         run_id: empty before the first.
         steps: the recent ones.
     """
 
-    def __init__(self, client_timeout: float) -> None:
+    def __init__(self, client_timeout: float, watch: WatchRules) -> None:
         self._client_timeout = client_timeout
+        self._watch = watch
         self._opened: JournalPort | None = None
         self.run_id = ""
         self._stopped = False
@@ -86,7 +88,7 @@ class TrainingRun:
         self.steps.extend(recovered.steps)
         if recovered.job_yaml:
             self._job = _recovered_job(recovered.job_yaml)
-            self._pool = _recovered_pool(self._job, recovered, journal, self._client_timeout)
+            self._pool = self._recovered_pool(self._job, recovered, journal)
         self._opened = journal
         return recovered
 
@@ -130,7 +132,7 @@ class TrainingRun:
         one before stay as they are."""
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
         if self._pool is None:
-            self._pool = EpisodePool(job, self.journal.append, self._client_timeout)
+            self._pool = EpisodePool(job, self.journal.append, self._client_timeout, self._watch)
         if from_step is not None:
             another = True
             self._go_back(job, from_step)
@@ -184,6 +186,7 @@ class TrainingRun:
         self.pool.collection.confirm(result.batch_id, result.step)
         self.journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
+        self.pool.stepped(list(self.steps))
         return True
 
     def _go_back(self, job: TrainJob, step: int) -> None:
@@ -207,6 +210,13 @@ class TrainingRun:
         self._stopped = False
         self.steps.clear()
 
+    def _recovered_pool(self, job: TrainJob, recovered: Recovered, journal: JournalPort) -> EpisodePool:
+        pool = EpisodePool(job, journal.append, self._client_timeout, self._watch)
+        now, wall = time.monotonic(), time.time()
+        episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
+        pool.restore(recovered, episodes, _groups(episodes))
+        return pool
+
     def _append_run(self) -> None:
         self.journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
 
@@ -220,14 +230,6 @@ def _recovered_job(job_yaml: str) -> TrainJob:
         return parse_job(job_yaml, "the job in the journal")
     except ConfigError as exc:
         raise ConfigError(f"{exc.message}; go back to the version that wrote it, or use another run_dir") from exc
-
-
-def _recovered_pool(job: TrainJob, recovered: Recovered, journal: JournalPort, client_timeout: float) -> EpisodePool:
-    pool = EpisodePool(job, journal.append, client_timeout)
-    now, wall = time.monotonic(), time.time()
-    episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
-    pool.restore(recovered, episodes, _groups(episodes))
-    return pool
 
 
 def _revived(claimed: RecoveredEpisode, now: float, wall: float) -> LiveEpisode:

@@ -15,6 +15,7 @@ from typing import Any
 
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ConflictError, SwarmGatewayError, UnavailableError
+from swarm.evidence.alarms import WatchRules
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import JobTerms
 from swarm.job import TrainJob
@@ -39,12 +40,13 @@ from swarm.server.episodes.episode import (
 from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
+from swarm.server.episodes.training_watch import TrainingWatch
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
 from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.tracker.timelines import count_tokens
-from swarm.types import Notes
+from swarm.types import Notes, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class EpisodePool:
         append: takes rows (:mod:`swarm.server.journal.rows`) for the journal; never blocks. Those of one turn of the
             event loop reach the disk together, or none of them.
         client_timeout: seconds without a sign of life after which nobody waits for a client.
+        watch: what of the steps raises an alarm; default: see the rules.
         clock: seconds, monotonic.
         wall: Unix seconds, for rows.
     """
@@ -72,6 +75,7 @@ class EpisodePool:
         job: TrainJob,
         append: Callable[..., None],
         client_timeout: float = 300.0,
+        watch: WatchRules | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -91,6 +95,8 @@ class EpisodePool:
         #: who answers the users of the routes behind this server
         self.stages = Stages(append, clock, wall)
         self.stages.job = _terms(job)
+        #: what is wrong with the training
+        self.watch = TrainingWatch(append, watch or WatchRules())
         #: what pairs prove of the run's policies
         self.comparisons = Comparisons(append, on_evidence=self.stages.judged)
 
@@ -109,12 +115,24 @@ class EpisodePool:
         if self.stages.serves(policy_version):
             self.comparisons.forget_above(policy_version)
 
+    def stepped(self, steps: Sequence[StepResult]) -> None:
+        """The last of the run's ``steps`` is done: do what the alarms that begin with it say."""
+        for alarm in self.watch.look(steps, self.evaluations.results(), self._job):
+            if alarm.action == "rollback":
+                self.stages.roll_back_all(alarm.sentence)
+
+    @property
+    def training_waits(self) -> bool:
+        """Whether a batch that is ready stays: for a verdict, or for a person."""
+        return self.stages.holds or self.watch.pauses
+
     def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
+        self.watch.begin_run(run_id)
         self.stages.begin_run(run_id)
         self.stages.job = _terms(job)
         if job != self._job:
@@ -137,6 +155,8 @@ class EpisodePool:
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
         self.comparisons.restore(recovered.run_id, recovered.pairs, recovered.ratings)
         self.stages.restore(recovered.run_id, recovered.stages)
+        results = self.evaluations.results()
+        self.watch.restore(recovered.run_id, recovered.resumed, recovered.steps, results, self._job)
         self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
@@ -327,12 +347,12 @@ class EpisodePool:
         """Why no train episode is needed although vLLM serves; empty where one is needed.
 
         None is needed while the trainer computes and the episodes that wait and run fill its next batches, while a
-        batch waits for the verdict on a challenger, after the trainer died, and when all steps are done."""
+        batch waits for a verdict or a person, after the trainer died, and when all steps are done."""
         vllm, trainer, always = self._engine
         if trainer is TrainerState.BOOTING and vllm is not VllmState.DOWN:
             return TRAINER_AWAY
         waits = always and trainer in (TrainerState.COMPUTING, TrainerState.DONE) and self.collection.full
-        waits = waits or (self.stages.holds and self.collection.ready)
+        waits = waits or (self.training_waits and self.collection.ready)
         return BATCH_WAITS if waits or self._engine.trained_out else ""
 
     def information(self) -> PoolInformation:

@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, NotFoundError, RequestError
-from swarm.evidence.stages import JobTerms, ServingStage, StageRules
+from swarm.evidence.stages import WATCH, JobTerms, ServingStage, StageRules
 from swarm.evidence.verdict import PairedEvidence
 from swarm.server.journal.rows import StageRow
 
@@ -197,6 +197,12 @@ class Stages:
         if _is_done(seen, version, 0.0, by, why):
             return seen
         return self._set(self._unmoved(seen, version).moved(0.0, self._wall(), by, why))
+
+    def roll_back_all(self, why: str) -> None:
+        """The watch over the training lets each incumbent answer everybody, unless a person holds the challenger."""
+        for stage in list(self.pointers.values()):
+            if stage.share > 0 and not stage.pinned:
+                self._set(stage.moved(0.0, self._wall(), WATCH, why))
 
     def pin(self, seen: ServingStage, version: int | None, by: str, why: str, *, pinned: bool) -> ServingStage:
         """Let no verdict move it, or let verdicts move it again; a repetition changes nothing.

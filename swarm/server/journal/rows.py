@@ -199,6 +199,13 @@ class StageRow(_Row, frozen=True, gc=False):
     stage: str
 
 
+class ResumptionRow(_Row, frozen=True, gc=False):
+    """A person let training go on after ``step``, in spite of the alarms that had paused it."""
+
+    run_id: str
+    step: int
+
+
 Row = (
     RunRow
     | CountsRow
@@ -218,6 +225,7 @@ Row = (
     | RatingRow
     | ForgottenPairsRow
     | StageRow
+    | ResumptionRow
 )
 
 
@@ -250,7 +258,8 @@ class Recovered:
     ``finished`` are the trajectories that wait for a batch with their clients, oldest first; ``outstanding`` is the
     batch whose step was not recorded, to be trained again as it was; ``endings`` are the latest, oldest first;
     ``claims`` are the episodes of claims with a key, by client and key; ``tombstones`` are all deletions.
-    Steps, evaluations, pairs, ratings and counts are of the current run, stages the latest of each route.
+    Steps, evaluations, pairs, ratings and counts are of the current run, stages the latest of each route; ``resumed``
+    is the step after which a person last let training go on.
     """
 
     run_id: str = ""
@@ -268,6 +277,7 @@ class Recovered:
     pairs: list[PairRow] = field(default_factory=list[PairRow])
     ratings: list[RatingRow] = field(default_factory=list[RatingRow])
     stages: list[StageRow] = field(default_factory=list[StageRow])
+    resumed: int = 0
     tombstones: list[Tombstone] = field(default_factory=list[Tombstone])
     quarantined: int = 0
     dropped: int = 0

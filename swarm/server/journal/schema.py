@@ -99,6 +99,7 @@ CREATE TABLE stages (
     run_id TEXT NOT NULL, route TEXT NOT NULL, incumbent TEXT NOT NULL, version INTEGER NOT NULL, stage TEXT NOT NULL,
     UNIQUE (run_id, route, incumbent, version)
 );
+CREATE TABLE resumptions (run_id TEXT NOT NULL, step INTEGER NOT NULL, UNIQUE (run_id, step));
 CREATE TABLE losses (task_id TEXT PRIMARY KEY, lost INTEGER NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE agreements (client_uuid TEXT PRIMARY KEY);
 """

@@ -40,6 +40,7 @@ from swarm.server.journal.rows import (
     RatingRow,
     Recovered,
     RecoveredEpisode,
+    ResumptionRow,
     Row,
     RunRow,
     StageRow,
@@ -289,6 +290,12 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, clean(row.route), clean(row.incumbent), row.version) for row in rows],
         ),
     ),
+    ResumptionRow: (
+        (
+            "INSERT OR IGNORE INTO resumptions (run_id, step) VALUES (?, ?)",
+            lambda rows: [(row.run_id, row.step) for row in rows],
+        ),
+    ),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
@@ -373,6 +380,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
                 (run_id,),
             )
         ],
+        resumed=query("SELECT coalesce(max(step), 0) FROM resumptions WHERE run_id = ?", (run_id,)).fetchone()[0],
         quarantined=quarantined,
         dropped=dropped,
         trained=trained,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
 from gateway.keys.store import KeyFile
+from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
@@ -57,9 +58,22 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
             down = await command("rollback", *swarm, "--reason", "users complain")
             assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
+            assert "no alarm is raised" in (await command("resume", *through, "--reason", "mended")).stdout
+            # as training steps would have it
+            admin = {"authorization": f"Bearer {key}"}
+            alarm = Alarm(name="signal", text="nothing was learned", since=2, action="pause", pauses=True)
+            server.state.controller.pool.watch.alarms = [alarm]
+            assert (await command("list", *through)).stdout.splitlines()[1:] == [f"alarm: {alarm.sentence}"]
+            while not (swarms := (await http.get("/status", headers=admin)).json()["swarms"])[0]["alarms"]:
+                pass
+            assert swarms[0]["alarms"] == [alarm.model_dump()]
+            goes_on = (await command("resume", *swarm, "--reason", "mended")).stdout
+            assert goes_on == "alarm: signal, since step 2: nothing was learned\n"
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
-    assert whats == [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
+    moves = [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
+    assert whats == [*moves, ("resume", "done"), ("resume", "done")]
+    assert log[-1]["details"] == {"reason": "mended", "alarms": [alarm.sentence]}
     assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"
     # whoever repeats it moves it no further
     assert (log[0]["details"]["share"], log[0]["details"]["version"]) == (0.05, int(version))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.launch.watch import EngineWatch, UpFailedError
+from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, JournalStatus, PoolInformation, ServerStatus
@@ -235,20 +236,15 @@ def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: P
     assert "restarting" in watched.see(EngineState.OFFLINE, **died(1), steps=[*before, again])
 
 
-def with_signal(number: int, tasks: int) -> StepResult:
-    return step(number).model_copy(update={"metrics": {"swarm/tasks": 4.0, "swarm/tasks_with_signal": float(tasks)}})
-
-
-def test_two_steps_without_a_signal_are_a_warning_with_the_cure_once(tmp_path: Path) -> None:
+def test_an_alarm_is_a_warning_when_it_begins(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=99)
-    steps: list[StepResult] = []
-    told: list[list[str]] = []
-    for number, tasks in enumerate((0, 1, 0, 0, 0, 2, 0, 0), 1):
-        steps.append(with_signal(number, tasks))
-        told.append(watched.see(EngineState.ROLLING, steps=steps))
-    assert ["warning" in kinds for kinds in told] == [False, False, False, True, False, False, False, True]
+    alarm = Alarm(name="signal", text="nothing was learned", since=2, action="pause", pauses=True)
+    told = [watched.see(EngineState.ROLLING, alarms=alarms) for alarms in ([], [alarm], [alarm], [], [alarm])]
+    assert ["warning" in kinds for kinds in told] == [False, True, False, False, True]
     message = next(values["message"] for kind, values in watched.events if kind == "warning")
-    assert "nothing was learned" in message and "finish_enough_non_dummy_tasks" in message
+    assert message == (
+        "alarm: signal, since step 2: nothing was learned; training waits: `swarm-gateway policies resume`"
+    )
 
 
 def test_what_the_engine_warns_of_is_told_once(tmp_path: Path) -> None:

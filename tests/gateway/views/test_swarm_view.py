@@ -6,6 +6,7 @@ import pytest
 
 from gateway.views.format import Table
 from gateway.views.swarm_view import SortOrder, episodes, view
+from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import (
@@ -157,9 +158,11 @@ def test_the_last_steps_say_whether_there_is_anything_to_learn() -> None:
         "0.006, 4 of 4 differ",
         "reward 0.006 ±0.010 in step 7; 14 of 20 groups differ in the last 5 steps",
     )
-    cell, line = learns(4, 0, 0)
-    assert cell.startswith("! ") and line.startswith("! in 2 steps in a row") and "make the reward finer" in line
     assert learns(0)[1].endswith("0 of 4 groups differ: nothing to learn in the last 1 step")
+    alarm = Alarm(name="signal", text="nothing was learned", since=2, action="warn")
+    told = view(status(alarms=[alarm]), [stepped(1, 3)])
+    assert told.reward.startswith("! ")
+    assert [line.text for line in told.head if line.label == "alarm"] == [f"! {alarm.sentence}"]
     steps = view(status(), [stepped(1, 3)]).tables["steps"]
     cells = dict(zip(steps.columns, steps.rows[0].cells, strict=True))
     assert (cells[">reward"], cells[">groups differ"], cells[">history lost"]) == ("0.006", "3 of 4", "25%")

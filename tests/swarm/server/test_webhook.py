@@ -106,7 +106,7 @@ async def test_what_cannot_be_told_is_in_the_log_without_the_address(
             now[0] = stage.moved(0.25, 2.0, "ann", "second")
         return [PolicyStatus(stage=seen, verdict=None)]
 
-    running = asyncio.create_task(Webhook(told.url, policies).run())
+    running = asyncio.create_task(Webhook(told.url, policies, list).run())
     assert (await told.next())["policy"]["stage"]["share"] == 0.25
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -139,6 +139,7 @@ async def test_steps_carry_our_metrics_of_their_batch() -> None:
         "loss": 0.5,
         "swarm/reward_mean": 0.5,
         "swarm/reward_std": 0.5,
+        "swarm/repetition": 0.0,
         "swarm/episodes": 4.0,
         "swarm/tasks": 2.0,
         "swarm/tasks_with_signal": 0.0,

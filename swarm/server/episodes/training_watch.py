@@ -1,0 +1,81 @@
+"""``TrainingWatch``: the alarms of the current run, and whether training waits for a person because of one.
+
+Invariant: the alarms are what :func:`swarm.evidence.watch.watched` says of the run's steps and evaluations, and what a
+person let go on is a row, so that both are the same after a restart. What an alarm does, it does once, in the turn of
+the event loop in which its step is recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swarm.evidence.alarms import Alarm, WatchRules
+from swarm.evidence.watch import watched
+from swarm.job import TrainJob
+from swarm.server.journal.rows import ResumptionRow
+from swarm.types import EvalResult, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingWatch:
+    """The alarms of one run.
+
+    Args:
+        append: takes rows for the journal.
+        rules: limits and actions.
+
+    Attributes:
+        alarms: after the latest step.
+    """
+
+    def __init__(self, append: Callable[..., Any], rules: WatchRules) -> None:
+        self._append = append
+        self._rules = rules
+        self._run_id = ""
+        self._step = self._resumed = 0
+        self.alarms: list[Alarm] = []
+
+    def begin_run(self, run_id: str) -> None:
+        """Forget what was: another run begins."""
+        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, 0, []
+
+    def restore(
+        self,
+        run_id: str,
+        resumed: int,
+        steps: Sequence[StepResult],
+        evaluations: Sequence[EvalResult],
+        job: TrainJob,
+    ) -> None:
+        """Go on after a restart; training had been ``resumed`` at that step last, 0: never."""
+        self._run_id, self._resumed = run_id, resumed
+        self.look(steps, evaluations, job)
+
+    def look(self, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob) -> list[Alarm]:
+        """See what ``steps`` come to, the last of which is new; returns the alarms that begin."""
+        before = {alarm.name for alarm in self.alarms}
+        summed = job.advantage == "dr_grpo"
+        self._step = steps[-1].step if steps else 0
+        self.alarms = [
+            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and alarm.since > self._resumed})
+            for alarm in watched(steps, evaluations, self._rules, summed_entropy=summed)
+        ]
+        new = [alarm for alarm in self.alarms if alarm.name not in before]
+        for alarm in new:
+            logger.warning("alarm: %s", alarm.sentence)
+        return new
+
+    @property
+    def pauses(self) -> bool:
+        """Whether training waits for a person."""
+        return any(alarm.pauses for alarm in self.alarms)
+
+    def resume(self) -> None:
+        """Training goes on whatever the alarms of now say; those that begin later pause it again."""
+        if self.pauses:
+            self._resumed = self._step
+            self._append(ResumptionRow(self._run_id, self._step))
+            self.alarms = [alarm.model_copy(update={"pauses": False}) for alarm in self.alarms]

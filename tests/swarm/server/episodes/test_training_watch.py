@@ -1,0 +1,157 @@
+"""What alarms do to a whole server: they are told, pause the training, take challengers back; after a restart the
+same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.evidence.alarms import Alarm, WatchRules
+from swarm.evidence.stages import StageRules
+from swarm.protocol import BATCH_WAITS
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
+from swarm.server.engine.controller import Controller
+from swarm.types import StepResult
+from tests.standins.vllm import listening
+from tests.swarm.server import conftest as server
+from tests.swarm.server.conftest import Rig, ready
+from tests.swarm.server.test_webhook import Told
+from tests.swarm.server.test_webhook import told as told_of_webhook
+
+pytestmark = pytest.mark.anyio
+
+rig = server.rig
+told = told_of_webhook
+RULES = StageRules(num_repeat=2, begins="canary")
+
+
+@pytest.fixture
+def overrides(request: pytest.FixtureRequest, told: Told, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr("swarm.server.webhook._LOOK", 0.01)
+    watch = WatchRules.model_validate({"signal": {"action": request.param}})
+    return {"webhook": told.url, "watch": watch}
+
+
+async def batch(rig: Rig, *rewards: float) -> None:
+    """Episodes for a whole batch, two to a task."""
+    for number, reward in enumerate(rewards):
+        episode = await rig.claim()
+        await episode.chat()
+        await episode.end(f"task {number // 2}", reward)
+
+
+async def step(rig: Rig, number: int, *rewards: float) -> None:
+    """The trainer takes its step ``number``."""
+    controller, taking = rig.controller, asyncio.create_task(rig.controller.next_batch())
+    await batch(rig, *rewards)
+    taken = await asyncio.wait_for(taking, 20)
+    controller.step_done(StepResult(step=number, batch_id=taken.batch_id, metrics={}, seconds=1.0))
+    controller.rollout_ready(ready(rig.vllm_address, number, taken.batch_id))
+
+
+async def status(rig: Rig) -> dict[str, Any]:
+    return (await rig.client.get("/status")).json()
+
+
+def restarted(rig: Rig, tmp_path: Path, watch: WatchRules) -> Any:
+    """Another server on a copy of what is on disk, as a crash would leave it."""
+    for path in tmp_path.glob("journal.db*"):
+        if not path.name.endswith(".lock"):
+            (tmp_path / "again").mkdir(exist_ok=True)
+            (tmp_path / "again" / path.name).write_bytes(path.read_bytes())
+    return create_app(ServerConfig(run_dir=tmp_path / "again", watch=watch))
+
+
+@pytest.mark.parametrize("overrides", ["warn", "off"], indirect=True)
+async def test_an_alarm_is_told_and_training_goes_on(
+    rig: Rig, told: Told, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    await step(rig, 1, 1, 1, 1, 1)
+    assert (await status(rig))["alarms"] == []
+    await step(rig, 2, 1, 1, 1, 1)
+    raised = (await status(rig))["alarms"]
+    assert 'swarm_alarm{alarm="entropy"} 0.0' in (await rig.client.get("/metrics")).text
+    if overrides["watch"].signal.action == "off":
+        assert raised == []
+        return
+    [alarm] = raised
+    assert (alarm["name"], alarm["since"], alarm["action"], alarm["pauses"]) == ("signal", 2, "warn", False)
+    assert "the rewards differ in 0 of 4 groups" in alarm["text"]
+    heard = await told.next()
+    assert (heard["event"], heard["alarm"], heard["text"]) == ("alarm", alarm, Alarm.model_validate(alarm).sentence)
+    metrics = (await rig.client.get("/metrics")).text
+    assert 'swarm_alarm{alarm="signal"} 1.0' in metrics and "swarm_training_paused 0.0" in metrics
+    app = restarted(rig, tmp_path, overrides["watch"])
+    async with listening(app) as url:
+        assert (await rig.client.get(f"{url}/status")).json()["alarms"] == [alarm]
+    await step(rig, 3, 1, 0, 1, 0)
+    assert (await status(rig))["alarms"] == []
+    assert (await told.next())["event"] == "alarm_over"
+
+
+@pytest.mark.parametrize("overrides", ["pause"], indirect=True)
+async def test_training_waits_for_a_person_and_goes_on_when_told(
+    rig: Rig, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    await step(rig, 1, 1, 1, 1, 1)
+    await step(rig, 2, 1, 1, 1, 1)
+    taking = asyncio.create_task(rig.controller.next_batch())
+    await batch(rig, 1, 1, 1, 1)
+    refused = await rig.post("/claim_episode", client_uuid="me", wait_seconds=0)
+    assert refused["fail_cause"] == BATCH_WAITS and not taking.done()
+    policies = (await rig.client.get("/policies")).json()
+    assert policies["training_waits"] and policies["alarms"][0]["pauses"]
+    assert "swarm_training_paused 1.0" in (await rig.client.get("/metrics")).text
+    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+        assert (await rig.client.get(f"{url}/policies")).json() == policies
+    goes_on = await rig.post("/policies/resume", reason="the hook is mended")
+    assert not goes_on["training_waits"] and not goes_on["alarms"][0]["pauses"]
+    taken = await asyncio.wait_for(taking, 20)
+    # told twice it changes nothing
+    assert await rig.post("/policies/resume", reason="the hook is mended") == goes_on
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    done = [line["details"] for line in lines if line["what"] == "policies resume"]
+    assert done[0]["reason"] == "the hook is mended" and done[0]["alarms"][0].startswith("signal, since step 2: ")
+    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+        assert (await rig.client.get(f"{url}/policies")).json() == goes_on
+    # the same alarm goes on, and another one pauses again
+    rig.controller.step_done(StepResult(step=3, batch_id=taken.batch_id, metrics={}, seconds=1.0))
+    rig.controller.rollout_ready(ready(rig.vllm_address, 3, taken.batch_id))
+    await step(rig, 4, 1, 0, 1, 0)
+    assert (await status(rig))["alarms"] == []
+    await step(rig, 5, 1, 1, 1, 1)
+    await step(rig, 6, 1, 1, 1, 1)
+    assert [(one["since"], one["pauses"]) for one in (await status(rig))["alarms"]] == [(6, True)]
+
+
+@pytest.mark.parametrize("overrides", ["rollback"], indirect=True)
+async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_are_pinned(
+    rig: Rig, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    episodes = rig.controller.episodes
+    await episodes.follow_stages([(name, "gpt", RULES) for name in ("chat", "code")], None, 0.0)
+    await rig.post("/policies/pin", route="code", reason="demo")
+    await step(rig, 1, 1, 1, 1, 1)
+    await step(rig, 2, 1, 1, 1, 1)
+    of_server = await status(rig)
+    chat, code = of_server["stages"]
+    assert (chat["stage"], chat["rolled_back"], code["stage"]) == ("shadow", True, "canary")
+    [alarm] = of_server["alarms"]
+    assert (chat["by"], chat["why"]) == ("the watch over the training", Alarm.model_validate(alarm).sentence)
+    assert alarm["pauses"]
+    await episodes.synced()
+    app = restarted(rig, tmp_path, overrides["watch"])
+    async with listening(app) as url:
+        again = (await rig.client.get(f"{url}/status")).json()
+        assert (again["stages"], again["alarms"]) == (of_server["stages"], of_server["alarms"])
+        controller: Controller = app.state.controller
+        # what a person does afterwards, the same alarm does not undo
+        moved = {"route": "chat", "reason": "read 50", "share": 0.05}
+        assert (await rig.client.post(f"{url}/policies/promote", json=moved)).status_code == 200
+        controller.pool.stepped(list(controller.run.steps))
+        assert controller.pool.stages.find("chat", "").stage == "canary"
