@@ -7,6 +7,7 @@
 * ``serving``: latency of a fixed rate of requests over real training steps, by serving mode.
 * ``code``: code sync of many files, from a git checkout to the selected snapshot.
 * ``credit``: what credit for the outcomes of sessions teaches, against a control.
+* ``judging``: what judgements by keyboard on the page teach, against controls.
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
@@ -25,6 +26,7 @@ from benchmarks import (
     deletion,
     gate,
     hooks,
+    judging,
     lifecycle,
     loop,
     overhead,
@@ -43,6 +45,7 @@ BENCHMARKS = {
     "serving": serving,
     "code": code,
     "credit": credit,
+    "judging": judging,
     "study": study,
     "loop": loop,
     "gate": gate,

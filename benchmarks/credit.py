@@ -134,13 +134,13 @@ async def train(urls: dict[str, str], arm: Arm, options: argparse.Namespace) -> 
             for name, count in zip(names, told, strict=True):
                 said = {"score": 2 * count / TURNS - 1, "task": "copy"}
                 (await http.post(f"/v1/sessions/{name}/end", json=said)).raise_for_status()
-            await _step(http, urls["swarm server"], step)
+            await step_done(http, urls["swarm server"], step)
             print(f"{arm.arm} {arm.seed}: step {step}, {arm.right[-1]:.3f} right", file=sys.stderr, flush=True)
         counts = (await http.get("/status")).json()["sessions"]
         arm.credited, arm.credit_dropped = counts["credited"], counts["credit_dropped"]
 
 
-async def _step(http: httpx.AsyncClient, server: str, step: int) -> None:
+async def step_done(http: httpx.AsyncClient, server: str, step: int) -> None:
     """Wait until ``step`` is done."""
     deadline = time.monotonic() + STEP_SECONDS
     while True:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
+from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, asked_by, in_session, may_keep, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
@@ -58,12 +59,14 @@ class Pipeline:
     def __init__(
         self,
         routes: LiveRoutes,
+        keys: KeyRing,
         admission: Admission,
         retries: RetryDedup,
         sessions: Sessions,
         delivered: DeliveredAnswers,
     ) -> None:
         self._routes = routes
+        self._keys = keys
         self._admission = admission
         self._retries = retries
         self._sessions = sessions
@@ -83,7 +86,7 @@ class Pipeline:
             answered_by(route.name)
             asked_by(incoming.caller.key_id, user_of(incoming.call.body))
             in_session(session := session_of(incoming))
-            refuses = self._sessions.refusals.hear(incoming.caller.key_id, session, incoming.headers)
+            refuses = await self._keys.refusals.hear(incoming.caller.key_id, session, incoming.headers)
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules

@@ -78,7 +78,7 @@ class Gateway:
         self.admission = Admission()
         self.retries = RetryDedup()
         self.delivered = DeliveredAnswers()
-        self.pipeline = Pipeline(self.routes, self.admission, self.retries, self.sessions, self.delivered)
+        self.pipeline = Pipeline(self.routes, keys, self.admission, self.retries, self.sessions, self.delivered)
         self.door = Stats()
         self.responses = ResponseStore(plan.config.response_store_bytes, plan.config.response_store_seconds)
         self.telemetry = Telemetry(plan.config)

@@ -6,7 +6,6 @@ decides. Until that is known, nothing may be kept.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -62,26 +61,6 @@ def header_consent(headers: Mapping[str, str]) -> bool | None:
     if value.lower() not in ("true", "false", NO_SESSION):
         raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
     return value.lower() == "true"
-
-
-class Refusals:
-    """The sessions that said no, by key and name; ``most`` are remembered, the latest."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._sessions: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def hear(self, key_id: str, session: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request's session says no, now or before; an empty name is no session."""
-        session_key = key_id, session
-        if session and headers.get(TRAIN_HEADER, "").lower() == NO_SESSION:
-            self._sessions[session_key] = None
-        if session_key not in self._sessions:
-            return False
-        self._sessions.move_to_end(session_key)
-        while len(self._sessions) > self._most:
-            self._sessions.popitem(last=False)
-        return True
 
 
 def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:

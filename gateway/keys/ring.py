@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
@@ -27,11 +27,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapters.dialects import dialect_of
 from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
+from gateway.data.refusals import Refusals
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.observability.request import may_keep
 from gateway.types import Caller
 from swarm.credentials import RepeatedReads, Ring, append_audit, digest, matching
-from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, OverloadedError, SwarmGatewayError
+from swarm.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    SwarmGatewayError,
+)
 from swarm.http.asgi import bearer_bytes, error_response
 
 logger = logging.getLogger(__name__)
@@ -88,12 +98,17 @@ class RequestRate:
 
 
 class KeyRing:
-    """The accepted keys of one gateway; one without ``api_keys`` and ``keys_file`` accepts everyone as its operator."""
+    """The accepted keys of one gateway; one without ``api_keys`` and ``keys_file`` accepts everyone as its operator.
+
+    Attributes:
+        refusals: the keys and sessions that said no.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self._fixed: dict[bytes, Holder] = {}
         self._file: KeyFile | None = None
         self._virtual: Ring[VirtualKey] | None = None
+        self.refusals = Refusals(None)
         self._rates: dict[str, RequestRate] = {}
         self._used: dict[str, datetime] = {}
         self._complaint = ""
@@ -110,13 +125,14 @@ class KeyRing:
         """Switch to the keys of another configuration.
 
         Raises:
-            ConfigError: its file of keys cannot be read; nothing has changed.
+            ConfigError: its file of keys, or of refusals, cannot be read; nothing has changed.
         """
         if config.keys_file is None:
             self._file = self._virtual = None
         elif self._file is None or config.keys_file != self._file.path:
             file = KeyFile(config.keys_file)
-            self._virtual = Ring(file)
+            virtual, self.refusals = Ring(file), Refusals(file.refusals_path)
+            self._virtual = virtual
             self._file = file
             if not self._virtual.credentials:
                 logger.warning("there are no keys in %s yet: `swarm-gateway keys create` makes one", file.path)
@@ -137,7 +153,7 @@ class KeyRing:
         virtual = self._virtual.find(key_digest) if self._virtual is not None else None
         fixed = matching(key_digest, self._fixed)
         if fixed is not None:
-            return fixed
+            return self._heeded(fixed)
         if virtual is None:
             raise AuthenticationError(
                 "wrong or missing API key: send one of the gateway's keys as `Authorization: Bearer ...` or `x-api-key`"
@@ -147,11 +163,40 @@ class KeyRing:
             raise AuthenticationError(f"this API key is {state}", code=f"api_key_{state}")
         self._used[virtual.id] = now
         routes = frozenset(virtual.routes) if virtual.routes is not None else None
-        return Holder(
-            Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train, virtual.side),
-            virtual.admin,
-            virtual,
-        )
+        caller = Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train, virtual.side)
+        return self._heeded(Holder(caller, virtual.admin, virtual))
+
+    def _heeded(self, holder: Holder) -> Holder:
+        """``holder``, untrained if its key said no."""
+        refuses = self.refusals.refuses(holder.caller.key_id)
+        return replace(holder, caller=replace(holder.caller, train=False)) if refuses else holder
+
+    async def opt_out(self, key_id: str, session: str) -> bool:
+        """Keep and train nothing more of a key, of a session, or of a key's session; whether that is new.
+
+        Raises:
+            RequestError: neither is named.
+            NotFoundError: there is no such key.
+            ConflictError: it cannot be written down; then it does not hold.
+        """
+        if not (key_id or session):
+            raise RequestError("say who opts out: name a key, a session or both", param="key")
+        credentials = self._virtual.credentials if self._virtual is not None else ()
+        if key_id not in {
+            "",
+            *(key.id for key in credentials),
+            *(holder.caller.key_id for holder in self._fixed.values()),
+        }:
+            raise NotFoundError(
+                f"there is no key {key_id[:40]!r}: `swarm-gateway keys list` has the ids", code="key_not_found"
+            )
+        if self.refusals.refuses(key_id, session):
+            return False
+        try:
+            await self.refusals.add(key_id, session)
+        except ConfigError as exc:
+            raise ConflictError(f"{exc.message}: nobody has opted out") from exc
+        return True
 
     def count(self, holder: Holder) -> None:
         """Count a request of ``holder``.
@@ -171,10 +216,11 @@ class KeyRing:
             )
 
     async def look(self) -> None:
-        """Read the file of keys, if it has changed."""
+        """Read the files of keys and of refusals, if they have changed."""
         if self._virtual is not None:
             # in a thread: the disk may hang
             await asyncio.to_thread(self._virtual.refresh)
+            await asyncio.to_thread(self.refusals.refresh)
 
     async def note(self) -> None:
         """Write when keys were last used."""

@@ -52,6 +52,8 @@ class KeyFile(CredentialFile[VirtualKey]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, VirtualKey, "key")
         self._used_path = path.with_name(f"{path.name}.used")
+        #: which keys and sessions said no
+        self.refusals_path = path.with_name(f"{path.name}.refusals")
         #: who commanded, or wanted to: a line of JSON each
         self.audit_path = path.with_name(f"{path.name}.audit.jsonl")
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
-from gateway.data.consent import Refusals
 from gateway.observability.request import deleted, in_session
 from gateway.sessions.conversation import (
     Conversation,
@@ -71,8 +70,6 @@ class Sessions:
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
         self.counts = SessionCounts()
-        #: the sessions that may not be kept
-        self.refusals = Refusals(max_sessions)
         self.watcher: GroupWatcher | None = None
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:

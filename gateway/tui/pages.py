@@ -18,10 +18,8 @@ from textual.widgets import Input, Static
 
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
-from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, Table, printable, seconds, short, table_of
-from gateway.views.groups_view import answers_table, groups_table, rewards_table, wanted_of
+from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
 from gateway.views.swarm_view import SortOrder, episodes
-from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
@@ -29,7 +27,6 @@ AnyPoller = SwarmPoller | GatewayPoller
 #: Rows of the terminal below which the head leaves out minor lines.
 _BRIEF = 34
 _FILTER = "client, task, episode or type; Enter keeps, Escape clears"
-_FIND = "words, route:NAME, reason:PART, >=0.5, <=0.5; Enter finds, Escape shows all"
 #: Seconds from which on the age of a status is a warning.
 _OLD = 5.0
 _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
@@ -104,25 +101,19 @@ class SwarmPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("o", "order", "Order"),
-        Binding("n", "group(1)", "Next group", show=False),
-        Binding("b", "group(-1)", "Group before", show=False),
         Binding("escape", "clear", "All", show=False),
     ]
 
     def __init__(self, poller: SwarmPoller) -> None:
         self._episodes = TablePanel("e", "Episodes")
         self._log = LogPanel("l", "Log")
-        self._groups = TablePanel("a", "Answers", 3, long=True)
-        self._group = 0
         self._steps = TablePanel("s", "Steps", 2)
         tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
-        super().__init__(poller, [self._steps, self._episodes, *tables, self._log, self._groups])
+        super().__init__(poller, [self._steps, self._episodes, *tables, self._log])
         self._swarm = poller
         self._order = SortOrder.IDLE
-        self._filter = Input(id="filter")
+        self._filter = Input(id="filter", placeholder=_FILTER)
         self._filter.display = False
-        # what is typed finds groups, not episodes
-        self._finding = False
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
@@ -133,34 +124,20 @@ class SwarmPage(Page):
         self.board.choose(self._episodes.key)
         self.show()
 
-    def action_group(self, by: int) -> None:
-        self._group += by
-        self.board.choose(self._groups.key)
-        self.show()
-
     def action_filter(self) -> None:
-        finding = self.board.chosen is self._groups
-        if finding != self._finding:
-            self.action_clear()
-            self._finding = finding
-        if not finding:
-            self.board.choose(self._episodes.key)
-        self._filter.placeholder = _FIND if finding else _FILTER
+        self.board.choose(self._episodes.key)
         self._filter.display = True
         self._filter.focus()
 
     def action_clear(self) -> None:
         self._filter.value = ""
         self._filter.display = False
-        self._swarm.find(Wanted())
         self.focused.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.show()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        if self._finding:
-            self._swarm.find(wanted_of(self._filter.value))
         self._filter.display = bool(self._filter.value)
         self.focused.focus()
 
@@ -169,22 +146,8 @@ class SwarmPage(Page):
         status, view = self._swarm.status, self._swarm.view
         self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
         if status is not None and view is not None:
-            self._show_groups()
             self._steps.show(view.tables["curves"], view.tables["steps"])
-            self._episodes.show(episodes(status, self._order, "" if self._finding else self._filter.value))
-
-    def _show_groups(self) -> None:
-        judged = self._swarm.groups
-        if not isinstance(judged, JudgedGroups):
-            why = f"! {judged.message}" if judged is not None else "asking for the groups ..."
-            self._groups.show(Table((), [], why))
-            return
-        groups = judged.groups
-        shown = [groups_table(groups, time.time())]
-        if groups:
-            self._group %= len(groups)
-            shown.append(answers_table(groups[self._group]))
-        self._groups.show(*shown, rewards_table(judged.rewards), note=shown[-1].note)
+            self._episodes.show(episodes(status, self._order, self._filter.value))
 
 
 class GatewayPage(Page):

@@ -22,7 +22,6 @@ from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nons
 from gateway.views import swarm_view
 from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
-from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
 from swarm.types import StepResult
@@ -191,10 +190,6 @@ class Poller(ABC, Generic[StatusT]):
         """Keep the parts of a new status that outlive it, and make its view."""
 
 
-#: Groups that are asked for, and seconds between two looks at them.
-_GROUPS, _GROUPS_SECONDS = 20, 10.0
-
-
 class SwarmPoller(Poller[ServerStatus]):
     """Follows a swarm server; a long poll reports a change of its engine's state at once.
 
@@ -209,24 +204,6 @@ class SwarmPoller(Poller[ServerStatus]):
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
         self._asked_steps = 0
-        #: the latest groups, or why there are none
-        self.groups: JudgedGroups | Trouble | None = None
-        self._wanted = Wanted()
-        self._groups_at = -_GROUPS_SECONDS
-
-    def find(self, wanted: Wanted) -> None:
-        """Ask for these groups from now on."""
-        if wanted != self._wanted:
-            self._wanted, self.groups, self._groups_at = wanted, None, -_GROUPS_SECONDS
-            self.hurry()
-
-    async def _ask_groups(self) -> None:
-        wanted = self._wanted
-        if time.monotonic() - self._groups_at >= _GROUPS_SECONDS:
-            query = {"limit": _GROUPS, **wanted.model_dump(exclude_defaults=True)}
-            judged = await self._client.get(JudgedGroups, query, path="/judged_groups")
-            if wanted is self._wanted:
-                self.groups, self._groups_at = judged, time.monotonic()
 
     async def _ask(self) -> ServerStatus | Trouble:
         self._asked_steps = self.history.wanted
@@ -237,8 +214,6 @@ class SwarmPoller(Poller[ServerStatus]):
             wait, self._pause = self._interval, min(_LEAST_PAUSE, self._interval)
             query |= {"after_change": self._change, "wait_seconds": wait}
         answer = await self._client.get(ServerStatus, query, wait)
-        if not isinstance(answer, Trouble):
-            await self._ask_groups()
         self._change = None if isinstance(answer, Trouble) else answer.engine_changes
         return answer
 

@@ -145,15 +145,11 @@ class StatusClient:
         self._http = HttpClient()
 
     async def get(
-        self,
-        model: type[ModelT],
-        query: Mapping[str, int | float | str] | None = None,
-        wait: float = 0.0,
-        path: str = "/status",
+        self, model: type[ModelT], query: Mapping[str, int | float] | None = None, wait: float = 0.0
     ) -> ModelT | Trouble:
-        """The ``model`` that is at ``path``, within ``wait`` plus :data:`DEADLINE` seconds."""
+        """The status, within ``wait`` plus :data:`DEADLINE` seconds."""
         target, limit = self._target, wait + DEADLINE
-        url = target.url_of(path) + (f"?{urlencode(query)}" if query else "")
+        url = target.url_of("/status") + (f"?{urlencode(query)}" if query else "")
         try:
             answer = await self._http.request("GET", url, None, self._headers, limit)
             if answer.status >= 400:

@@ -101,16 +101,15 @@ class Panel(Vertical):
 
 
 class TablePanel(Panel):
-    """``count`` tables below each other, which scroll together; a note, of the last one by default, is in the lower
-    border."""
+    """``count`` tables below each other, which scroll together; the last one's note is in the lower border."""
 
     def __init__(self, key: str, title: str, count: int = 1, *, long: bool = False) -> None:
         self._grids = [TableView() for _ in range(count)]
         super().__init__(key, title, self._grids[0] if count == 1 else VerticalScroll(*self._grids), long=long)
 
-    def show(self, *tables: Table, note: str | None = None) -> None:
+    def show(self, *tables: Table) -> None:
         """Show ``tables``, at most as many as there is room for."""
-        self.border_subtitle = Content(tables[-1].note if note is None else note)
+        self.border_subtitle = Content(tables[-1].note)
         for index, grid in enumerate(self._grids):
             grid.show(tables[index] if index < len(tables) else Table((), []))
 
@@ -189,7 +188,6 @@ The monitor only looks: no key changes anything on a server.
  r           send requests now          arrows      scroll the panel
  /           filter episodes by words   o           sort episodes by something else
  escape      show all again             a letter    the panel with it in its title
- n, b        the next group of answers, the one before; among the answers `/` finds groups
 
 States of an engine
 {states}

@@ -21,11 +21,10 @@ from gateway.views.format import (
     short,
     table_of,
 )
-from swarm.judged_groups import GroupAnswer, JudgedGroup, StepRewards, Wanted
+from swarm.judged_groups import GroupAnswer, JudgedGroup, StepRewards
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _REWARDS_SHOWN = 8
-_BOUNDS = {">=": "at_least", "<=": "at_most"}
 
 _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
     ">": lambda row: str(row[0]),
@@ -46,28 +45,6 @@ _REWARDS: Columns[StepRewards] = {
     ">highest": lambda step: reward(step.high),
     ">answers": lambda step: str(sum(step.counts)),
 }
-
-
-def wanted_of(text: str) -> Wanted:
-    """What somebody typed to find groups: words, ``route:NAME``, ``reason:PART``, ``>=0.5``, ``<=0.5``."""
-    words: list[str] = []
-    bounds: dict[str, str | float] = {}
-    for word in text.split():
-        name, colon, value = word.partition(":")
-        if colon and name in ("route", "reason"):
-            bounds[name] = value
-        elif word[:2] in _BOUNDS and (number := _number(word[2:])) is not None:
-            bounds[_BOUNDS[word[:2]]] = number
-        else:
-            words.append(word)
-    return Wanted.model_validate({"words": " ".join(words), **bounds})
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def groups_table(groups: Sequence[JudgedGroup], now: float) -> Table:

@@ -129,22 +129,6 @@ async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
         assert screen.app.is_running and "PAUSED" not in screen.text
 
 
-async def test_the_answers_of_a_group_stand_side_by_side_and_groups_are_found(rig: server.Rig) -> None:
-    for task, reward in (("one", 1.0), ("one", 0.0), ("two", 0.25), ("two", 0.25)):
-        await finish(rig, task, reward, client=f"agent-{task}")
-    async with watching([url(rig)]) as screen:
-        await screen.press("a")
-        # each group has a row, and each answer of the one that is shown
-        await screen.until(lambda text: text.count("waiting") == 4, "both groups")
-        for typed, of_two in (("<=0.1", False), ("route:agent-two", True), ("tw", True)):
-            await screen.press("slash", *typed, "enter")
-            await screen.until(lambda text, two=of_two: text.count("waiting") == 3 and ("0.25" in text) == two, typed)
-            await screen.press("escape")
-            await screen.until(lambda text: text.count("waiting") == 4, "both groups again")
-        await screen.press("slash", *"nothing", "enter")
-        await screen.shows("no group fits")
-
-
 async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: Path) -> None:
     other = create_app(ServerConfig(run_dir=tmp_path / "other"))
     async with listening(other) as second, watching([url(rig), second, "http://127.0.0.1:9"]) as screen:

@@ -1,0 +1,104 @@
+"""A no of a key or a session that was said once: it holds over restarts, at each gateway that has the file, and its
+file names no session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.gateway import GatewayConfig
+from gateway.data.refusals import Refusals
+from gateway.keys.ring import KeyRing
+from gateway.keys.store import KeyFile
+from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
+from tests.gateway.conftest import CHAT, gateway_before
+from tests.standins.vllm import plain, told
+from tests.swarm.server import conftest as server
+
+pytestmark = pytest.mark.anyio
+
+rig = server.rig
+overrides = server.overrides
+
+NO = {"x-swarm-train": "false; session"}
+
+
+async def test_a_no_survives_a_restart_and_reaches_the_others_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json.refusals"
+    one, other = Refusals(path), Refusals(path)
+    assert await one.hear("a", "Anna's chat", NO) and not await one.hear("a", "another", {})
+    assert not other.refuses("a", "Anna's chat")
+    other.refresh()
+    assert other.refuses("a", "Anna's chat") and not other.refuses("b", "Anna's chat")
+    await other.add("b", "")
+    assert other.refuses("b") and other.refuses("b", "any") and not other.refuses("c")
+    await other.add("", "his")
+    late = Refusals(path)
+    assert late.refuses("a", "Anna's chat") and late.refuses("b") and late.refuses("whoever", "his")
+    assert not late.refuses("", "") and "Anna" not in path.read_text()
+    path.unlink()
+    late.refresh()
+    assert late.refuses("b"), "a file that is gone takes no no back"
+
+
+async def test_without_a_file_or_where_it_cannot_be_written_a_sessions_no_holds_here(tmp_path: Path) -> None:
+    refusals = Refusals(None)
+    assert await refusals.hear("", "hers", NO) and await refusals.hear("", "hers", {})
+    refusals = Refusals(tmp_path / "refusals")
+    (tmp_path / "refusals").mkdir()
+    assert await refusals.hear("a", "hers", NO) and await refusals.hear("a", "hers", {"x-swarm-train": "true"})
+    with pytest.raises(ConfigError):
+        await refusals.add("a", "")
+    assert not refusals.refuses("a")
+
+
+async def test_the_oldest_sessions_leave_and_no_key_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.data.refusals._MOST_SESSIONS", 3)
+    refusals = Refusals(tmp_path / "refusals")
+    await refusals.add("a", "")
+    for number in range(5):
+        await refusals.hear("b", f"chat {number}", NO)
+    late = Refusals(tmp_path / "refusals")
+    assert [late.refuses("b", f"chat {number}") for number in range(5)] == [False, False, True, True, True]
+    assert late.refuses("a")
+
+
+async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (key, text), (_, other) = file.create("shop", train=True), file.create("web")
+    config = GatewayConfig.model_validate({"hooks": "h", "keys_file": str(file.path), "api_keys": ["fixed"]})
+    keys = KeyRing(config)
+    assert keys.holder(text.encode()).caller.train is True
+    assert await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "s")
+    fixed = keys.holder(b"fixed").caller
+    assert await keys.opt_out(fixed.key_id, "") and keys.holder(b"fixed").caller.train is False
+    for ring in (keys, KeyRing(config)):
+        assert ring.holder(text.encode()).caller.train is False
+        assert ring.holder(other.encode()).caller.train is None
+    with pytest.raises(NotFoundError, match="keys list"):
+        await keys.opt_out("f00", "")
+    with pytest.raises(RequestError, match="name a key"):
+        await keys.opt_out("", "")
+    file.refusals_path.unlink()
+    file.refusals_path.mkdir()
+    with pytest.raises(ConflictError, match="nobody has opted out"):
+        await keys.opt_out("", "a session")
+
+
+async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = lambda sent: told([1], [2])(sent) if "prompt" in sent else plain([1])(sent)
+    _, app = KeyFile(tmp_path / "keys.json").create("shop")
+    settings: dict[str, Any] = {"keys_file": tmp_path / "keys.json"}
+
+    async def trained(session: str, **headers: str) -> str:
+        async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+            headers |= {"x-api-key": app, "x-swarm-session": session}
+            return (await http.post(CHAT, json=body, headers=headers)).headers["x-swarm-trained"]
+
+    assert await trained("his") == "true"
+    assert await trained("hers", **NO) == await trained("hers") == "false"
+    assert len(json.loads((tmp_path / "keys.json.refusals").read_text())["sessions"]) == 1
