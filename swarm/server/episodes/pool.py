@@ -109,13 +109,13 @@ class EpisodePool:
         if self.stages.serves(policy_version):
             self.comparisons.forget_above(policy_version)
 
-    def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
+    def begin_run(self, run_id: str, job: TrainJob, reason: str, from_step: int = 0) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
-        self.stages.begin_run(run_id)
+        self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
         if job != self._job:
             self._job = job
