@@ -148,7 +148,11 @@ class TrainJob(Model):
     save_freq: int = Field(
         default=10, ge=-1, description="checkpoint every so many steps, and after the last; -1: never"
     )
-    keep_checkpoints: int = Field(default=2, ge=1, description="how many of the latest; the best one stays beside them")
+    keep_checkpoints: int = Field(
+        default=2,
+        ge=1,
+        description="how many of the latest; the best one and those promoted or pinned stay beside them",
+    )
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
     resume: bool = Field(
         default=False, description="go on from the last checkpoint; `up` and `train` see to that by themselves"

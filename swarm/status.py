@@ -293,3 +293,16 @@ class Lineage(Model):
     evaluations: list[EvalResult] = Field(description="of these weights and of those before them")
     routes: dict[str, int] = Field(description="trained episodes that the journal still has, by the gateway's route")
     others: int = Field(default=0, description="the same, of clients that name no route")
+    run_id: str = Field(default="", description="of the run that did the last of these steps")
+    parent: str = Field(default="", description="the step of another run that this run goes on from; empty: none")
+
+
+class PolicyRecord(Lineage):
+    """What a journal knows of one policy version: its lineage, what was compared, and who moved it."""
+
+    code: list[str] = Field(description="hooks that judged its batch, with the digests of their code")
+    episodes: tuple[int, int] | None = Field(
+        description="first and last, by the order of their ends, that trained its steps; as far as they are kept"
+    )
+    verdicts: list[str] = Field(description="of each comparison: stage, incumbent, and the sentence")
+    moves: list[str] = Field(description="stages in which it was served: since when, by whom and why")

@@ -86,6 +86,7 @@ def _settings(lineage: Lineage) -> list[tuple[str, str]]:
         ("lengths", f"prompts to {job.max_prompt_length} tokens, answers to {job.max_response_length}"),
         ("seed", str(job.seed)),
     ]
+    rows += [("goes on from", lineage.parent)] if lineage.parent else []
     kinds = ("actor_rollout_ref.model.", "actor_rollout_ref.actor.", "algorithm.")
     named = {key.removeprefix("+"): value for key, value in job.overrides.items()}
     return rows + [(f"`{key}`", str(value)) for key, value in named.items() if key.startswith(kinds)]

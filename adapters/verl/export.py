@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.verl.checkpoints import kept_steps
+from swarm.checkpoints import kept_steps
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from pathlib import Path
 from gateway.cli.here import runs_of
 from gateway.cli.sections import parse_server
 from gateway.launch.plan import ServerPlan, UpPlan
-from gateway.launch.run_folder import checkpoint_folder, saved_step
 from gateway.launch.servers import check_earlier
 from gateway.launch.up import check_ports
+from swarm.checkpoints import check_kept, checkpoint_folder, saved_step
 from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute
 from swarm.validation import read_mapping
@@ -60,9 +60,7 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
     if plan.earlier_run in ("fresh", "replace"):
         return
     if plan.from_step is not None:
-        load_attribute("adapters.verl.checkpoints:check_kept")(
-            checkpoint_folder(server.job, server.run_dir), plan.from_step
-        )
+        check_kept(checkpoint_folder(server.job, server.run_dir), plan.from_step)
     ran, saved = None, plan.from_step or saved_step(server.job, server.run_dir)
     done = saved
     journal = server.run_dir / "journal.db"

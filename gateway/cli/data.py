@@ -122,4 +122,10 @@ def _lines(report: DataReport) -> list[str]:
     if (more := len(report.versions) - _ROWS) > 0:
         lines.append(f"and {more} before these (--json names all)")
     clean = f"step {report.clean_step}" if report.clean_step else "the model that the run began with"
-    return [*lines, f"newest version without it, in the line of the current one: {clean}"]
+    lines.append(f"newest version without it, in the line of the current one: {clean}")
+    fork = f"swarm-gateway policies fork {report.clean_step} --out FOLDER"
+    return (
+        [*lines, f"to train on without it, from that step or one before it that is kept: {fork}"]
+        if report.clean_step
+        else lines
+    )

@@ -99,7 +99,7 @@ def export(
 
     The weights stay in the type that the trainer holds. A LoRA run gives an adapter folder as PEFT reads it.
     """
-    from gateway.launch.run_folder import checkpoint_folder
+    from swarm.checkpoints import checkpoint, checkpoint_folder, score_of
 
     if best and step is not None:
         raise ConfigError("--step names a step and --best chooses one: give one of them")
@@ -108,12 +108,12 @@ def export(
     job, done = load_attribute("swarm.server.journal.lineage:latest_job")(journal)
     folder = checkpoint_folder(job, run_dir)
     step_of_export = _chosen(folder, job, done, step, best=best)
-    checkpoint: Path = load_attribute("adapters.verl.checkpoints:checkpoint")(folder, step_of_export)
+    saved = checkpoint(folder, step_of_export)
     lineage = load_attribute("swarm.server.journal.lineage:lineage_of")(journal, step_of_export)
-    versions = load_attribute("adapters.verl.checkpoints:score_of")(checkpoint).get("versions", {})
+    versions = score_of(saved).get("versions", {})
     try:
         exported = load_attribute("adapters.verl.export:exported")
-        with exported(checkpoint, out.absolute(), lineage.job.model, merged=merged) as written:
+        with exported(saved, out.absolute(), lineage.job.model, merged=merged) as written:
             card = load_attribute("adapters.models:model_card")(
                 lineage, written.dtype, versions, adapter=written.adapter, lora=written.lora
             )
@@ -135,7 +135,9 @@ def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: b
     Raises:
         ConfigError: it is not kept; names those that are.
     """
-    kept: list[int] = load_attribute("adapters.verl.checkpoints:kept_steps")(folder)
+    from swarm.checkpoints import best_step, check_kept, kept_steps
+
+    kept = kept_steps(folder)
     if not kept:
         raise ConfigError(
             f"no step was saved in {folder}: job.save_freq is {job.save_freq} (-1: never), and the run has done {done} "
@@ -143,8 +145,8 @@ def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: b
             code="no_checkpoint",
         )
     if step is not None:
-        load_attribute("adapters.verl.checkpoints:check_kept")(folder, step)
-    return step or (load_attribute("adapters.verl.checkpoints:best_step")(folder) if best else kept[-1])
+        check_kept(folder, step)
+    return step or (best_step(folder) if best else kept[-1])
 
 
 def _line(row: dict[str, Any]) -> str:

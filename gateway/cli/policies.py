@@ -1,4 +1,5 @@
-"""``swarm-gateway policies``: which challenger answers whom, what proves it, and how a person moves it."""
+"""``swarm-gateway policies``: which challenger answers whom, what proves it, and how a person moves it; the versions
+that are kept are in :mod:`gateway.cli.kept`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from gateway.cli import kept
 from gateway.cli.output import tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
 
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
 WantedT = TypeVar("WantedT", bound="MovePolicyRequest")
 
 app = typer.Typer(
-    help="Challengers and incumbents: who answers whom, and what is proven. Learn more in Takeover.",
+    help="Challengers and incumbents: who answers whom, what is proven, and the versions that are kept. Learn more in "
+    "Takeover.",
     no_args_is_help=True,
 )
+for _command in (kept.show, kept.export, kept.fork, kept.delete):
+    app.command()(_command)
 
 Name = Annotated[str, typer.Argument(help="route of the gateway; default: the only one")]
 Before = Annotated[str, typer.Option("--incumbent", help="the route's incumbent; default: the only one")]

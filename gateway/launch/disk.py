@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.launch.plan import UpPlan
-from gateway.launch.run_folder import checkpoint_folder
 from gateway.launch.watch import OnEvent
+from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
 
 #: Free bytes below which a disk counts as full (a journal or a log needs some), and above which it has room again.

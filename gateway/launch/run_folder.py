@@ -16,14 +16,11 @@ from typing import Any
 import yaml
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
 
 _LOCK = "up.lock"
 #: Held by the swarm server that writes the journal.
 _JOURNAL_LOCK = "journal.db.lock"
 _OF_THE_SERVER = ("tokens.json", "code", "refused")
-#: Where verl writes the step of its last whole checkpoint, in the folder of checkpoints.
-_LATEST = "latest_checkpointed_iteration.txt"
 #: Logs of earlier starts that are kept.
 _KEPT_LOGS = 3
 
@@ -114,21 +111,6 @@ def _check_no_server(folder: Path) -> None:
                 "swarm.run_dir",
                 code="run_folder_in_use",
             ) from None
-
-
-def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
-    """Where ``job`` keeps its checkpoints."""
-    return Path(job.checkpoint_dir) if job.checkpoint_dir else run_dir / "checkpoints"
-
-
-def saved_step(job: TrainJob, run_dir: Path) -> int:
-    """The step of the last whole checkpoint; 0: there is none."""
-    folder = checkpoint_folder(job, run_dir)
-    try:
-        step = int((folder / _LATEST).read_text())
-    except (OSError, ValueError):
-        return 0
-    return step if (folder / f"global_step_{step}").is_dir() else 0
 
 
 def keep_earlier(log: Path) -> None:

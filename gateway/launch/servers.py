@@ -19,9 +19,9 @@ from typing import Any
 
 from gateway.launch.children import Child
 from gateway.launch.plan import EarlierRun, ServerPlan
-from gateway.launch.run_folder import checkpoint_folder, saved_step
 from gateway.launch.watch import EngineWatch, OnEvent, UpFailedError
 from gateway.stats import HOOK_FAILS
+from swarm.checkpoints import check_kept, checkpoint_folder, saved_step
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
@@ -80,7 +80,7 @@ class Server:
         status, job = self.client.status(), self.plan.job
         checkpoints = checkpoint_folder(job, self.plan.run_dir)
         if from_step is not None:
-            load_attribute("adapters.verl.checkpoints:check_kept")(checkpoints, from_step)
+            check_kept(checkpoints, from_step)
         saved = from_step or saved_step(job, self.plan.run_dir)
         done = max(saved, status.steps[-1].step if status.steps else 0)
         if done and earlier_run != "replace":

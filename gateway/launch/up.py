@@ -23,7 +23,7 @@ from gateway.launch import run_file
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import IncumbentPlan, UpPlan
-from gateway.launch.run_folder import check_free, checkpoint_folder, held, saved_step, set_aside, write_section
+from gateway.launch.run_folder import check_free, held, set_aside, write_section
 from gateway.launch.servers import (
     LISTENING,
     START_DEADLINE,
@@ -35,6 +35,7 @@ from gateway.launch.servers import (
 )
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
+from swarm.checkpoints import checkpoint_folder, saved_step
 from swarm.concurrency import on_signals
 from swarm.errors import ConfigError
 from swarm.http.serve import bind

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway.launch.run_folder import saved_step
+from swarm.checkpoints import saved_step
 from swarm.errors import SwarmGatewayError
 from swarm.job import TrainJob
 from swarm.progress import batch_progress

@@ -104,6 +104,8 @@ class ServingStage(BaseModel):
             proved.
         tried: the version of the last trial; 0: none.
         pinned: no verdict moves it, since ``pinned_by`` said so.
+        promoted: the version that was last promoted and not taken back: its checkpoint stays.
+        pinned_challenger: the version that was served when it was pinned: its checkpoint stays.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -125,6 +127,8 @@ class ServingStage(BaseModel):
     pinned: bool = False
     pinned_by: str = ""
     pinned_why: str = ""
+    promoted: int | None = None
+    pinned_challenger: int | None = None
 
     @classmethod
     def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str) -> Self:
@@ -177,7 +181,11 @@ class ServingStage(BaseModel):
         trial = share > 0 and self.rules.trial_every is not None
         # a second rollback takes back what the first one did
         before = self.before if share == self.share else self.share
-        moved = self._next(share=share, before=before, at=at, by=by, why=why[:MAX_REASON], trial=trial)
+        promoted = self.challenger if share > self.share else self.promoted
+        if share == 0 and promoted == self.challenger:
+            promoted = None
+        changes: dict[str, Any] = {"by": by, "why": why[:MAX_REASON], "trial": trial, "promoted": promoted}
+        moved = self._next(share=share, before=before, at=at, **changes)
         return moved._timed(at)
 
     def set_rules(self, rules: StageRules, at: float) -> Self:
@@ -189,13 +197,15 @@ class ServingStage(BaseModel):
 
     def set_pinned(self, pinned: bool, by: str, why: str) -> Self:
         """Held where it is, or no longer."""
-        return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON])
+        challenger = self.challenger if pinned else None
+        return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON], pinned_challenger=challenger)
 
-    def begun_again(self, at: float, why: str) -> Self:
-        """Back to where a comparison begins, or below: the weights are none of those before."""
+    def begun_again(self, at: float, why: str, from_step: int = 0) -> Self:
+        """Back to where a comparison begins, or below: of the weights before, those up to ``from_step`` are left."""
         share = self.share if self.pinned else min(self.rules.first, self.share)
         moved = self.moved(share, at, SERVER, why) if share < self.share else self
-        return moved._next(version=self.version + 1, challenger=None, trial=False, until=None, tried=0)
+        left = self._held_up_to(from_step)
+        return moved._next(version=self.version + 1, challenger=None, trial=False, until=None, tried=0, **left)
 
     def serving(self, version: int, at: float) -> Self:
         """The weights of ``version`` are served from now on."""
@@ -209,6 +219,7 @@ class ServingStage(BaseModel):
         tried = min(self.tried, version)
         trial = self.trial or (every is not None and version - tried >= every)
         changes = {"challenger": version, "trial": trial, "tried": version if trial else tried}
+        changes |= stage._held_up_to(version)
         return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)
 
     def judged(self, evidence: PairedEvidence, at: float, job: JobTerms = _UNKNOWN) -> Self:
@@ -249,6 +260,11 @@ class ServingStage(BaseModel):
             # a person holds what answers users; in the shadow nobody is answered by it
             return self._next(until=None) if self.share > 0 else self._untried()
         return self._undecided(now, f"no proof in {self.rules.trial_hours:g} hours")
+
+    def _held_up_to(self, version: int) -> dict[str, int | None]:
+        """What is held of the versions up to ``version``: later ones will be other weights when they come again."""
+        held = {"promoted": self.promoted, "pinned_challenger": self.pinned_challenger}
+        return {name: None if step is None or step > version else step for name, step in held.items()}
 
     def _undecided(self, at: float, why: str) -> Self:
         if 0 < self.share < 1 and self.rules.mode == "auto":

@@ -40,6 +40,7 @@ from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.foreign import ForeignClients
+from swarm.server.holding import HeldPolicies
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 from swarm.server.webhook import Webhook
 
@@ -98,7 +99,10 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             except ConfigError as exc:
                 app.state.startup_error = exc
                 raise
-            running = [asyncio.create_task(controller.episodes.expire(), name="expire")]
+            running = [
+                asyncio.create_task(controller.episodes.expire(), name="expire"),
+                asyncio.create_task(HeldPolicies(controller.run, config.run_dir).run(), name="hold"),
+            ]
             if config.webhook is not None:
                 webhook = Webhook(config.webhook, policies.statuses, policies.alarms)
                 running.append(asyncio.create_task(webhook.run(), name="webhook"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.launch.run_folder import saved_step
+from swarm.checkpoints import saved_step
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk
 from tests.engine import tiny_model

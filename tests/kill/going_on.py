@@ -24,7 +24,7 @@ import httpx
 import psutil
 import yaml
 
-from gateway.launch.run_folder import saved_step
+from swarm.checkpoints import saved_step
 from swarm.http.serve import bind
 from swarm.job import TrainJob
 from swarm.states import EpisodeState

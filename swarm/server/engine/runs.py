@@ -197,15 +197,15 @@ class TrainingRun:
             for version, sums_of_version in self.pool.evaluations.sums.items()
             if version <= step
         }
-        self._begin(job, f"the run went back to step {step}")
+        self._begin(job, f"the run went back to step {step}", step)
         evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
         self.pool.evaluations.restore(self.run_id, evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
         self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)
 
-    def _begin(self, job: TrainJob, reason: str) -> None:
+    def _begin(self, job: TrainJob, reason: str, from_step: int = 0) -> None:
         self.run_id = new_uuid()
-        if dropped := self.pool.begin_run(self.run_id, job, reason):
+        if dropped := self.pool.begin_run(self.run_id, job, reason, from_step):
             logger.warning("dropped %d finished episodes: %s", dropped, reason)
         self._stopped = False
         self.steps.clear()

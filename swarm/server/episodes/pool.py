@@ -126,14 +126,14 @@ class EpisodePool:
         """Whether a batch that is ready stays: for a verdict, or for a person."""
         return self.stages.holds or self.watch.pauses
 
-    def begin_run(self, run_id: str, job: TrainJob, reason: str) -> int:
+    def begin_run(self, run_id: str, job: TrainJob, reason: str, from_step: int = 0) -> int:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
         self.watch.begin_run(run_id)
-        self.stages.begin_run(run_id)
+        self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
         if job != self._job:
             self._job = job

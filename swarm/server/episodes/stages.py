@@ -64,11 +64,12 @@ class Stages:
 
     # ------------------------------------------------------------------ runs and the engine
 
-    def begin_run(self, run_id: str) -> None:
-        """Another run begins, and its weights are others: every comparison begins again."""
+    def begin_run(self, run_id: str, from_step: int = 0) -> None:
+        """Another run begins, and its weights are others, except those of ``from_step`` and before: every comparison
+        begins again."""
         self._run_id, self._served = run_id, None
         for stage in list(self.pointers.values()):
-            self._set(stage.begun_again(self._wall(), "another training run began"))
+            self._set(stage.begun_again(self._wall(), "another training run began", from_step))
 
     def restore(self, run_id: str, rows: Iterable[StageRow]) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""
@@ -114,6 +115,16 @@ class Stages:
             elif sets_rules:
                 self._set(stage.set_rules(rules, self._wall()))
             self._followed[route, incumbent] = self._clock()
+
+    @property
+    def held(self) -> dict[int, str]:
+        """The versions whose checkpoints stay, and why."""
+        held: dict[int, list[str]] = {}
+        for stage in self.pointers.values():
+            for version, what in ((stage.promoted, "promoted"), (stage.pinned_challenger, "pinned")):
+                if version is not None:
+                    held.setdefault(version, []).append(f"{what} on {stage.route}")
+        return {version: ", ".join(why) for version, why in sorted(held.items())}
 
     @property
     def holds(self) -> bool:

@@ -9,16 +9,24 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from swarm.errors import ConfigError
+from swarm.evidence.pairs import Pair
+from swarm.evidence.stages import ServingStage
+from swarm.evidence.verdict import PairedEvidence
 from swarm.job import TrainJob, parse_job
 from swarm.measures import EVAL, MetricSums
+from swarm.server.journal.ancestry import line_to
 from swarm.server.journal.codec import notes_of
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
-from swarm.status import Lineage
+from swarm.status import Lineage, PolicyRecord
 from swarm.types import EvalResult, StepResult
+
+_LISTED = "(SELECT value FROM json_each(?))"
 
 
 def latest_job(journal: Path) -> tuple[TrainJob, int]:
@@ -40,29 +48,70 @@ def lineage_of(journal: Path, step: int) -> Lineage:
         ConfigError: see :func:`latest_job`.
     """
     with reading(journal) as connection:
-        # a run that begins after the step, with another job, goes on with what another one saved
-        run = connection.execute(
-            "SELECT run_id, job_yaml FROM runs WHERE run_id IN (SELECT run_id FROM steps WHERE step <= ?)"
-            " ORDER BY rowid DESC LIMIT 1",
-            (step,),
+        return _lineage(connection, journal, step)
+
+
+def record_of(journal: Path, step: int) -> PolicyRecord:
+    """All that is known of the policy version of ``step``.
+
+    Raises:
+        ConfigError: see :func:`latest_job`.
+    """
+    with reading(journal) as connection:
+        lineage = _lineage(connection, journal, step)
+        batches = [result.batch_id for result in lineage.steps]
+        first, last = connection.execute(
+            f"SELECT min(ended), max(ended) FROM episodes WHERE state = '{EpisodeState.TRAINED}'"
+            f" AND batch_id IN {_LISTED}",
+            (json.dumps(batches),),
         ).fetchone()
-        run_id, job_yaml = run or _latest(connection, journal)
-        rows = connection.execute(
-            "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
-            (run_id, step),
-        ).fetchall()
-        steps = {
-            number: StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
-            for number, batch_id, metrics, seconds in rows
-        }
-        evaluations = connection.execute(
-            "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ? ORDER BY step", (run_id, step)
-        ).fetchall()
         outputs = connection.execute(
-            f"SELECT output FROM episodes WHERE state = '{EpisodeState.TRAINED}'"
-            " AND batch_id IN (SELECT value FROM json_each(?))",
-            (json.dumps([step.batch_id for step in steps.values()]),),
+            f"SELECT DISTINCT output FROM episodes WHERE batch_id IN {_LISTED}", (json.dumps(batches[-1:]),)
         ).fetchall()
+        pairs = connection.execute(
+            "SELECT pair FROM pairs WHERE run_id = ? AND json_extract(pair, '$.terms.challenger') = ? ORDER BY rowid",
+            (lineage.run_id, step),
+        ).fetchall()
+        # of one move the first row is the move, and later ones are other versions in its stage
+        stages = connection.execute(
+            "SELECT stage, min(version) FROM stages WHERE json_extract(stage, '$.challenger') = ?"
+            " GROUP BY run_id, route, incumbent, json_extract(stage, '$.at', '$.pinned') ORDER BY min(rowid)",
+            (step,),
+        ).fetchall()
+    notes = [notes_of(json.loads(output)) for (output,) in outputs if output]
+    return PolicyRecord(
+        **dict(lineage),
+        code=sorted({f"{note.hook} ({note.code[:12]})" for note in notes if note.hook}),
+        episodes=None if first is None else (first, last),
+        verdicts=_verdicts([Pair.model_validate_json(pair) for (pair,) in pairs]),
+        moves=[_move(ServingStage.model_validate_json(stage)) for stage, _ in stages],
+    )
+
+
+def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineage:
+    # a run that begins after the step, with another job, goes on with what another one saved
+    run = connection.execute(
+        "SELECT run_id, job_yaml FROM runs WHERE run_id IN (SELECT run_id FROM steps WHERE step <= ?)"
+        " ORDER BY rowid DESC LIMIT 1",
+        (step,),
+    ).fetchone()
+    run_id, job_yaml = run or _latest(connection, journal)
+    rows = connection.execute(
+        "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
+        (run_id, step),
+    ).fetchall()
+    steps = {
+        number: StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
+        for number, batch_id, metrics, seconds in rows
+    }
+    evaluations = connection.execute(
+        "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ? ORDER BY step", (run_id, step)
+    ).fetchall()
+    outputs = connection.execute(
+        f"SELECT output FROM episodes WHERE state = '{EpisodeState.TRAINED}' AND batch_id IN {_LISTED}",
+        (json.dumps([step.batch_id for step in steps.values()]),),
+    ).fetchall()
+    before = [f"step {number} of run {run}" for run, number, _ in line_to(connection, step) if run != run_id]
     routes = Counter(notes_of(json.loads(output) if output else {}).route for (output,) in outputs)
     return Lineage(
         step=step,
@@ -71,7 +120,23 @@ def lineage_of(journal: Path, step: int) -> Lineage:
         evaluations=[_evaluation(number, sums) for number, sums in evaluations],
         routes={name: count for name, count in sorted(routes.items()) if name},
         others=routes[""],
+        run_id=run_id,
+        parent=before[-1] if before else "",
     )
+
+
+def _verdicts(pairs: Sequence[Pair]) -> list[str]:
+    comparisons = {pair.terms.digest: pair.terms for pair in pairs}
+    return [
+        f"{terms.stage}, against {terms.incumbent}: {PairedEvidence.of(pairs, terms).verdict().sentence}"
+        for terms in comparisons.values()
+    ]
+
+
+def _move(stage: ServingStage) -> str:
+    since = datetime.fromtimestamp(stage.at, UTC).isoformat(timespec="seconds")
+    pinned = f"; pinned by {stage.pinned_by}: {stage.pinned_why}" if stage.pinned else ""
+    return f"{stage.route}: {stage.label} since {since}, by {stage.by}: {stage.why}{pinned}"
 
 
 def _latest(connection: sqlite3.Connection, journal: Path) -> tuple[str, str]:

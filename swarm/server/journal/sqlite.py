@@ -285,8 +285,12 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             ],
         ),
         (
-            # of earlier runs nothing is recovered
-            "DELETE FROM stages WHERE run_id != ? OR (route = ? AND incumbent = ? AND version < ?)",
+            # before the latest only moves and pins stay: who promoted what, and why
+            "DELETE FROM stages AS before WHERE run_id = ?1 AND route = ?2 AND incumbent = ?3 AND version = (SELECT"
+            " max(version) FROM stages WHERE run_id = ?1 AND route = ?2 AND incumbent = ?3 AND version < ?4) AND EXISTS"
+            " (SELECT 1 FROM stages AS first WHERE first.run_id = ?1 AND first.route = ?2 AND first.incumbent = ?3 AND"
+            " first.version < before.version AND json_extract(first.stage, '$.at', '$.pinned') ="
+            " json_extract(before.stage, '$.at', '$.pinned'))",
             lambda rows: [(row.run_id, clean(row.route), clean(row.incumbent), row.version) for row in rows],
         ),
     ),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.verl.checkpoints import LATEST, Checkpoints, best_step, checkpoint, kept_steps, roll_back, score_of
+from adapters.verl.checkpoints import Checkpoints, roll_back
+from swarm.checkpoints import LATEST, best_step, checkpoint, held_steps, hold, kept_steps, score_of, why_kept
 from swarm.errors import ConfigError
 from tests.disks import fill, small_disk
 
@@ -49,6 +50,23 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["global_step_2", "global_step_6", LATEST]
     write(again, 7, 0.95)
     assert names(tmp_path) == ["global_step_7", LATEST]
+
+
+def test_what_is_held_stays_until_it_is_let_go(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, tmp_path)
+    write(checkpoints, 1, 0.1)
+    write(checkpoints, 2, 0.2)
+    hold(tmp_path, {2: "promoted on chat", 7: "of which no checkpoint was written"})
+    (tmp_path / ".removed-1").mkdir()
+    for step, reward in ((3, 0.9), (4, 0.3), (5, 0.4)):
+        write(checkpoints, step, reward)
+    assert kept_steps(tmp_path) == [2, 3, 5]
+    assert why_kept(tmp_path) == {2: ["promoted on chat"], 3: ["the best"], 5: ["the run goes on from it"]}
+    hold(tmp_path, {})
+    write(checkpoints, 6, 0.4)
+    assert names(tmp_path) == ["global_step_3", "global_step_6", "held.json", LATEST], "nothing of a killed removal"
+    (tmp_path / "held.json").write_text("[]")
+    assert held_steps(tmp_path) == {}
 
 
 def test_a_checkpoint_counts_the_steps_since_the_one_before(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.launch.run_folder import check_free, held, keep_earlier, saved_step, set_aside, write_section
+from gateway.launch.run_folder import check_free, held, keep_earlier, set_aside, write_section
+from swarm.checkpoints import saved_step
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk

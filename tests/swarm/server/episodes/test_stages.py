@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.checkpoints import held_steps
 from swarm.errors import ConflictError, RequestError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
+from swarm.server.holding import HeldPolicies
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import StageRow
 from tests.swarm.server import conftest as server
@@ -173,17 +176,77 @@ async def test_weights_that_come_again_are_others_also_after_a_restart(tmp_path:
 
 
 @pytest.mark.anyio
-async def test_the_journal_keeps_the_newest_row_of_each_pointer(tmp_path: Path) -> None:
+async def test_the_journal_keeps_the_moves_and_the_newest_row_of_each_pointer(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
     stages = controller.pool.stages
     stages.follow(ROUTES)
     for version in range(5):
         stages.serves(version)
-    await controller.episodes.synced()
+    chat = stages.find("chat", "")
+    stages.promote(chat, chat.version, "ann", "read 50")
+    for pinned in (True, False):
+        stages.pin(stages.find("chat", ""), None, "bob", "demo", pinned=pinned)
+    for version in range(5, 9):
+        stages.serves(version)
+        await controller.episodes.synced()
     await journal.close()
     with sqlite3.connect(tmp_path / "journal.db") as connection:
-        assert connection.execute("SELECT count(*) FROM stages").fetchone() == (len(ROUTES),)
+        rows = [json.loads(row) for (row,) in connection.execute("SELECT stage FROM stages ORDER BY route, version")]
+    assert [(row["route"], row["challenger"], row["share"], row["pinned"]) for row in rows] == [
+        ("chat", 0, 0.0, False),
+        ("chat", 4, 0.05, False),
+        ("chat", 4, 0.05, True),
+        ("chat", 5, 0.0, False),
+        ("chat", 8, 0.0, False),
+        ("code", 0, 0.05, False),
+        ("code", 8, 0.05, False),
+    ]
+    assert rows[1]["why"] == "read 50"
+
+
+def test_what_was_promoted_or_pinned_is_held_until_it_is_taken_back() -> None:
+    stages = Stages(lambda _: None)
+    stages.follow([("chat", "gpt", StageRules())])
+    chat = "chat", ""
+    stages.serves(4)
+    stages.promote(stages.find(*chat), None, "ann", "good", share=0.5)
+    # training goes on meanwhile
+    stages.serves(5)
+    stages.pin(stages.find(*chat), None, "ann", "demo", pinned=True)
+    stages.serves(6)
+    assert stages.held == {4: "promoted on chat", 5: "pinned on chat"}
+    stages.roll_back(stages.find(*chat), None, "ann", "6 is bad")
+    assert stages.held == {4: "promoted on chat", 5: "pinned on chat"}, "4 can be taken back to"
+    stages.pin(stages.find(*chat), None, "ann", "over", pinned=False)
+    stages.promote(stages.find(*chat), None, "ann", "good", share=0.5)
+    assert stages.held == {6: "promoted on chat"}
+    stages.begin_run("went back to 6", 6)
+    assert stages.held == {6: "promoted on chat"}
+    stages.serves(5)
+    assert stages.held == {}, "what comes again as 6 is other weights"
+    stages.serves(7)
+    stages.promote(stages.find(*chat), None, "ann", "good", share=1.0)
+    stages.roll_back(stages.find(*chat), None, "ann", "7 is bad")
+    assert stages.held == {}
+
+
+@pytest.mark.anyio
+async def test_the_trainer_is_told_what_is_held(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    stages, folder = controller.pool.stages, tmp_path / "checkpoints"
+    stages.follow(ROUTES)
+    stages.serves(2)
+    chat = stages.find("chat", "")
+    stages.promote(chat, chat.version, "ann", "good")
+    telling = HeldPolicies(controller.run, tmp_path)
+    await telling.tell()
+    assert held_steps(folder) == {2: "promoted on chat"}
+    stages.roll_back(stages.find("chat", ""), None, "ann", "bad")
+    await telling.tell()
+    assert held_steps(folder) == {}
+    await journal.close()
 
 
 def test_a_trial_that_nobody_decides_ends_by_the_clock() -> None:

@@ -1,0 +1,160 @@
+"""The folder of a run's checkpoints as every process reads it: which steps are kept, and which ones are held there.
+
+Invariant: a folder ``global_step_N`` is whole, and only the trainer makes one. ``held.json`` is the swarm server's: the
+trainer keeps the steps that it names, beside the latest and the best.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
+
+#: Where verl writes the step of its last checkpoint.
+LATEST = "latest_checkpointed_iteration.txt"
+STEP = "global_step_"
+#: In each checkpoint: its step, the mean reward that decides which one is the best, its step's batch, and the versions
+#: that wrote it.
+NOTE = "score.json"
+_HELD = "held.json"
+_REMOVED = ".removed-"
+
+
+def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
+    """Where ``job`` keeps its checkpoints."""
+    return Path(job.checkpoint_dir) if job.checkpoint_dir else run_dir / "checkpoints"
+
+
+def latest_step(folder: Path) -> int:
+    """The step that a resumed run goes on from, as it was noted; 0: there is none."""
+    try:
+        return int((folder / LATEST).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def saved_step(job: TrainJob, run_dir: Path) -> int:
+    """The step of the last whole checkpoint; 0: there is none."""
+    folder = checkpoint_folder(job, run_dir)
+    step = latest_step(folder)
+    return step if checkpoint(folder, step).is_dir() else 0
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is."""
+    return folder / f"{STEP}{step}"
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in ``folder``, in their order."""
+    names = (path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*") if path.is_dir())
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def check_kept(folder: Path, step: int) -> None:
+    """Raise :class:`ConfigError`, which names the steps that are kept, unless ``step`` is one of them."""
+    kept = kept_steps(folder)
+    if step not in kept:
+        there = f"kept are {', '.join(map(str, kept))}" if kept else "no step is"
+        # a run that went back, or began anew, has set it aside
+        beside = [
+            f"; one of that number is in {path.parent}" for path in sorted(folder.glob(f"earlier-*/{STEP}{step}"))
+        ]
+        raise ConfigError(f"step {step} is not kept in {folder}; {there}{''.join(beside)}", param="step")
+
+
+def best_step(folder: Path) -> int:
+    """The step of the checkpoint with the highest mean reward since the one before it; the later one of equals.
+
+    Raises:
+        ValueError: there is no checkpoint in ``folder``.
+    """
+
+    def reward(step: int) -> tuple[float, int]:
+        mean = score_of(checkpoint(folder, step)).get("reward_mean")
+        return (mean if isinstance(mean, int | float) else float("-inf"), step)
+
+    return max(kept_steps(folder), key=reward)
+
+
+def score_of(checkpoint: Path) -> dict[str, Any]:
+    """What was noted of a checkpoint: ``reward_mean`` since the one before, ``batch_id`` of its step, and ``versions``;
+    empty if unknown."""
+    try:
+        score = json.loads((checkpoint / NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return score if isinstance(score, dict) else {}
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in ``folder``."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def held_steps(folder: Path) -> dict[int, str]:
+    """The steps that stay in ``folder`` until the swarm server lets them go, and why."""
+    try:
+        held = json.loads((folder / _HELD).read_text())
+        return {int(step): str(why) for step, why in held.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def hold(folder: Path, held: Mapping[int, str]) -> None:
+    """Have these steps stay in ``folder``, and no others; the file is whole at any time.
+
+    Raises:
+        OSError: it cannot be written; what was held is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / f"{_HELD}.new"
+    beside.write_text(json.dumps({str(step): why for step, why in held.items()}))
+    beside.replace(folder / _HELD)
+
+
+def why_kept(folder: Path) -> dict[int, list[str]]:
+    """The checkpoints in ``folder``, in their order, and what keeps each of them."""
+    steps, held = kept_steps(folder), held_steps(folder)
+    return {
+        step: [
+            *(["the run goes on from it"] if step == latest_step(folder) else []),
+            *(["the best"] if step == best_step(folder) else []),
+            *([held[step]] if step in held else []),
+        ]
+        for step in steps
+    }
+
+
+def copy(folder: Path, step: int, into: Path) -> None:
+    """Put the checkpoint of ``step`` into another folder too; on one disk they share files, which nobody changes.
+
+    Raises:
+        OSError: it cannot be written, or the checkpoint went meanwhile.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(checkpoint(folder, step), checkpoint(into, step), copy_function=_linked)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def remove(folder: Path, step: int) -> None:
+    """Remove the checkpoint of ``step``, and what an earlier removal that was killed has left.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    checkpoint(folder, step).rename(folder / f"{_REMOVED}{step}")
+    for gone in folder.glob(f"{_REMOVED}*"):
+        shutil.rmtree(gone, ignore_errors=True)

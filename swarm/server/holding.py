@@ -1,0 +1,48 @@
+"""Tells the trainer which checkpoints stay: those of versions that were promoted, or in which a stage was pinned.
+
+Invariant: what is told follows from the stages alone, so a server that was killed tells the same when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from swarm.checkpoints import checkpoint_folder, hold
+from swarm.server.engine.runs import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks; a checkpoint goes when the second one after it is written.
+_LOOK = 1.0
+
+
+class HeldPolicies:
+    """What the stages of ``run``, whose folder is ``run_dir``, hold."""
+
+    def __init__(self, run: TrainingRun, run_dir: Path) -> None:
+        self._run = run
+        self._run_dir = run_dir
+        self._written: tuple[Path, dict[int, str]] | None = None
+
+    async def run(self) -> None:
+        """Look and tell until it is cancelled."""
+        while True:
+            await self.tell()
+            await asyncio.sleep(_LOOK)
+
+    async def tell(self) -> None:
+        """Write what is held, unless that was written already; a disk that refuses it is tried again."""
+        if (pool := self._run.found_pool) is None:
+            return
+        held = pool.stages.held
+        wanted = (checkpoint_folder(self._run.job, self._run_dir), held)
+        # a run that holds nothing gets no file, except where an earlier server has left one
+        if wanted == self._written or not (held or wanted[0].is_dir()):
+            return
+        try:
+            await asyncio.to_thread(hold, *wanted)
+            self._written = wanted
+        except OSError as exc:
+            logger.warning("cannot say in %s which checkpoints stay, and try again: %s", wanted[0], exc)

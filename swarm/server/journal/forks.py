@@ -1,0 +1,61 @@
+"""The journal of a run that goes on from a step of another run, in a folder of its own.
+
+Invariant: it holds the steps that led to that one under the runs that did them, so that what the new run learns has
+them as its ancestors; and nothing of what people wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from swarm.errors import ConfigError
+from swarm.job import TrainJob, dump_job, parse_job
+from swarm.server.journal.ancestry import line_to
+from swarm.server.journal.rows import EvaluationRow, Row, RunRow, StepRow
+from swarm.server.journal.schema import open_to_write, reading
+from swarm.server.journal.sqlite import write
+from swarm.types import StepResult
+
+
+def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
+    """Write the journal ``into`` of a run that goes on from ``step`` of ``journal``; its job, which keeps its
+    checkpoints in its run folder.
+
+    Raises:
+        ConfigError: ``journal`` does not know the step, or one of the two cannot be read or written.
+    """
+    with reading(journal) as connection:
+        line = line_to(connection, step)
+        if not line:
+            raise ConfigError(f"{journal} does not know step {step}: nothing says which job trained it", param="step")
+        rows: list[Row] = []
+        job_yaml = ""
+        for run_id in dict.fromkeys(run_id for run_id, _, _ in line):
+            [(job_yaml,)] = connection.execute("SELECT job_yaml FROM runs WHERE run_id = ?", (run_id,))
+            rows.append(RunRow(run_id, job_yaml, stopped=True))
+            rows += [
+                EvaluationRow(run_id, number, json.loads(sums))
+                for number, sums in connection.execute(
+                    "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ?", (run_id, step)
+                )
+            ]
+        for run_id, number, batch_id in line:
+            [(seconds, metrics)] = connection.execute(
+                "SELECT seconds, metrics FROM steps WHERE run_id = ? AND batch_id = ?", (run_id, batch_id)
+            )
+            done = StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
+            rows.append(StepRow(run_id, done))
+    job = parse_job(job_yaml, f"the job in {journal}").model_copy(update={"checkpoint_dir": None})
+    _fill(into, [*rows, RunRow(uuid.uuid4().hex, dump_job(job))])
+    return job
+
+
+def _fill(path: Path, rows: Sequence[Row]) -> None:
+    with closing(open_to_write(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        write(connection, rows)
+        connection.execute("COMMIT")

@@ -1,0 +1,129 @@
+"""``policies show``, ``export``, ``fork`` and ``delete`` in a run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.root import app
+from gateway.launch.plan import ServerPlan
+from gateway.launch.servers import check_earlier
+from swarm.checkpoints import LATEST, hold, kept_steps, saved_step
+from swarm.evidence.stages import ServingStage, StageRules
+from swarm.job import TrainJob
+from swarm.server.journal.browse import last_run
+from swarm.server.journal.erasure import EXPORTS
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import EvaluationRow, PairRow, Row, StageRow, StateRow
+from swarm.states import EpisodeState
+from swarm.types import Notes, WorkflowOutput
+from tests.gateway.cli.test_models import journal, saved, steps
+from tests.swarm.server.episodes.test_comparisons import pair
+from tests.swarm.server.journal.build import claimed, ended
+
+JOB = TrainJob(model="tiny", lr=0.5)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["policies", *arguments])
+
+
+def answer(*arguments: str) -> Any:
+    result = command(*arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Steps 1, 2 and 3 are done and kept: 1 is promoted, 2 the best, 3 the last."""
+    folder = tmp_path / "run"
+    rules = StageRules()
+    first = ServingStage.begun("chat", "gpt", rules, 1.0, "salt").serving(1, 1.0)
+    promoted = first.moved(0.05, 2.0, "ann", "read 50 of both")
+    rows: list[Row] = [
+        StageRow("r", "chat", "gpt", stage.version, stage.model_dump_json()) for stage in (first, promoted)
+    ]
+    pairs = [pair(f"g{number}", challenger=1, stage="shadow") for number in range(3)]
+    rows += [PairRow("r", one.group_id, one.terms.digest, one.model_dump_json()) for one in pairs]
+    rows += [EvaluationRow("r", 1, {"reward_mean": (4, 3.0)})]
+    output = WorkflowOutput(reward=1.0, notes=Notes(hook="rubric", code="c0de" * 16))
+    rows += [claimed("e1"), ended("e1", output=output), StateRow(["e1"], EpisodeState.TRAINED, "r1", 1)]
+    journal(folder, JOB, *steps("r", 1, 2, 3), *rows)
+    saved(folder, _1=0.1, _2=0.9, _3=0.2)
+    checkpoints = folder / "checkpoints"
+    (checkpoints / LATEST).write_text("3")
+    hold(checkpoints, {1: "promoted on chat"})
+    return folder
+
+
+def test_a_kept_version_says_what_made_it_and_who_promoted_it(run_dir: Path) -> None:
+    told = ("--run-dir", str(run_dir))
+    assert [(row["step"], row["why"]) for row in answer("show", *told)] == [
+        (1, ["promoted on chat"]),
+        (2, ["the best"]),
+        (3, ["the run goes on from it"]),
+    ]
+    assert "step 2, reward 0.900, 0 MB: the best" in command("show", *told).stdout
+    shown = answer("show", "1", *told)
+    assert shown["code"] == ["rubric (c0dec0dec0de)"] and shown["episodes"][0] == shown["episodes"][1]
+    assert shown["job"] == {"model": "tiny", "lr": 0.5} and shown["run_id"] == "r"
+    lines = command("show", "1", *told).stdout.splitlines()
+    assert lines[0] == "tiny, step 1 of run r" and "parent: the model tiny" in lines
+    assert "evaluation: eval/reward_mean 0.75" in lines
+    [verdict] = [line for line in lines if line.startswith("verdict: ")]
+    assert verdict.startswith("verdict: shadow, against ") and "in 3 requests" in verdict
+    assert any("chat: canary 0.05 since" in line and "by ann: read 50 of both" in line for line in lines)
+    assert "parent: step 2 of this run" in command("show", "3", *told).stdout
+    assert "step 4 is not kept" in str(command("show", "4", *told).exception)
+    assert "exists: name a folder that does not" in str(
+        command("export", "2", *told, "--out", str(run_dir)).exception
+    ), "`models export` does it"
+
+
+def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fork"
+    told = ("--run-dir", str(run_dir), "--out", str(out))
+    assert "kept are 1, 2, 3" in str(command("fork", "7", *told).exception) and not out.exists()
+    assert answer("fork", "2", *told) == {"run_dir": str(out), "step": 2, "from": str(run_dir)}
+    assert saved_step(JOB, out) == 2 and kept_steps(out / "checkpoints") == [2]
+    shards = [folder / "checkpoints/global_step_2/score.json" for folder in (run_dir, out)]
+    assert shards[0].samefile(shards[1]), "weights take no room twice"
+    # `up` goes on with it, and refuses another job as for any run
+    job, done = last_run(out / "journal.db")
+    assert job == JOB and done == 0
+    check_earlier(ServerPlan(JOB, {}, out), job, {}, 2, 2, changes_allowed=False)
+    assert answer("show", "2", "--run-dir", str(out))["run_id"] == "r"
+    noted = [json.loads(line)["what"] for line in (run_dir / EXPORTS).read_text().splitlines()]
+    assert noted == [f"the run folder {out}"], "`data report` names it"
+    assert "exists" in str(command("fork", "2", *told).exception) and list(tmp_path.glob(".fork*")) == []
+
+
+def test_a_version_is_deleted_unless_it_is_served_or_held(run_dir: Path) -> None:
+    told = ("--run-dir", str(run_dir))
+    assert "goes on from step 3" in str(command("delete", "3", *told, "--yes").exception)
+    assert "step 1 is promoted on chat: `policies rollback`" in str(command("delete", "1", *told, "--yes").exception)
+    refused = command("delete", "2", *told)
+    assert "nothing is deleted: add --yes to remove" in str(refused.exception)
+    assert kept_steps(run_dir / "checkpoints") == [1, 2, 3] and not (run_dir / "audit.jsonl").exists()
+    assert answer("delete", "2", *told, "--yes")["step"] == 2
+    assert kept_steps(run_dir / "checkpoints") == [1, 3]
+    [entry] = [json.loads(line) for line in (run_dir / "audit.jsonl").read_text().splitlines()]
+    assert (entry["what"], entry["details"]["step"], entry["result"]) == ("policies delete", 2, "done")
+    assert "not kept: its checkpoint is removed" in command("show", "2", *told).stdout
+
+
+def test_a_folder_whose_run_is_open_is_read_all_the_same(run_dir: Path, tmp_path: Path) -> None:
+    async def meanwhile() -> Any:
+        opened = Journal.open(run_dir / "journal.db")
+        try:
+            return await asyncio.to_thread(answer, "fork", "1", "--run-dir", str(run_dir), "--out", str(tmp_path / "x"))
+        finally:
+            await opened.close()
+
+    assert asyncio.run(meanwhile())["step"] == 1
