@@ -330,7 +330,10 @@ async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site,
         await tab.sees("1 of 2")
         # what is read of groups from now on comes when it is let in
         await tab.js("""void (window.held = [], window.real = fetch, window.fetch = (path, options) =>
-            new Promise((go) => path.includes('/groups/') ? held.push(() => go(real(path, options))) : go(real(path, options))))""")
+            new Promise((go) => {
+                const answer = () => go(real(path, options));
+                path.includes('/groups/') ? held.push(answer) : answer();
+            }))""")
         await tab.press("j")
         await tab.until("held.length", lambda count: count == 1)
         await visitor.judge(second, pick=0)
