@@ -185,9 +185,9 @@ class EngineWatch:
     def _see_alarms(self, status: ServerStatus) -> None:
         """Warn of each alarm when it begins."""
         for alarm in status.alarms:
-            if alarm.name not in self._alarms:
+            if alarm.kind not in self._alarms:
                 self._on_event("warning", {"message": f"alarm: {alarm.sentence}"})
-        self._alarms = {alarm.name for alarm in status.alarms}
+        self._alarms = {alarm.kind for alarm in status.alarms}
 
     def _see_hooks(self, status: ServerStatus) -> None:
         """Warn once when hooks fail on one group after the other, and again after one on which none failed."""

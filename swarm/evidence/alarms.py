@@ -96,7 +96,7 @@ ALARMS = tuple(name for name, field in WatchRules.model_fields.items() if isinst
 class Alarm(Model):
     """Something that is watched is beyond its limit."""
 
-    name: str = Field(description="of the setting in `swarm.watch` that it is about")
+    kind: str = Field(description="the name of the setting in `swarm.watch` that it is about")
     text: str = Field(description="a sentence with the figures")
     since: int = Field(description="the step, or the evaluated version, from which on it has been so")
     action: Action
@@ -106,4 +106,4 @@ class Alarm(Model):
     def sentence(self) -> str:
         """All of it."""
         waits = "; training waits: `swarm-gateway policies resume`" if self.pauses else ""
-        return f"{self.name}, since step {self.since}: {self.text}{waits}"
+        return f"{self.kind}, since step {self.since}: {self.text}{waits}"

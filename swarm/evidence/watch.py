@@ -58,10 +58,10 @@ def watched(
         if text := says(index):
             while index and says(index - 1):
                 index -= 1
-            alarms.append(Alarm(name=name, text=text, since=steps[index].step, action=rules.of(name).action))
+            alarms.append(Alarm(kind=name, text=text, since=steps[index].step, action=rules.of(name).action))
     alarms += _held_out(evaluations, steps[-1].metrics, rules)
     order = {name: number for number, name in enumerate(ALARMS)}
-    return sorted((alarm for alarm in alarms if alarm.action != "off"), key=lambda alarm: order[alarm.name])
+    return sorted((alarm for alarm in alarms if alarm.action != "off"), key=lambda alarm: order[alarm.kind])
 
 
 class _Means(NamedTuple):
@@ -249,4 +249,4 @@ def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: 
     text = (
         f"the held-out reward fell from {then:.3g} of version {best.step} to {measured[-1].metrics[name]:.3g}{trained}"
     )
-    return [Alarm(name="held_out", text=text, since=measured[first].step, action=rules.held_out.action)]
+    return [Alarm(kind="held_out", text=text, since=measured[first].step, action=rules.held_out.action)]

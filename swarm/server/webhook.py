@@ -57,7 +57,7 @@ class Webhook:
                         await self._tell(http, about, {"event": event, **content})
                 for event, alarm in self._changed():
                     content = {"text": alarm.sentence, "alarm": alarm.model_dump(mode="json")}
-                    await self._tell(http, f"{event} {alarm.name}", {"event": event, **content})
+                    await self._tell(http, f"{event} {alarm.kind}", {"event": event, **content})
                 await asyncio.sleep(_LOOK)
         finally:
             await http.close()
@@ -72,7 +72,7 @@ class Webhook:
 
     def _changed(self) -> list[tuple[str, Alarm]]:
         """The alarms that have begun since the last look, and those that are over."""
-        before, self._raised = self._raised, {alarm.name: alarm for alarm in self._alarms()}
+        before, self._raised = self._raised, {alarm.kind: alarm for alarm in self._alarms()}
         begun = [("alarm", alarm) for name, alarm in self._raised.items() if name not in before]
         return begun + [("alarm_over", alarm) for name, alarm in before.items() if name not in self._raised]
 

@@ -108,7 +108,7 @@ def _learning(status: ServerStatus) -> Iterator[Metric]:
                 "Share (0 to 1) of the groups of the last training step whose rewards differ: only those teach",
                 metrics[TASKS_WITH_SIGNAL] / metrics[TASKS],
             )
-    raised = {alarm.name for alarm in status.alarms}
+    raised = {alarm.kind for alarm in status.alarms}
     alarms = {name: float(name in raised) for name in ALARMS}
     yield gauge("swarm_alarm", "1 while the watch over the training raises the alarm", alarms, "alarm")
     paused = any(alarm.pauses for alarm in status.alarms)

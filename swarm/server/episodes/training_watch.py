@@ -56,14 +56,14 @@ class TrainingWatch:
 
     def look(self, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob) -> list[Alarm]:
         """See what ``steps`` come to, the last of which is new; returns the alarms that begin."""
-        before = {alarm.name for alarm in self.alarms}
+        before = {alarm.kind for alarm in self.alarms}
         summed = job.advantage == "dr_grpo"
         self._step = steps[-1].step if steps else 0
         self.alarms = [
             alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and alarm.since > self._resumed})
             for alarm in watched(steps, evaluations, self._rules, summed_entropy=summed)
         ]
-        new = [alarm for alarm in self.alarms if alarm.name not in before]
+        new = [alarm for alarm in self.alarms if alarm.kind not in before]
         for alarm in new:
             logger.warning("alarm: %s", alarm.sentence)
         return new

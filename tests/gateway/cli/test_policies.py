@@ -61,7 +61,7 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert "no alarm is raised" in (await command("resume", *through, "--reason", "mended")).stdout
             # as training steps would have it
             admin = {"authorization": f"Bearer {key}"}
-            alarm = Alarm(name="signal", text="nothing was learned", since=2, action="pause", pauses=True)
+            alarm = Alarm(kind="signal", text="nothing was learned", since=2, action="pause", pauses=True)
             server.state.controller.pool.watch.alarms = [alarm]
             assert (await command("list", *through)).stdout.splitlines()[1:] == [f"alarm: {alarm.sentence}"]
             while not (swarms := (await http.get("/status", headers=admin)).json()["swarms"])[0]["alarms"]:

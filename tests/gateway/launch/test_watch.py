@@ -238,7 +238,7 @@ def test_an_engine_that_goes_on_without_a_checkpoint_counts_from_one(tmp_path: P
 
 def test_an_alarm_is_a_warning_when_it_begins(tmp_path: Path) -> None:
     watched = Watched(tmp_path, total_steps=99)
-    alarm = Alarm(name="signal", text="nothing was learned", since=2, action="pause", pauses=True)
+    alarm = Alarm(kind="signal", text="nothing was learned", since=2, action="pause", pauses=True)
     told = [watched.see(EngineState.ROLLING, alarms=alarms) for alarms in ([], [alarm], [alarm], [], [alarm])]
     assert ["warning" in kinds for kinds in told] == [False, True, False, False, True]
     message = next(values["message"] for kind, values in watched.events if kind == "warning")

@@ -159,7 +159,7 @@ def test_the_last_steps_say_whether_there_is_anything_to_learn() -> None:
         "reward 0.006 ±0.010 in step 7; 14 of 20 groups differ in the last 5 steps",
     )
     assert learns(0)[1].endswith("0 of 4 groups differ: nothing to learn in the last 1 step")
-    alarm = Alarm(name="signal", text="nothing was learned", since=2, action="warn")
+    alarm = Alarm(kind="signal", text="nothing was learned", since=2, action="warn")
     told = view(status(alarms=[alarm]), [stepped(1, 3)])
     assert told.reward.startswith("! ")
     assert [line.text for line in told.head if line.label == "alarm"] == [f"! {alarm.sentence}"]

@@ -65,7 +65,7 @@ def raised(steps: list[StepResult], every: int = 5) -> dict[str, Alarm]:
     seen: dict[str, Alarm] = {}
     for end in range(every, len(steps) + 1, every):
         for alarm in watched(steps[:end], [], RULES):
-            seen.setdefault(alarm.name, alarm)
+            seen.setdefault(alarm.kind, alarm)
     return seen
 
 
@@ -99,7 +99,7 @@ def test_each_collapse_raises_its_own_alarm_and_no_other(name: str) -> None:
         assert set(raised(steps)) == {name}
         [alarm] = watched(steps, [], RULES)
         # since then it has been so, and just before it was not
-        assert [one.name for one in watched(steps[: alarm.since], [], RULES)] == [name]
+        assert [one.kind for one in watched(steps[: alarm.since], [], RULES)] == [name]
         assert watched(steps[: alarm.since - 1], [], RULES) == []
         assert alarm.action == "warn" and alarm.sentence.startswith(f"{name}, since step {alarm.since}: ")
 
@@ -122,7 +122,7 @@ def test_what_is_not_measured_raises_no_alarm_and_hides_no_other(name: str, seed
         step.model_copy(update={"metrics": {key: value for key, value in step.metrics.items() if key not in gone}})
         for step in steps
     ]
-    whole, left = ({alarm.name: alarm for alarm in watched(of, [], RULES)} for of in (steps, fewer))
+    whole, left = ({alarm.kind: alarm for alarm in watched(of, [], RULES)} for of in (steps, fewer))
     assert left.items() <= whole.items()
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_measured_raises_no_alarm_and_hides_no_other(name: str, seed
 def test_what_is_off_is_left_out_and_the_rest_is_as_it_was(seed: int, name: str, off: set[str]) -> None:
     steps = run(COLLAPSES[name], seed, 60)
     rules = WatchRules.model_validate({one: {"action": "off"} for one in off})
-    assert watched(steps, [], rules) == [alarm for alarm in watched(steps, [], RULES) if alarm.name not in off]
+    assert watched(steps, [], rules) == [alarm for alarm in watched(steps, [], RULES) if alarm.kind not in off]
 
 
 def step(**metrics: float) -> StepResult:
@@ -154,7 +154,7 @@ def test_a_step_beyond_a_limit_is_an_alarm_at_once(
         assert watched([step(**{metric: value})], [], RULES) == []
     for value in beyond:
         [alarm] = watched([step(**{metric: value})], [], RULES)
-        assert (alarm.name, alarm.since) == (name, 1)
+        assert (alarm.kind, alarm.since) == (name, 1)
         assert watched([step(**{metric: value}), step(**{metric: healthy[-1]})], [], RULES) == []
 
 
@@ -165,7 +165,7 @@ def test_a_step_beyond_a_limit_is_an_alarm_at_once(
 def test_two_steps_without_a_signal(counts: tuple[int, ...], alarms: list[str]) -> None:
     steps = [step(swarm__tasks=4, swarm__tasks_with_signal=count) for count in counts]
     found = watched(steps, [], RULES)
-    assert [alarm.name for alarm in found] == alarms
+    assert [alarm.kind for alarm in found] == alarms
     assert all("so nothing was learned: make the reward finer" in alarm.text for alarm in found)
 
 
@@ -193,7 +193,7 @@ def evaluated(*rewards: float, episodes: int = 200) -> list[EvalResult]:
 def test_held_out_prompts(evaluations: list[EvalResult], since: int | None) -> None:
     now = [step(swarm__reward_mean=0.8, swarm__reward_std=0.25)]
     found = watched(now, evaluations, RULES)
-    assert [(alarm.name, alarm.since) for alarm in found] == ([("held_out", since)] if since is not None else [])
+    assert [(alarm.kind, alarm.since) for alarm in found] == ([("held_out", since)] if since is not None else [])
     assert all("(in the last training step: 0.8)" in alarm.text for alarm in found)
     assert watched([step(swarm__reward_mean=0.8)], evaluations, RULES) == []
 
@@ -202,7 +202,7 @@ def test_a_summed_entropy_falls_with_the_length_alone() -> None:
     steps = run(truth(tokens=ramp(40, 15), entropy=ramp(48, 18)), 3)
     for one in steps:
         one.metrics["response_length/mean"] = one.metrics["swarm/response_tokens_mean"]
-    assert [alarm.name for alarm in watched(steps, [], RULES)] == ["entropy"]
+    assert [alarm.kind for alarm in watched(steps, [], RULES)] == ["entropy"]
     assert watched(steps, [], RULES, summed_entropy=True) == []
 
 

@@ -80,7 +80,7 @@ async def test_an_alarm_is_told_and_training_goes_on(
         assert raised == []
         return
     [alarm] = raised
-    assert (alarm["name"], alarm["since"], alarm["action"], alarm["pauses"]) == ("signal", 2, "warn", False)
+    assert (alarm["kind"], alarm["since"], alarm["action"], alarm["pauses"]) == ("signal", 2, "warn", False)
     assert "the rewards differ in 0 of 4 groups" in alarm["text"]
     heard = await told.next()
     assert (heard["event"], heard["alarm"], heard["text"]) == ("alarm", alarm, Alarm.model_validate(alarm).sentence)
