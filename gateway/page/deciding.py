@@ -1,13 +1,13 @@
-"""Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept; and
-what is kept of a person, for who has an admin key.
+"""Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept; keys
+and sessions that opt out; and what is kept of a person, for who has an admin key.
 
-Invariant: the swarm server gets to know the mover by the label of the key. A gateway without keys lends nobody its
-token: whoever reaches it may be anybody on this machine.
+Invariant: the audit log of the swarm server, or of the keys, gets to know who did it by the label of the key. A gateway
+without keys lends nobody its token: whoever reaches it may be anybody on this machine.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.admin import forwarding
+from gateway.keys.ring import KeyRing
 from gateway.page.login import Visitor
 from gateway.runtime import Gateway
 from swarm.errors import ForbiddenError, NotFoundError
@@ -36,6 +37,13 @@ class GivenMove(BaseModel):
     incumbent: str
     version: int
     reason: str = Field(min_length=1, max_length=1000)
+
+
+class GivenRefusal(BaseModel):
+    """Who opts out: a key by its id, a session by its name, or a key's session."""
+
+    key: str = Field(default="", max_length=200)
+    session: str = Field(default="", max_length=500)
 
 
 async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless: bool) -> PolicyStatus:
@@ -65,6 +73,24 @@ async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless
                 return await client.roll_back_policy(MovePolicyRequest(**named), sender)
             case pin:
                 return await client.pin_policy(PinPolicyRequest(**named, pinned=pin == "pin"), sender)
+
+
+async def opt_out(request: Request, visitor: Visitor, wanted: GivenRefusal, keys: KeyRing) -> dict[str, Any]:
+    """Keep and train nothing more of a key or a session; says whether that is new.
+
+    Raises:
+        ForbiddenError: the gateway has no keys, or the visitor's key is for some routes: a no holds on all.
+        SwarmGatewayError: as of :meth:`KeyRing.opt_out`.
+    """
+    if keys.open:
+        raise ForbiddenError("a gateway without keys does not know who opts out whom", code="keyless")
+    if visitor.holder.caller.routes is not None:
+        raise ForbiddenError("your key is for some routes, and a no holds on all of them", code="key_limited")
+    new = await keys.opt_out(wanted.key, wanted.session)
+    sender = request.client.host if request.client is not None else ""
+    who = {"who": visitor.name, "from": sender, "what": "POST /ui/api/data/opt-out"}
+    await keys.audit({**who, **wanted.model_dump(), "result": 200})
+    return {"new": new}
 
 
 async def ask_data(request: Request, visitor: Visitor, path: str) -> Response:

@@ -198,13 +198,10 @@ def _apply(group: KeptGroup) -> None:
     """Have the hook see the latest judgement, if the group is open."""
     if group.turn is None or not group.turn.open:
         return
-    latest = next(reversed(group.picks.values()), None)
-    wanted = (
-        None
-        if latest is None
-        else GivenJudgement.model_validate({name: latest[name] for name in GivenJudgement.model_fields})
-    )
-    group.turn.judgements = {} if wanted is None else wanted.feedback(list(group.answers))
+    group.turn.judgements = {}
+    for latest in list(group.picks.values())[-1:]:
+        judgement = GivenJudgement.model_validate({name: latest[name] for name in GivenJudgement.model_fields})
+        group.turn.judgements = judgement.feedback(list(group.answers))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.rollout.server import Swarm
@@ -17,7 +18,8 @@ from gateway.routing.table import Route
 from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import SwarmGatewayError
-from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.intervals import student_quantile
+from swarm.measures import EVAL, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.status import ServerStatus
 
 _AGE = 3.0
@@ -78,7 +80,7 @@ def _opened(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
 
 
 def _learnt(status: ServerStatus) -> dict[str, Any]:
-    names = {"reward": REWARD, "spread": SPREAD, "success": SUCCESS, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
+    names = {"reward": REWARD, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
     return {
         "at": time.time(),
         "engine": status.engine.engine_status,
@@ -87,7 +89,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         "problem": status.engine_failure.reason if status.engine_failure is not None else "",
         "warnings": status.warnings[-_MOST_WARNINGS:],
         "steps": [
-            {"step": step.step, "seconds": step.seconds}
+            {"step": step.step, "error": _error(step.metrics)}
             | {name: step.metrics[metric] for name, metric in names.items() if metric in step.metrics}
             for step in status.steps[-_MOST_STEPS:]
         ],
@@ -103,6 +105,14 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         ],
         "comparisons": [comparison.model_dump(mode="json") for comparison in status.comparisons],
     }
+
+
+def _error(metrics: Mapping[str, float]) -> float | None:
+    """Half the 95 % interval of a step's mean reward: t s / sqrt(G) for the deviation s of its rewards, G groups and
+    Student's t with G - 1 degrees of freedom, as if the answers of a group were all alike; so it is too wide rather
+    than too narrow. ``None``: not known."""
+    spread, groups = metrics.get(SPREAD), metrics.get(TASKS, 0.0)
+    return None if spread is None or groups < 2 else student_quantile(0.975, groups - 1) * spread / math.sqrt(groups)
 
 
 def _route(route: Route) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import PageConfig
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
-from gateway.page.deciding import GivenMove, ask_data, move
+from gateway.page.deciding import GivenMove, GivenRefusal, ask_data, move, opt_out
 from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import KeptGroup, KeptGroups
 from gateway.page.learning import Servers
@@ -80,7 +80,7 @@ class WebPage:
 
     def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:
         self._logins = Logins(keys, secure=beyond_loopback)
-        self._keyless = keys.open
+        self._keys = keys
         self._events = Events()
         self._judgements = Judgements(config.judgements)
         self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten, self._judgements.erase)
@@ -104,6 +104,7 @@ class WebPage:
             self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
             self._json("/learning", "GET", "look", self._learning),
             self._json("/move", "POST", "decide", self._move),
+            self._json("/data/opt-out", "POST", "decide", self._opt_out),
             Route("/ui/api/data", self._data, include_in_schema=False),
             Route("/ui/api/data/delete", self._data, methods=["POST"], include_in_schema=False),
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
@@ -139,7 +140,7 @@ class WebPage:
         caller = visitor.holder.caller
         routes = [route.name for route in gateway.routes.plan.routes if caller.opens(route.name)]
         me = {"name": visitor.name, "scope": visitor.scope, "admin": visitor.holder.admin}
-        return {**me, "keyless": self._keyless, "routes": routes}
+        return {**me, "keyless": self._keys.open, "routes": routes}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
         query = request.query_params
@@ -188,9 +189,12 @@ class WebPage:
         return {**answer, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _move(self, request: Request, visitor: Visitor) -> Any:
-        done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keyless)
+        done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keys.open)
         self._servers.forget()
         return done.model_dump(mode="json")
+
+    async def _opt_out(self, request: Request, visitor: Visitor) -> Any:
+        return await opt_out(request, visitor, await _body(request, GivenRefusal), self._keys)
 
     async def _data(self, request: Request) -> Response:
         visitor = self._logins.visitor(request, "decide")

@@ -44,17 +44,13 @@ async def _with(words: Sequence[str], groups: list[KeptGroup]) -> list[KeptGroup
         return groups
     matching, began = list[KeptGroup](), time.monotonic()
     for group in groups:
-        if _has(group, words):
+        texts = _texts(group)
+        if all(word in texts for word in words):
             matching.append(group)
         if time.monotonic() - began >= _SEARCHING:
             await asyncio.sleep(0)
             began = time.monotonic()
     return matching
-
-
-def _has(group: KeptGroup, words: Sequence[str]) -> bool:
-    texts = _texts(group)
-    return all(word in texts for word in words)
 
 
 def _texts(group: KeptGroup) -> str:

@@ -1,17 +1,14 @@
 // The frame: which screen is open, the keys, the login, and what is wrong with the gateway, in words.
 import { Failure, ask, on, stream } from "/ui/api.js";
-import { h, show, tick } from "/ui/dom.js";
-import { openData } from "/ui/data.js";
-import { openGroup } from "/ui/group.js";
+import { empty, h, show, tick } from "/ui/dom.js";
 import { openGroups, order } from "/ui/groups.js";
-import { openLearning, openPolicies } from "/ui/learning.js";
 
 const by = (id) => document.getElementById(id);
 const [main, banner, live, who, toastBox] = ["main", "banner", "live", "who", "toast"].map(by);
 let screen = { keys: {} };
 let opening = 0;
-/** What the first screen needs is asked together with who looks. */
-let early = null;
+/** Who looks is asked together with what the first screen needs. */
+let knowing = null;
 let events = null;
 let goneSince = 0;
 let timer = 0;
@@ -19,16 +16,6 @@ let toastTimer = 0;
 
 const app = {
   me: null,
-  /** The group that was chosen last. */
-  last: "",
-  /** Read `path`; an answer that comes when another screen is open is never there, so it draws nothing. */
-  async read(path) {
-    const mine = opening;
-    const answer = early?.path === path ? early.answer : ask(path);
-    early = null;
-    await answer.catch(() => {});
-    return mine === opening ? answer : new Promise(() => {});
-  },
   go: (id) => (location.hash = `#/group/${encodeURIComponent(id)}`),
   list: () => (location.hash = `#/groups?${order.query}`),
   refresh: () => open(true),
@@ -51,7 +38,7 @@ const app = {
         goneSince ||= Date.now();
         live.className = "live off";
         live.textContent = "not live";
-        sayGone();
+        say(`The gateway does not answer since ${new Date(goneSince).toLocaleTimeString()}. What you see is from before. The page tries again by itself.`);
       },
       group: (row) => screen.group?.(row),
       reset: () => screen.writing?.() || open(true),
@@ -64,71 +51,63 @@ function say(text) {
   banner.textContent = text;
 }
 
-function sayGone() {
-  if (!goneSince) return;
-  const since = new Date(goneSince).toLocaleTimeString();
-  say(`The gateway does not answer since ${since}. What you see is from before. The page tries again by itself.`);
-}
-
 async function open(again = false) {
   const mine = ++opening;
   clearTimeout(timer);
   if (!again) toastBox.className = "toast";
   const [, name = "groups", rest = ""] = /^#\/(\w+)\/?(.*)$/s.exec(location.hash) ?? [];
   const [part, params = ""] = rest.split("?");
-  early = null;
-  if (!app.me && name === "groups") {
-    const path = `/groups?${new URLSearchParams(params || rest.slice(1))}`;
-    early = { path, answer: ask(path) };
-    early.answer.catch(() => {});
-  }
-  if (!app.me && !(await known())) return;
+  if (!app.me) (knowing = known()).catch(() => {});
   for (const link of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("nav a")))
     if (link.dataset.screen === (name === "group" ? "groups" : name)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   const place = again ? scrollY : 0;
   try {
-    const opened = await openers(name, decodeURIComponent(part), params || rest.slice(1))();
+    const opened = await drawn(name, decodeURIComponent(part), params || rest.slice(1));
     if (mine !== opening) return;
     screen = opened;
     app.follow("");
     if (screen.every) timer = setTimeout(() => document.hidden || goneSince || open(true), screen.every * 1000);
     if (!goneSince) say("");
     scrollTo(0, place);
+    for (const other of ["group", "learning", "data"]) script(other).catch(() => {});
   } catch (failure) {
     if (mine !== opening || !(failure instanceof Failure)) {
       if (mine === opening) throw failure;
       return;
     }
     if (failure.status === 401) return;
-    if (!again || !main.children.length) show(main, h("div.empty", {}, h("h2", {}, "This cannot be shown now"), h("p", {}, failure.message), h("button", { onclick: () => open() }, "Try again")));
+    if (!app.me && failure.status === 403) return login(failure.message);
+    if (!again || !main.children.length) show(main, empty("This cannot be shown now", failure.message, h("button", { onclick: () => open() }, "Try again")));
     say(failure.message);
     screen = { keys: { r: ["try again", () => open()] } };
     if (failure.status === 0) timer = setTimeout(() => open(true), 5000);
   }
 }
 
-function openers(name, part, params) {
-  if (name === "group") return () => openGroup(main, part, app);
-  if (name === "learning") return () => openLearning(main, app);
-  if (name === "policies") return () => openPolicies(main, app);
-  if (name === "data") return () => openData(main, app);
-  return () => openGroups(main, params, app);
+/** The screen of this name, drawn. Groups are what people come for: the scripts of the others are read behind them. */
+async function drawn(name, part, params) {
+  const mine = opening;
+  /** Read `path`; an answer that comes when another screen is open is never there, so it draws nothing. */
+  const read = async (path) => {
+    const answers = Promise.all([ask(path), knowing]);
+    await answers.catch(() => {});
+    return mine === opening ? (await answers)[0] : new Promise(() => {});
+  };
+  const here = Object.assign(Object.create(app), { read });
+  if (name === "group") return (await script("group")).openGroup(main, part, here);
+  if (name === "learning") return (await script("learning")).openLearning(main, here);
+  if (name === "policies") return (await script("learning")).openPolicies(main, here);
+  if (name === "data") return knowing.then(async () => (await script("data")).openData(main, here));
+  return openGroups(main, params, here);
 }
 
-/** Whether it is known who looks; else the login is shown, or why the gateway does not say. */
+const script = (name) => import(`/ui/${name}.js`).catch(() => Promise.reject(new Failure("The gateway cannot be reached.", 0, "gone")));
+
+/** Learn who looks. */
 async function known() {
-  try {
-    app.me = await ask("/me");
-  } catch (failure) {
-    if (failure.status === 401) return false;
-    if (failure.status === 403) return (login(failure.message), false);
-    show(main, h("div.empty", {}, h("h2", {}, "The gateway does not answer"), h("p", {}, failure.message), h("button", { onclick: () => open() }, "Try again")));
-    timer = setTimeout(() => open(), 5000);
-    return false;
-  }
+  app.me = await ask("/me");
   show(who, app.me.keyless ? h("span", {}, "no keys: this machine alone") : [h("span", {}, `${app.me.name}, may ${app.me.scope}`), h("button.quiet", { onclick: leave }, "Log out")], h("button.quiet", { onclick: help, title: "keys" }, "?"));
-  return true;
 }
 
 async function leave() {
@@ -155,10 +134,10 @@ function login(message) {
     try {
       await ask("/login", "POST", { key: key.value });
       key.value = "";
-      if (!(await known()) && location.protocol === "http:") wrong.textContent = "The browser kept no cookie: beyond this machine, the page needs HTTPS.";
-      else await open();
+      await (knowing = known());
+      await open();
     } catch (failure) {
-      wrong.textContent = failure.message;
+      wrong.textContent = failure.code === "login_needed" ? "The browser kept no cookie: beyond this machine, the page needs HTTPS." : failure.message;
     }
   });
   show(main, form);

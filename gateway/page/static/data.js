@@ -1,6 +1,6 @@
-// What is kept of somebody, how to opt out, and deletion, which says first what it will do.
+// What is kept of somebody, opting out, and deletion: each says first what it will do.
 import { ask } from "/ui/api.js";
-import { count, h, panel, show } from "/ui/dom.js";
+import { confirm, count, h, panel, show } from "/ui/dom.js";
 
 const NAMES = [
   ["key", "Key", "its id, as `swarm-gateway keys list` names it"],
@@ -8,46 +8,49 @@ const NAMES = [
   ["user", "User", "as the application names them"],
   ["request_id", "Request", "its x-request-id"],
 ];
-const ADMIN = "This needs a key that was made with --admin: a deletion is of all routes.";
+const ADMIN = "What is kept of somebody, and its deletion, need a key that was made with --admin: a deletion is of all routes.";
 
 /** The screen under `#/data`. */
 export async function openData(main, app) {
-  const fields = NAMES.map(([name, label, hint]) => [h("label", {}, label, h("input", { name, placeholder: hint, maxlength: 200 }))]);
-  const routes = app.me.routes.length > 1 ? h("label", {}, "Route, whose swarm server is asked", h("select", { name: "route" }, app.me.routes.map((name) => h("option", { value: name }, name)))) : null;
+  const { admin, scope, keyless, routes } = app.me;
+  const mayRefuse = scope === "decide" && !keyless;
+  const fields = NAMES.slice(0, admin ? 4 : 2).map(([name, label, hint]) => h("label", {}, label, h("input", { name, placeholder: hint, maxlength: 200 })));
+  const route = admin && routes.length > 1 ? h("label", {}, "Route, whose swarm server is asked", h("select", { name: "route" }, routes.map((name) => h("option", { value: name }, name)))) : null;
   const told = h("div", { role: "status" });
-  const form = h("form.data", { onsubmit: report, oninput: () => show(told) }, fields, routes, h("button.main", {}, "What is kept?"));
+  const form = h("form.data", { onsubmit: (event) => (event.preventDefault(), said(admin ? report : refuse)), oninput: () => show(told) }, fields, route, admin ? h("button.main", {}, "What is kept?") : null, mayRefuse ? h(admin ? "button" : "button.main", { type: admin ? "button" : "submit", onclick: admin && (() => said(refuse)) }, "Opt out …") : null);
   show(
     main,
     h("div.crumbs", {}, h("h1", {}, "Data")),
-    panel("What is kept of somebody", 0, app.me.admin ? [h("p.note", {}, "What several names say must all fit. Nothing is deleted before you have seen what there is."), form, told] : h("p.note.warn", {}, ADMIN)),
-    panel("Opting out", 0, h("p", {}, "A request with the header ", h("code", {}, "x-swarm-train: false"), " is answered, and neither kept nor trained. For all requests of a key: ", h("code", {}, "swarm-gateway keys create NAME --no-train"), ". Where people have to agree first: ", h("code", {}, "data: {consent: opt_in}"), " in the settings of a route. What was kept before stays until it is deleted.")),
+    panel("Somebody's data", 0, admin ? null : h("p.note.warn", {}, ADMIN), admin || mayRefuse ? [h("p.note", {}, "What several names say must all fit. Nothing is done before you have seen what it does."), form, told] : null),
+    panel("Other ways to opt out", 0, h("p", {}, "A request with the header ", h("code", {}, "x-swarm-train: false"), " is answered, and neither kept nor trained; with ", h("code", {}, "x-swarm-train: false; session"), " all that follows in its session too. A key can be made so: ", h("code", {}, "swarm-gateway keys create NAME --no-train"), ". Where people have to agree first: ", h("code", {}, "data: {consent: opt_in}"), " in the settings of a route.")),
   );
 
-  async function report(event) {
-    event.preventDefault();
-    const query = new URLSearchParams([...new FormData(form)].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value));
+  /** Do what the form says, with what is wrong in words. */
+  async function said(does) {
+    const named = Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value));
     try {
-      const kept = await ask(`/data?${query}`);
-      show(told, lines(kept), h("p.moves", {}, h("button", { type: "button", onclick: () => confirmed(kept, query) }, "Delete it …")));
+      await does(named);
     } catch (failure) {
       show(told, h("p.note.warn", {}, failure.message));
     }
   }
 
-  function confirmed(kept, query) {
-    const wrong = h("p.note.warn", { role: "alert" });
-    const dialog = h("dialog", { "aria-label": "Delete for good", onclose: () => dialog.remove() }, h("h2", {}, "Delete for good"), lines(kept), h("p", {}, "And what this gateway has of it: lines of its request log, conversations, groups of this page and their judgements. Weights that learned from it stay as they are; so do copies that you made."), wrong, h("p.moves", {}, h("button.main", { onclick: remove }, "Delete for good"), h("button", { onclick: () => dialog.close() }, "Cancel")));
-    document.body.append(dialog);
-    dialog.showModal();
-    async function remove() {
-      try {
-        const done = await ask(`/data/delete?${query}`, "POST");
-        dialog.close();
-        show(told, lines(done));
-      } catch (failure) {
-        wrong.textContent = failure.message;
-      }
-    }
+  async function report(named) {
+    const query = new URLSearchParams(named);
+    const kept = await ask(`/data?${query}`);
+    const remove = async () => show(told, lines(await ask(`/data/delete?${query}`, "POST")));
+    const asks = () => confirm("Delete for good", "Delete for good", remove, lines(kept), h("p", {}, "And what this gateway has of it: lines of its request log, conversations, groups of this page and their judgements. Weights that learned from it stay as they are; so do copies that you made."));
+    show(told, lines(kept), h("p.moves", {}, h("button", { type: "button", onclick: asks }, "Delete it …")));
+  }
+
+  async function refuse({ key = "", session = "", user, request_id: request }) {
+    if (user || request || !(key || session)) return show(told, h("p.note.warn", {}, "A key, a session or a key's session opts out: name these alone."));
+    const whom = [session && `the session ${session}`, key ? `the key ${key}` : "any key"].filter(Boolean).join(" of ");
+    const send = async () => {
+      const { new: first } = await ask("/data/opt-out", "POST", { key, session });
+      show(told, h("p", {}, first ? `From now on nothing of ${whom} is kept or trained.` : `This was so before: nothing of ${whom} is kept or trained.`));
+    };
+    confirm(`Opt out ${whom}`, "Opt out", send, h("p", {}, `Requests of ${whom} are answered as ever, with the best of N, and from now on neither kept nor trained: no header takes that back. It holds at each gateway with the same file of keys, within a second, and after a restart. What was kept before stays until it is deleted. Your name is noted in the audit log.`));
   }
   return { keys: {}, writing: () => told.children.length > 0 || form.contains(document.activeElement) };
 }

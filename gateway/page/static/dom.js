@@ -82,6 +82,27 @@ export function empty(title, ...next) {
   return h("div.empty", {}, h("h2", {}, title), ...next.map((text) => (typeof text === "string" ? h("p", {}, text) : text)));
 }
 
+/** Ask before something is done: `does` runs once `words` is pressed; what goes wrong is said where it was asked. */
+export function confirm(title, words, does, ...inside) {
+  const wrong = h("p.note.warn", { role: "alert" });
+  const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const form = h("form", { onsubmit: send }, h("h2", {}, title), ...inside, wrong, h("p.moves", {}, h("button.main", {}, words), cancel));
+  const dialog = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form));
+  document.body.append(dialog);
+  dialog.showModal();
+  async function send(event) {
+    event.preventDefault();
+    try {
+      await does();
+      dialog.close();
+    } catch (failure) {
+      wrong.textContent = failure.message;
+      // the login that is shown then is behind the dialog
+      if (failure.status === 401) dialog.close();
+    }
+  }
+}
+
 /** Save what `element` shows as one HTML file that needs no server and runs no script. */
 export async function save(element, name) {
   const style = await (await fetch("/ui/style.css")).text();

@@ -46,12 +46,12 @@ const HEIGHT = 260;
 const LEFT = 46;
 const BOTTOM = 28;
 
-/** Lines over steps; `series` are {name, kind, points: [{step, value, spread?}]}. */
+/** Lines over steps; `series` are {name, kind, points: [{step, value, error?}]}; a point is drawn with what it may be off by. */
 export function curve(series, title) {
   const points = series.flatMap((line) => line.points);
   const steps = points.map((point) => point.step);
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
-  const values = points.flatMap((point) => [point.value - (point.spread ?? 0), point.value + (point.spread ?? 0)]);
+  const values = points.flatMap((point) => [point.value - (point.error ?? 0), point.value + (point.error ?? 0)]);
   const { low, high } = scale(values);
   const x = (step) => LEFT + ((WIDTH - LEFT - 12) * (step - first)) / Math.max(1, last - first);
   const y = (value) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - 14) * (value - low)) / (high - low);
@@ -66,10 +66,10 @@ export function curve(series, title) {
     shapes.push(svg("text.tick", { x: x(step), y: HEIGHT - 8, "text-anchor": "middle" }, String(step)));
   for (const { kind, points: line, name } of series) {
     if (!line.length) continue;
-    const spread = line.filter((point) => point.spread !== undefined);
-    if (spread.length > 1) {
-      const edge = [...spread.map((p) => [p.step, p.value + p.spread]), ...spread.reverse().map((p) => [p.step, p.value - p.spread])];
-      shapes.push(svg("polygon.band", { points: edge.map(([step, value]) => `${x(step)},${y(value)}`).join(" ") }));
+    const known = line.filter((point) => Number.isFinite(point.error));
+    if (known.length > 1) {
+      const edge = [...known.map((p) => [p.step, p.value + p.error]), ...known.reverse().map((p) => [p.step, p.value - p.error])];
+      shapes.push(svg(`polygon.band.${kind}`, { points: edge.map(([step, value]) => `${x(step)},${y(value)}`).join(" ") }));
     }
     shapes.push(svg(`polyline.line.${kind}`, { points: line.map((p) => `${x(p.step)},${y(p.value)}`).join(" ") }));
     for (const point of line.length <= 60 ? line : line.slice(-1))

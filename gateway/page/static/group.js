@@ -17,7 +17,7 @@ export async function openGroup(main, id, app) {
     show(main, empty("This group is not here any more", failure.message, h("p", {}, h("a", { href: "#/groups" }, "Back to the list"))));
     return { keys: { Escape: ["back to the list", () => app.list()] } };
   }
-  app.last = id;
+  order.last = id;
   app.follow("");
   const mayJudge = app.me.scope !== "look";
   const shuffled = shuffle(group.answers.map((answer) => answer.index), group.id);
@@ -157,27 +157,22 @@ export async function openGroup(main, id, app) {
   async function judge(pick, correction = "") {
     if (!mayJudge || busy) return;
     const wasBlind = hidden();
-    busy = true;
-    try {
-      const seen = shown().findIndex((answer) => answer.index === pick) + 1;
-      const picked = `Picked ${seen}${seen === numberOf(pick) ? "" : `, which is answer ${numberOf(pick)}`}.`;
-      const kept = await ask(`/groups/${encodeURIComponent(id)}/judgement`, "POST", { pick, correction, blind: wasBlind });
+    const seen = shown().findIndex((answer) => answer.index === pick) + 1;
+    const picked = `Picked ${seen}${seen === numberOf(pick) ? "" : `, which is answer ${numberOf(pick)}`}.`;
+    await say("POST", { pick, correction, blind: wasBlind }, (kept) => {
       editing = draft = null;
       const trains = kept.trains ? "It trains: the hook sees it when the group closes." : "Too late to train: it counts as evidence.";
-      app.toast(`${pick === null ? "None is good." : picked} ${trains}`);
-      await refresh();
-    } catch (failure) {
-      app.toast(failure.message, true);
-    } finally {
-      busy = false;
-    }
+      return `${pick === null ? "None is good." : picked} ${trains}`;
+    });
   }
   async function undo() {
-    if (!mine() || busy) return;
+    if (mine() && !busy) await say("DELETE", undefined, () => "Your judgement is taken back.");
+  }
+  /** Change your judgement; `words` are of what the gateway answers. */
+  async function say(method, body, words) {
     busy = true;
     try {
-      await ask(`/groups/${encodeURIComponent(id)}/judgement`, "DELETE");
-      app.toast("Your judgement is taken back.");
+      app.toast(words(await ask(`/groups/${encodeURIComponent(id)}/judgement`, method, body)));
       await refresh();
     } catch (failure) {
       app.toast(failure.message, true);

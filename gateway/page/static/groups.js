@@ -20,8 +20,8 @@ const NOTHING = {
   unjudged: "Every group here is judged.",
 };
 
-/** The ids of the list that was shown last, for the next and the previous group. */
-export const order = { ids: [], query: "" };
+/** The list that was shown last, for the next and the previous group, and which was chosen. */
+export const order = { ids: [], query: "", last: "" };
 
 /** The list under `#/groups?...`. */
 export async function openGroups(main, params, app) {
@@ -33,7 +33,7 @@ export async function openGroups(main, params, app) {
   let rows = answer.groups;
   const fresh = new Map();
   let touched = false;
-  let chosen = Math.max(0, rows.findIndex((row) => row.id === app.last));
+  let chosen = Math.max(0, rows.findIndex((row) => row.id === order.last));
 
   const go = (name, value) => {
     if (value) query.set(name, value);
@@ -82,7 +82,7 @@ export async function openGroups(main, params, app) {
     const element = list.children[chosen + 1];
     element.setAttribute("aria-current", "true");
     element.scrollIntoView({ block: "nearest" });
-    app.last = rows[chosen].id;
+    order.last = rows[chosen].id;
   }
   show(main, h("h1.unseen", {}, "Groups"), head, agreementLine(answer.agreement), pill, list);
   draw();

@@ -1,7 +1,7 @@
 // Two screens of figures: is it learning, and which policies compete.
 import { ask } from "/ui/api.js";
 import { columns, curve, interval } from "/ui/draw.js";
-import { age, count, empty, h, number, panel, percent, save, show, span } from "/ui/dom.js";
+import { age, confirm, count, empty, h, number, panel, percent, save, show, span } from "/ui/dom.js";
 
 const keysOf = (app, main, name) => ({ r: ["read anew", () => app.refresh()], s: ["save this as a file", () => save(main, name)] });
 
@@ -15,11 +15,11 @@ export async function openLearning(main, app) {
   return { keys: keysOf(app, main, "learning"), every: 10 };
 }
 
-const series = (server) => server.steps.filter((step) => step.reward !== undefined).map((step) => ({ step: step.step, value: step.reward, spread: step.spread }));
+const series = (server) => server.steps.filter((step) => step.reward !== undefined).map((step) => ({ step: step.step, value: step.reward, error: step.error }));
 
 function serverPanel(server, servers) {
   const title = servers.length > 1 ? `${server.control ? "Control: rewards shuffled" : "Reward"}, ${server.url}` : server.control ? "Control: rewards shuffled, so what it gains is chance" : "Reward per training step";
-  const control = server.control ? [] : servers.filter((other) => other.control).flatMap((other) => series(other).map(({ step, value }) => ({ step, value })));
+  const control = server.control ? [] : servers.filter((other) => other.control).flatMap(series);
   const problem = server.problem ? h("p.note.warn", {}, server.at ? `${server.problem}. What you see is the last that is known.` : `Nothing is known of the swarm server: ${server.problem}`) : null;
   if (!server.steps.length)
     return panel(title, server.at, problem, empty("No step yet", server.at ? `The engine is ${String(server.engine).toLowerCase()}. A step is trained as soon as there are enough groups for a batch; each group appears under Groups first.` : "It appears here when the server answers."));
@@ -33,8 +33,8 @@ function serverPanel(server, servers) {
       server.at,
       problem,
       reward.length ? h("p.figure", {}, h("b", {}, number(last.value, 3)), ` at step ${last.step}; ${number(first.value, 3)} at step ${first.step}. Each step has other prompts: held-out tasks compare better.`) : null,
-      reward.length ? curve([{ name: "training", kind: "train", points: reward }, { name: "held out", kind: "held", points: held }, { name: "control", kind: "control", points: control }], "Mean reward per step, with its spread, and of held-out tasks") : null,
-      h("p.key", {}, h("span.swatch.train", {}), "training, with the spread of its answers ", control.length ? [h("span.swatch.control", {}), "control, rewards shuffled "] : null, held.length ? [h("span.swatch.held", {}), "held out"] : "· no held-out tasks: give `eval` to `train` to see whether it generalizes"),
+      reward.length ? curve([{ name: "training", kind: "train", points: reward }, { name: "held out", kind: "held", points: held }, { name: "control", kind: "control", points: control }], "Mean reward per step, with its 95 % interval, and of held-out tasks") : null,
+      h("p.key", {}, h("span.swatch.train", {}), "training, with its 95 % interval ", control.length ? [h("span.swatch.control", {}), "control, rewards shuffled, with its own "] : null, held.length ? [h("span.swatch.held", {}), "held out"] : "· no held-out tasks: give `eval` to `train` to see whether it generalizes"),
       server.warnings.length ? [h("h3", {}, "What the engine warns of"), h("ul", {}, server.warnings.map((text) => h("li", {}, text)))] : null,
     ),
     signal.length ? panel("Groups with signal", server.at, h("p.figure", {}, h("b", {}, percent(signal[signal.length - 1].value)), " of the last step's groups have rewards that differ. Groups with equal rewards teach nothing."), columns(signal, "Share of groups whose rewards differ, per step")) : null,
@@ -95,23 +95,13 @@ function stageOf(stage, app) {
 /** Ask why, and move the challenger. */
 function decide(stage, move, words, app) {
   const reason = h("input", { "aria-label": "the reason, which is kept", placeholder: "Why? The reason is kept.", maxlength: 1000, required: true });
-  const wrong = h("p.note.warn", { role: "alert" });
-  const dialog = h("dialog", { "aria-label": words, onclose: () => dialog.remove() }, h("form", { onsubmit: send }, h("h3", {}, `${words}: ${stage.route}`), reason, wrong, h("p.moves", {}, h("button", { type: "submit" }, words), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
-  document.body.append(dialog);
-  dialog.showModal();
-
-  async function send(event) {
-    event.preventDefault();
-    try {
-      const { route, incumbent, version } = stage;
-      const done = await ask("/move", "POST", { move, route, incumbent, version, reason: reason.value.trim() });
-      dialog.close();
-      app.toast(`${stage.route} is ${done.stage.share === 0 ? "in the shadow" : done.stage.share === 1 ? "live" : `at ${percent(done.stage.share)}`}${done.stage.pinned ? ", pinned" : ""}.`);
-      app.refresh();
-    } catch (failure) {
-      wrong.textContent = failure.message;
-    }
-  }
+  const send = async () => {
+    const { route, incumbent, version } = stage;
+    const done = await ask("/move", "POST", { move, route, incumbent, version, reason: reason.value.trim() });
+    app.toast(`${stage.route} is ${done.stage.share === 0 ? "in the shadow" : done.stage.share === 1 ? "live" : `at ${percent(done.stage.share)}`}${done.stage.pinned ? ", pinned" : ""}.`);
+    app.refresh();
+  };
+  confirm(`${words}: ${stage.route}`, words, send, reason);
 }
 
 function verdictOf({ incumbent, challenger, verdict, at }) {

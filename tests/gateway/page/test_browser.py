@@ -233,7 +233,7 @@ async def test_data_of_a_session_is_seen_and_deleted(
 ) -> None:
     async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
         await log_in(tab, site, "admin", "#/data")
-        await tab.sees("What is kept of somebody")
+        await tab.sees("What is kept?")
         [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
         await tab.js("document.querySelector('input[name=key]').focus()")
         await tab.write(app.id)
@@ -246,41 +246,124 @@ async def test_data_of_a_session_is_seen_and_deleted(
         assert tab.faults == []
 
 
-async def test_what_is_wrong_is_said_in_words(site: Site, chrome: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+#: Each screen, and words that say that it is there.
+SCREENS = {
+    "#/groups": "hello there",
+    "#/group/": "Which answer is best?",
+    "#/learning": "report card",
+    "#/policies": "The trained model answers everybody",
+    "#/data": "Other ways to opt out",
+}
+#: Have a screen ask the gateway anew; that of the data asks what its form says.
+_ASK = """(() => {
+    const form = document.querySelector('form.data');
+    if (!form) return void dispatchEvent(new HashChangeEvent('hashchange'));
+    form.key.value = 'any';
+    form.requestSubmit();
+})()"""
+
+
+async def network(tab: Tab, *, offline: bool = False, latency: float = 0.0) -> None:
+    """Change what the tab's requests meet; ``latency`` in milliseconds."""
+    speed = {"downloadThroughput": -1, "uploadThroughput": -1}
+    await tab.command("Network.enable")
+    await tab.command("Network.emulateNetworkConditions", offline=offline, latency=latency, **speed)
+
+
+@pytest.mark.parametrize(("place", "words"), SCREENS.items())
+async def test_each_screen_says_that_the_gateway_is_slow_or_gone_or_the_login_over(
+    site: Site, chrome: Browser, monkeypatch: pytest.MonkeyPatch, place: str, words: str
+) -> None:
     await site.ask("hello there")
+    if place == "#/group/":
+        place += (await (await site.visit("look")).groups())[0]["id"]
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "admin", place)
+        await tab.sees(words)
+        await network(tab, latency=4000.0)
+        await tab.js(_ASK)
+        await tab.sees("The gateway takes long to answer", "#banner")
+        await network(tab)
+        await tab.until("document.querySelector('#banner').hidden")
+        await tab.sees(words)
+        await network(tab, offline=True)
+        await tab.js(_ASK)
+        await tab.sees("The gateway cannot be reached.", "main")
+        await network(tab)
+        await tab.js(_ASK)
+        await tab.sees(words)
+        # a new login goes on where the old one was
+        monkeypatch.setattr("gateway.page.login.time", SimpleNamespace(monotonic=lambda: 1e12))
+        await tab.js(_ASK)
+        await tab.sees("your login has expired: log in again")
+        monkeypatch.undo()
+        await tab.write(site.keys["judge"])
+        await tab.press("Enter")
+        await tab.sees(words)
+        assert (await tab.js("location.hash"), tab.faults) == (place, [])
+
+
+async def test_what_comes_late_does_not_take_the_place_of_another_screen(site: Site, chrome: Browser) -> None:
     async with chrome.tab() as tab:
         await log_in(tab, site)
-        await tab.sees("hello there")
-        await tab.sees("live", "#live")
-        await tab.command("Network.enable")
-        net = {"downloadThroughput": -1, "uploadThroughput": -1, "latency": 2600.0}
-        await tab.command("Network.emulateNetworkConditions", offline=False, **net)
-        await tab.press("i")
-        await tab.sees("takes long to answer", "#banner")
-        await tab.sees("report card")
-        # what comes late does not take the place of another screen
+        await tab.sees("No group yet")
+        await network(tab, latency=500.0)
         read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
         before = await tab.js(read)
         await tab.press("p")
         await tab.until("document.querySelector('nav a[data-screen=policies]').hasAttribute('aria-current')")
         await tab.press("a")
-        await tab.sees("Opting out")
+        await tab.sees("Other ways to opt out")
         await tab.until(read, lambda count: count > before)
-        await tab.sees("Opting out")
-        await tab.command("Network.emulateNetworkConditions", offline=True, **(net | {"latency": 0.0}))
-        await tab.press("g")
-        await tab.sees("The gateway cannot be reached.")
-        await tab.command("Network.emulateNetworkConditions", offline=False, **(net | {"latency": 0.0}))
-        await tab.press("r")
-        await tab.sees("hello there")
-        # the login is over: what comes next says so, and a new one goes on where it was
-        monkeypatch.setattr("gateway.page.login.time", SimpleNamespace(monotonic=lambda: 1e12))
-        await tab.press("i")
-        await tab.sees("your login has expired: log in again")
-        monkeypatch.undo()
-        await tab.write(site.keys["judge"])
+        await tab.sees("Other ways to opt out")
+
+
+async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site, chrome: Browser) -> None:
+    for text in ("first prompt", "second prompt"):
+        await site.ask(text)
+    visitor = await site.visit("judge")
+    second = (await visitor.groups())[0]["id"]
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "decide")
+        await tab.until("document.querySelectorAll('.row').length === 2")
         await tab.press("Enter")
-        await tab.sees("report card")
+        await tab.sees("1 of 2")
+        # what is read of groups from now on comes when it is let in
+        await tab.js("""void (window.held = [], window.real = fetch, window.fetch = (path, options) =>
+            new Promise((go) => {
+                const ask = () => go(real(path, options));
+                if (path.includes('/groups/')) held.push(ask);
+                else ask();
+            }))""")
+        await tab.press("j")
+        await tab.until("held.length", lambda count: count == 1)
+        await visitor.judge(second, pick=0)
+        await tab.until("held.length", lambda count: count == 2)
+        await tab.js("held[0]()")
+        await tab.sees("2 of 2")
+        read = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/groups/')).length"
+        before = await tab.js(read)
+        await tab.js("held[1]()")
+        await tab.until(read, lambda count: count > before)
+        assert await tab.js(
+            "new Promise((done) => setTimeout(() => done(document.body.innerText.includes('2 of 2')), 50))"
+        )
+
+
+async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
+    [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "decide", "#/data")
+        await tab.sees("What is kept of somebody, and its deletion, need a key that was made with --admin")
+        await tab.js("document.querySelector('input[name=key]').focus()")
+        await tab.write(app.id)
+        await tab.press("Enter")
+        await tab.sees("from now on neither kept nor trained", "dialog")
+        assert not (tmp_path / "keys.json.refusals").exists()
+        await tab.press("Enter")
+        await tab.sees(f"From now on nothing of the key {app.id} is kept or trained.")
+        assert app.id in (tmp_path / "keys.json.refusals").read_text()
+        assert tab.faults == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -293,7 +376,7 @@ async def test_no_screen_is_wider_than_its_window(site: Site, chrome: Browser, w
             ("Enter", "Which answer"),
             ("i", "report card"),
             ("p", "trained model"),
-            ("a", "Opting out"),
+            ("a", "Other ways to opt out"),
             ("g", "a prompt"),
         ):
             await tab.press(key)

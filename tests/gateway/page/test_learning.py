@@ -1,0 +1,38 @@
+"""Figures of a step, as the page draws them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from swarm.client import AsyncSwarmClient
+from swarm.measures import REWARD, SPREAD, TASKS
+from swarm.status import ServerStatus
+from swarm.types import StepResult
+from tests.gateway.page.conftest import Site
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_steps_mean_has_an_interval_that_counts_groups_and_not_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AsyncSwarmClient.status
+
+    async def status(self: AsyncSwarmClient, **fields: object) -> ServerStatus:
+        known = await real(self, episodes=0)
+        measured = [
+            {REWARD: 0.5, SPREAD: 0.2, TASKS: 16.0},
+            {REWARD: 0.5, SPREAD: 0.2},
+            {REWARD: 0.5, SPREAD: 0.2, TASKS: 1.0},
+        ]
+        return known.model_copy(
+            update={"steps": [StepResult(step=7, batch_id="b", metrics=metrics, seconds=1.0) for metrics in measured]}
+        )
+
+    monkeypatch.setattr(AsyncSwarmClient, "status", status)
+    [server] = (await (await site.visit("look")).get("/learning"))["servers"]
+    assert [step["reward"] for step in server["steps"]] == [0.5] * 3
+    errors = [step["error"] for step in server["steps"]]
+    assert errors == [pytest.approx(2.131 * 0.2 / math.sqrt(16), rel=1e-3), None, None]
