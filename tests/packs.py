@@ -70,7 +70,7 @@ PACKS: dict[str, Pack] = {
         ("tests/swarm/research", "tests/tutorial/test_research.py", "benchmarks/study.py"),
     ),
     "monitor": Pack(("gateway.tui", "gateway.cli.monitor"), ("tests/gateway/tui", "tests/gateway/cli/test_monitor.py")),
-    "page": Pack(("gateway.page",), ("tests/gateway/page",)),
+    "page": Pack(("gateway.page",), ("tests/gateway/page", "benchmarks/judging.py")),
     "replay": Pack(
         ("gateway.replay", "gateway.cli.replay"),
         (

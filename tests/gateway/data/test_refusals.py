@@ -39,9 +39,12 @@ async def test_a_no_survives_a_restart_and_reaches_the_others_of_its_file(tmp_pa
     late = Refusals(path)
     assert late.refuses("a", "Anna's chat") and late.refuses("b") and late.refuses("whoever", "his")
     assert not late.refuses("", "") and "Anna" not in path.read_text()
+    path.write_text(path.read_text().replace('"b"', '"d"'))
+    late.refresh()
+    assert late.refuses("d") and not late.refuses("b"), "an operator takes a no back in the file"
     path.unlink()
     late.refresh()
-    assert late.refuses("b"), "a file that is gone takes no no back"
+    assert late.refuses("d"), "a file that is gone takes no no back"
 
 
 async def test_without_a_file_or_where_it_cannot_be_written_a_sessions_no_holds_here(tmp_path: Path) -> None:

@@ -331,8 +331,9 @@ async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site,
         # what is read of groups from now on comes when it is let in
         await tab.js("""void (window.held = [], window.real = fetch, window.fetch = (path, options) =>
             new Promise((go) => {
-                const answer = () => go(real(path, options));
-                path.includes('/groups/') ? held.push(answer) : answer();
+                const ask = () => go(real(path, options));
+                if (path.includes('/groups/')) held.push(ask);
+                else ask();
             }))""")
         await tab.press("j")
         await tab.until("held.length", lambda count: count == 1)

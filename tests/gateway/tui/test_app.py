@@ -286,15 +286,3 @@ async def test_terminals_of_any_size(rig: server.Rig, size: tuple[int, int]) -> 
         assert all(len(line) <= 80 for line in screen.text.splitlines())
         await screen.pilot.resize_terminal(180, 50)
         await screen.shows("╭─ Steps (s)", "╭─ Log (l)", "╭─ Tasks (t)")
-
-
-async def test_the_answers_of_a_group_stand_side_by_side(rig: server.Rig) -> None:
-    for reward in (0.25, 1.0):
-        await finish(rig, "task-one", reward)
-    await finish(rig, "task-two", 0.5)
-    async with watching([url(rig)]) as screen:
-        await screen.press("a")
-        await screen.shows("task-one", "1.000 0.250", "task-two", "waiting", "what became of it")
-        # the newest one is open; the next is the one before it
-        await screen.press("n")
-        await screen.until(lambda text: ": task-one" in text, "the other group")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.evidence.alarms import WatchRules
 from swarm.job import dump_job
 from swarm.server.engine.runs import TrainingRun
 from swarm.server.journal.ancestry import versions_of
@@ -34,7 +35,7 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
     job = fork_journal(path := await _in_thread(parents, tmp_path / "run"), 3, tmp_path / "journal.db")
     assert (job.lr, job.checkpoint_dir) == (0.5, None), "of the run that did the step"
     opened = Journal.open(tmp_path / "journal.db")
-    run = TrainingRun(60.0)
+    run = TrainingRun(60.0, WatchRules())
     run.open(opened)
     # the same job goes on, as `up` gives it
     assert not run.sync(job.model_copy(update={"resume": True})) and run.start().resume
