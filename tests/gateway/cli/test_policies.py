@@ -12,10 +12,12 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
 from gateway.keys.store import KeyFile
+from swarm.checkpoints import held_steps
 from swarm.job import TrainJob
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from tests.gateway.conftest import gateway_before
+from tests.gateway.resilience.rig import until
 from tests.standins import engine
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
@@ -55,11 +57,20 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert "(pinned)" in (await command("pin", *swarm, "-r", "demo")).stdout
             lines = (await command("explain", "default", *through)).stdout.splitlines()
             assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
+            stages.serves(3)
+            await command("promote", *swarm, "--reason", "good", "--share", "0.5")
+            await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == {3: "promoted on default"}, 20, "held")
             down = await command("rollback", *swarm, "--reason", "users complain")
             assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
-    assert whats == [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
+    assert whats == [
+        ("promote", "done"),
+        ("promote", "refused"),
+        ("pin", "done"),
+        ("promote", "done"),
+        ("rollback", "done"),
+    ]
     assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"
     # whoever repeats it moves it no further
     assert (log[0]["details"]["share"], log[0]["details"]["version"]) == (0.05, int(version))
