@@ -121,11 +121,8 @@ def _lines(report: DataReport) -> list[str]:
     ]
     if (more := len(report.versions) - _ROWS) > 0:
         lines.append(f"and {more} before these (--json names all)")
-    clean = f"step {report.clean_step}" if report.clean_step else "the model that the run began with"
-    lines.append(f"newest version without it, in the line of the current one: {clean}")
+    newest = "newest version without it, in the line of the current one:"
+    if not report.clean_step:
+        return [*lines, f"{newest} the model that the run began with"]
     fork = f"swarm-gateway policies fork {report.clean_step} --out FOLDER"
-    return (
-        [*lines, f"to train on without it, from that step or one before it that is kept: {fork}"]
-        if report.clean_step
-        else lines
-    )
+    return [*lines, f"{newest} step {report.clean_step}", f"to train on from it, or from one before it: {fork}"]

@@ -39,7 +39,7 @@ def show(
     kept = why_kept(folder)
     if version is None:
         rows = [_row(folder, step, why) for step, why in kept.items()]
-        tell(as_json, rows, *(_line(row) for row in rows or []), *([] if rows else [f"no step is kept in {folder}"]))
+        tell(as_json, rows, *([_line(row) for row in rows] or [f"no step is kept in {folder}"]))
         return
     record: PolicyRecord = load_attribute("swarm.server.journal.lineage:record_of")(run_dir / "journal.db", version)
     if version not in kept and version not in [step.step for step in record.steps]:
@@ -156,8 +156,10 @@ def _row(folder: Path, step: int, why: list[str]) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
+    from gateway.views.format import printable
+
     reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
-    why = f": {', '.join(row['why'])}" if row["why"] else ""
+    why = f": {printable(', '.join(row['why']))}" if row["why"] else ""
     return f"step {row['step']}{reward}, {row['bytes'] / 1e6:.0f} MB{why}"
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from swarm.checkpoints import checkpoint_folder, hold
+from swarm.checkpoints import checkpoint_folder, held_steps, hold
 from swarm.server.engine.runs import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,12 @@ class HeldPolicies:
             return
         held = pool.stages.held
         wanted = (checkpoint_folder(self._run.job, self._run_dir), held)
-        # a run that holds nothing gets no file, except where an earlier server has left one
-        if wanted == self._written or not (held or wanted[0].is_dir()):
+        if wanted == self._written:
             return
         try:
-            await asyncio.to_thread(hold, *wanted)
+            # a run that never held anything gets no file
+            if held or held_steps(wanted[0]):
+                await asyncio.to_thread(hold, *wanted)
             self._written = wanted
         except OSError as exc:
             logger.warning("cannot say in %s which checkpoints stay, and try again: %s", wanted[0], exc)

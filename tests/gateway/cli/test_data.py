@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.root import app
 from swarm.client.sync import SwarmClient
-from swarm.subjects import DataReport, Subject
+from swarm.subjects import DataReport, LearnedVersion, Subject
 
 SERVER = ["--swarm-url", "http://127.0.0.1:9"]
 
@@ -34,3 +34,10 @@ def test_a_report_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(SwarmClient, "data_report", lambda *_: DataReport())
     done = CliRunner().invoke(app, ["data", "report", "--key", "hers", *SERVER])
     assert "keep_seconds" in done.output and "no policy version was trained on the rest" in done.output
+
+
+def test_a_report_says_how_to_train_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = [LearnedVersion(run_id="r", step=8, current=True)]
+    monkeypatch.setattr(SwarmClient, "data_report", lambda *_: DataReport(versions=learned, clean_step=7))
+    done = CliRunner().invoke(app, ["data", "report", "--key", "hers", *SERVER])
+    assert done.output.splitlines()[-1].endswith("swarm-gateway policies fork 7 --out FOLDER")

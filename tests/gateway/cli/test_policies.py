@@ -12,11 +12,13 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
 from gateway.keys.store import KeyFile
+from swarm.checkpoints import held_steps
 from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from tests.gateway.conftest import gateway_before
+from tests.gateway.resilience.rig import until
 from tests.standins import engine
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
@@ -56,6 +58,9 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert "(pinned)" in (await command("pin", *swarm, "-r", "demo")).stdout
             lines = (await command("explain", "default", *through)).stdout.splitlines()
             assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
+            stages.serves(3)
+            await command("promote", *swarm, "--reason", "good", "--share", "0.5")
+            await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == {3: "promoted on default"}, 20, "held")
             down = await command("rollback", *swarm, "--reason", "users complain")
             assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
             assert "no alarm is raised" in (await command("resume", *through, "--reason", "mended")).stdout
@@ -71,7 +76,8 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert goes_on == "alarm: signal, since step 2: nothing was learned\n"
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
-    moves = [("promote", "done"), ("promote", "refused"), ("pin", "done"), ("rollback", "done")]
+    moves = [("promote", "done"), ("promote", "refused"), ("pin", "done")]
+    moves += [("promote", "done"), ("rollback", "done")]
     assert whats == [*moves, ("resume", "done"), ("resume", "done")]
     assert log[-1]["details"] == {"reason": "mended", "alarms": [alarm.sentence]}
     assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"

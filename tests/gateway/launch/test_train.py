@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from gateway.cli.root import app
 from gateway.cli.sections import read_train
 from gateway.launch.plan import UpPlan
 from gateway.launch.train import TrainCommand, TrainPlan, rehearsal
@@ -270,6 +272,23 @@ def test_going_back_keeps_what_came_after_and_goes_on_from_there(
         runs = connection.execute("SELECT count(DISTINCT run_id), sum(step = 1), sum(step = 3) FROM steps").fetchall()
     # it may have done a third step of its own before it stopped
     assert runs in ([(2, 2, 1)], [(2, 2, 2)])
+
+
+@pytest.mark.slow
+def test_a_fork_trains_on_from_its_step_in_a_folder_of_its_own(file: Callable[..., TrainPlan], tmp_path: Path) -> None:
+    interrupted(file)
+    told = ["policies", "fork", "1", "--run-dir", str(tmp_path / "run"), "--out", str(tmp_path / "fork")]
+    forked = CliRunner().invoke(app, told)
+    assert forked.exit_code == 0, (forked.output, forked.exception)
+    before = sorted((tmp_path / "run" / "checkpoints").rglob("*"))
+    plan = file(job=ENDLESS, eval=None, swarm={"port": 0, "run_dir": "fork"})
+    run = Run(plan, step=lambda: os.kill(os.getpid(), signal.SIGINT))
+    run()
+    [going_on] = run.of("going_on")
+    assert (going_on["saved"], run.of("step")[0]["step"]) == (1, 2)
+    assert sorted((tmp_path / "run" / "checkpoints").rglob("*")) == before
+    found = lineage_of(tmp_path / "fork" / "journal.db", 2)
+    assert found.parent == f"step 1 of run {lineage_of(tmp_path / 'run' / 'journal.db', 1).run_id}"
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from adapters.models.card import model_card
 from swarm.errors import ConfigError
 from swarm.evidence.alarms import WatchRules
 from swarm.job import dump_job
@@ -32,7 +34,7 @@ def parents(folder: Path) -> Path:
 
 
 async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_path: Path) -> None:
-    job = fork_journal(path := await _in_thread(parents, tmp_path / "run"), 3, tmp_path / "journal.db")
+    job = fork_journal(path := await asyncio.to_thread(parents, tmp_path / "run"), 3, tmp_path / "journal.db")
     assert (job.lr, job.checkpoint_dir) == (0.5, None), "of the run that did the step"
     opened = Journal.open(tmp_path / "journal.db")
     run = TrainingRun(60.0, WatchRules())
@@ -53,18 +55,14 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
         ["e"],
     )
     assert lineage_of(path, 4).parent == "step 2 of run first" and lineage_of(path, 2).parent == ""
+    card = model_card(found, "float32", {}, adapter=False, lora=False)
+    assert "| goes on from | step 3 of run second |" in card
     with reading(tmp_path / "journal.db") as connection:
         assert connection.execute("SELECT run_id, step FROM evaluations").fetchall() == [("first", 2)]
 
 
 async def test_a_step_that_no_journal_knows_is_refused(tmp_path: Path) -> None:
-    path = await _in_thread(parents, tmp_path / "run")
+    path = await asyncio.to_thread(parents, tmp_path / "run")
     with pytest.raises(ConfigError, match="does not know step 5"):
         fork_journal(path, 5, tmp_path / "journal.db")
     assert not (tmp_path / "journal.db").exists()
-
-
-async def _in_thread(build, folder: Path) -> Path:
-    import asyncio
-
-    return await asyncio.to_thread(build, folder)
