@@ -103,7 +103,7 @@ class _Sides:
     "Diagnosing Sample Ratio Mismatch in Online Controlled Experiments", KDD 2019).
 
     Args:
-        share: meant for the challenger; 0 and 1: nothing is drawn.
+        share: meant for the challenger; 0 and 1, and what no number tells from them: nothing is drawn.
     """
 
     def __init__(self, share: float) -> None:
@@ -111,7 +111,7 @@ class _Sides:
         self.begun = (0, 0)
         # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
         mean = 2 * share - 1
-        self._tests = (Wealth(mean), Wealth(-mean)) if 0 < share < 1 else ()
+        self._tests = (Wealth(mean), Wealth(-mean)) if -1 < mean < 1 else ()
 
     def add(self, challenger: int, incumbent: int) -> None:
         self.begun = self.begun[0] + challenger, self.begun[1] + incumbent
@@ -279,8 +279,9 @@ def _of_suites(suites: Mapping[str, Finding]) -> str:
 
 
 def _relative(ratio: float | None) -> float | None:
-    """The relative difference of two amounts whose ratio is ``ratio``."""
-    return None if ratio is None else (ratio - 1) / (ratio + 1)
+    """The relative difference of two amounts whose ratio is ``ratio``; ``None``: no two amounts are that far apart."""
+    relative = 1.0 if ratio is None else (ratio - 1) / (ratio + 1)
+    return relative if relative < 1 else None
 
 
 def _amounts(ours: float | None, theirs: float | None) -> float | None:

@@ -202,3 +202,9 @@ def test_a_higher_reward_never_harms_the_challenger(rows: list[Any], place: int,
     assert ranks[after.finding] >= ranks[before.finding]
     assert after.promotable or not before.promotable
     assert after.low >= before.low and after.high >= before.high
+
+
+def test_shares_and_bounds_at_the_ends_of_their_ranges_compare_all_the_same() -> None:
+    rules = GateRules(max_length=1e300, max_latency=1e300, margin=1 - 1e-16, max_rating_drop=2 - 1e-15)
+    for share in (5e-324, 1 - 1e-16):
+        assert verdict([], TERMS.model_copy(update={"share": share, "rules": rules})).finding == "undecided"
