@@ -61,7 +61,7 @@ ROUTES = {
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 #: Whose process gets the SIGKILL, in turn.
 VICTIMS = {"gateway": ("serve",), "server": ("swarm", "start")}
-_PATIENCE, _START_SECONDS, _SETTLE_SECONDS, _AT_ONCE = 60.0, 90.0, 120.0, 12
+_PATIENCE, _START_SECONDS, _SETTLE_SECONDS, _AT_ONCE = 300.0, 180.0, 120.0, 12
 
 
 @dataclass
