@@ -68,6 +68,11 @@ def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> No
     for metrics in steps.values():
         assert metrics["actor/grad_norm"] > 0
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
+        # what the watch over the training reads
+        weights = {
+            f"rollout_corr/{name}" for name in ("kl", "chi2_token", "rollout_is_mean", "rollout_is_eff_sample_size")
+        }
+        assert weights | {"actor/entropy", "response_length/mean", "swarm/repetition"} <= metrics.keys()
     evaluations = {one["step"]: one for one in events if one["event"] == "evaluation"}
     assert {step: (one["finished"], one["failed"]) for step, one in evaluations.items()} == {
         0: (4, 0),
