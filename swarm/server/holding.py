@@ -14,8 +14,9 @@ from swarm.server.engine.runs import TrainingRun
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks; a checkpoint goes when the second one after it is written.
-_LOOK = 1.0
+#: Seconds until the next try where there is no job yet, or the disk refuses; and between two looks at a run whose
+#: stages do not change.
+_PAUSE, _LONGEST = 1.0, 30.0
 
 
 class HeldPolicies:
@@ -27,19 +28,23 @@ class HeldPolicies:
         self._written: tuple[Path, dict[int, str]] | None = None
 
     async def run(self) -> None:
-        """Look and tell until it is cancelled."""
+        """Tell what is held at each change of it, until this is cancelled."""
         while True:
-            await self.tell()
-            await asyncio.sleep(_LOOK)
+            pool = self._run.found_pool
+            if pool is None or not await self.tell():
+                await asyncio.sleep(_PAUSE)
+                continue
+            stages, told = pool.stages, self._written
+            await stages.changed.until(lambda: told is None or stages.held != told[1], _LONGEST)  # noqa: B023
 
-    async def tell(self) -> None:
-        """Write what is held, unless that was written already; a disk that refuses it is tried again."""
+    async def tell(self) -> bool:
+        """Write what is held, unless that was written already; whether it is written."""
         if (pool := self._run.found_pool) is None:
-            return
+            return False
         held = pool.stages.held
         wanted = (checkpoint_folder(self._run.job, self._run_dir), held)
         if wanted == self._written:
-            return
+            return True
         try:
             # a run that never held anything gets no file
             if held or held_steps(wanted[0]):
@@ -47,3 +52,5 @@ class HeldPolicies:
             self._written = wanted
         except OSError as exc:
             logger.warning("cannot say in %s which checkpoints stay, and try again: %s", wanted[0], exc)
+            return False
+        return True

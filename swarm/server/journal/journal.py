@@ -32,9 +32,9 @@ from swarm.server.journal.erasure import (
     tombstones,
     undone,
 )
+from swarm.server.journal.recovery import past_ending, recover
 from swarm.server.journal.rows import Ending, Recovered, Row
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
-from swarm.server.journal.sqlite import past_ending, recover
 from swarm.server.journal.writer import ResultT, Retention, Work, Writer
 from swarm.status import JournalStatus
 from swarm.subjects import DataReport, Subject, Tombstone

@@ -168,7 +168,7 @@ def test_one_bad_answer_does_not_cost_the_others_their_reward(gateway: Gateway, 
 
 def test_an_answer_without_end_does_not_use_up_the_time_of_the_others(gateway: Gateway) -> None:
     good = "def f(x):\n    return x * 2\n"
-    tests = [{"call": f"f({number})", "returns": 2 * number} for number in range(12)]
+    tests = [{"call": f"f({number})", "returns": 2 * number} for number in range(4)]
     limits = {**LIMITS, "seconds": 4.0, "cpu_seconds": 60}
     judged = gateway.judged([good, "while True: pass", good], *tests, seconds=20.0, limits=limits, parallel=1)
     assert judged["rewards"] == [1.0, 0.0, 1.0]

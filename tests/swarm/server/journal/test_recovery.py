@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.server.journal.recovery import recover
 from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
@@ -25,7 +26,7 @@ from swarm.server.journal.rows import (
     RunRow,
 )
 from swarm.server.journal.schema import open_to_write
-from swarm.server.journal.sqlite import recover, write
+from swarm.server.journal.sqlite import write
 from tests.swarm.server.journal.build import (
     batch,
     call,
