@@ -318,10 +318,11 @@ class Users(threading.Thread):
 
 def outlives_its_trainer(up: Up, swarm: SwarmClient, gateway: str) -> None:
     """The process that computes is killed in mid-step under load: no user sees it, and training goes on by itself."""
-    known = {one.batch_id for one in swarm.status().steps}
     driver = swarm.status().engine_pid
     with Users(gateway) as one, Users(gateway) as other:
         worker = stop_in_mid_step(up, swarm)
+        # a step may have been done while the worker was waited for
+        known = {one.batch_id for one in swarm.status().steps}
         version = swarm.status().engine.global_step
         worker.kill()
         began = time.monotonic()
