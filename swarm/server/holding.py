@@ -30,12 +30,14 @@ class HeldPolicies:
     async def run(self) -> None:
         """Tell what is held at each change of it, until this is cancelled."""
         while True:
-            pool = self._run.found_pool
-            if pool is None or not await self.tell():
+            if (pool := self._run.found_pool) is None or not await self.tell():
                 await asyncio.sleep(_PAUSE)
-                continue
-            stages, told = pool.stages, self._written
-            await stages.changed.until(lambda: told is None or stages.held != told[1], _LONGEST)  # noqa: B023
+            else:
+                await pool.stages.changed.until(self._is_news, _LONGEST)
+
+    def _is_news(self) -> bool:
+        """Whether other versions are held than were written."""
+        return self._written is None or self._run.pool.stages.held != self._written[1]
 
     async def tell(self) -> bool:
         """Write what is held, unless that was written already; whether it is written."""
