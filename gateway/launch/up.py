@@ -188,7 +188,7 @@ class _Up:
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
     def _on_event(self, kind: str, values: dict[str, Any]) -> None:
-        """Pass an event on; nobody is told that all is ready before the incumbents answer."""
+        """Pass an event on; `ready` waits until the incumbents answer."""
         if kind == "ready" and not all(incumbent.serves for incumbent in self._incumbents):
             self._held.append(values)
         else:

@@ -1,6 +1,6 @@
 """Tells the trainer which checkpoints stay: those of versions that were promoted, or in which a stage was pinned.
 
-Invariant: what is told follows from the stages alone, so a server that was killed tells the same when it is back.
+Invariant: the file follows from the stages alone, so a restarted server writes the same one.
 """
 
 from __future__ import annotations
