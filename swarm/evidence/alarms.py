@@ -21,8 +21,8 @@ class Watched(Model):
     limit: FiniteFloat = Field(ge=0, description="as the thing itself says; default: see there")
     action: Action = Field(
         default="warn",
-        description="beyond the limit. off: nothing; warn: the alarm is raised; pause: training also waits for a person "
-        "(`swarm-gateway policies resume`); rollback: also each challenger that answers users goes back to the shadow, "
+        description="beyond the limit. off: nothing; warn: the alarm is raised; pause: training also waits for a "
+        "person (`swarm-gateway policies resume`); rollback: also each challenger that answers users goes back to the shadow, "
         "unless it is pinned",
     )
 
