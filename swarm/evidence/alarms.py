@@ -22,8 +22,8 @@ class Watched(Model):
     action: Action = Field(
         default="warn",
         description="beyond the limit. off: nothing; warn: the alarm is raised; pause: training also waits for a "
-        "person (`swarm-gateway policies resume`); rollback: also each challenger that answers users goes back to the shadow, "
-        "unless it is pinned",
+        "person (`swarm-gateway policies resume`); rollback: also each challenger that answers users goes back to the "
+        "shadow, unless it is pinned",
     )
 
 
