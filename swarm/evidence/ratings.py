@@ -10,6 +10,7 @@ first rated decides which ratings are compared.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,11 +43,15 @@ class Ratings:
 
     def __init__(self, most: float) -> None:
         self._most = most
+        self._begin_anew()
         self._by_side: dict[Side, dict[str, float]] = {"challenger": {}, "incumbent": {}}
 
     def add(self, rating: SideRating) -> None:
         """Count ``rating``."""
         ratings = self._by_side[rating.side]
+        if rating.answer in ratings:
+            # bets cannot be taken back
+            self._begin_anew()
         if rating.answer in ratings or len(ratings) < MAX_RATINGS:
             ratings[rating.answer] = rating.rating
 
@@ -57,9 +62,13 @@ class Ratings:
 
     def lower(self, alpha: float) -> bool:
         """Whether the challenger's mean rating is proven lower than it may be."""
-        # half a difference of two ratings is in [-1, 1]
-        wealth = Wealth(self._most / 2)
         ours, theirs = self._by_side["challenger"].values(), self._by_side["incumbent"].values()
-        for our, their in zip(ours, theirs, strict=False):
-            wealth.add((their - our) / 2)
-        return wealth.refutes(alpha)
+        if self._compared < min(self.counts):
+            for our, their in islice(zip(ours, theirs, strict=False), self._compared, None):
+                self._wealth.add((their - our) / 2)
+                self._compared += 1
+        return self._wealth.refutes(alpha)
+
+    def _begin_anew(self) -> None:
+        # half a difference of two ratings is in [-1, 1]
+        self._wealth, self._compared = Wealth(self._most / 2), 0

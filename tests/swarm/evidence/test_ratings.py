@@ -59,9 +59,12 @@ def test_the_latest_rating_of_an_answer_counts_and_no_other(made: list[tuple[Sid
     for side, answer, value in made:
         latest[side, answer] = value
         ratings.add(rated(side, value, str(answer)))
+        # looking changes nothing
+        ratings.lower(0.05)
     once = Ratings(0.2)
     for (side, answer), value in latest.items():
         once.add(rated(side, value, str(answer)))
+    assert ratings.lower(0.05) == once.lower(0.05)
     assert vars(ratings) == vars(once)
 
 
