@@ -163,8 +163,9 @@ class TrainingRun:
                 self._begin(job, "another training run began")
             self._stopped = False
             self._append_run()
-        # only a checkpoint that this run must have written counts: one in the folder may be of an earlier run
-        if 0 < job.checkpoint_every <= max((step.step for step in self.steps), default=0):
+        # a trainer puts the checkpoints of earlier runs aside before its first step: after that all of them are of this
+        # run, also that of a step whose trainer died before it reported the step
+        if job.checkpoint_every and self.steps:
             return job.model_copy(update={"resume": True})
         return job
 

@@ -91,12 +91,15 @@ class Tab:
             raise AssertionError(f"no {words!r} in: {await self.text(selector)}") from None
 
     async def press(self, *keys: str) -> None:
+        """Press them one after another; of Escape the dialog is closed before the next one."""
         for key in keys:
             text = _KEYS.get(key, key)
             fields = {"key": key, "windowsVirtualKeyCode": 27 if key == "Escape" else 0}
             down = {"text": text} if text else {}
             await self.command("Input.dispatchKeyEvent", type="keyDown", **fields, **down)
             await self.command("Input.dispatchKeyEvent", type="keyUp", **fields)
+            if key == "Escape":
+                await self.until("!document.querySelector('dialog[open]')")
 
     async def write(self, text: str) -> None:
         await self.command("Input.insertText", text=text)

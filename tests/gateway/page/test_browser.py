@@ -280,7 +280,8 @@ async def test_each_screen_says_that_the_gateway_is_slow_or_gone_or_the_login_ov
     async with chrome.tab() as tab:
         await log_in(tab, site, "admin", place)
         await tab.sees(words)
-        await network(tab, latency=4000.0)
+        # the banner is there for some seconds, which a busy machine does not miss
+        await network(tab, latency=8000.0)
         await tab.js(_ASK)
         await tab.sees("The gateway takes long to answer", "#banner")
         await network(tab)
