@@ -28,7 +28,7 @@ ORDINARY = 23_456
 #: An interpreter that every user may read.
 PYTHON = "/usr/bin/python3"
 ROOT = Path(__file__).parents[4]
-LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 5.0, "cpu_seconds": 3}
+LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 15.0, "cpu_seconds": 3}
 
 pytestmark = pytest.mark.slow
 
