@@ -250,10 +250,12 @@ class RecordRatingRequest(WireRequest):
 
 
 class FollowedRoute(WireRequest):
-    """A route of a gateway whose users an incumbent answers."""
+    """A route of a gateway whose users an incumbent answers; ``incumbent_version`` is the version of the job that the
+    incumbent is, 0: none of them."""
 
     route: str = Field(min_length=1, max_length=MAX_EVIDENCE_NAME)
     incumbent: str = Field(min_length=1, max_length=MAX_EVIDENCE_NAME)
+    incumbent_version: int = Field(default=0, ge=0)
     rules: StageRules = StageRules()
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
-from gateway.config.gateway import GatewayConfig, read_config, resolve_files
-from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
+from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, read_config, resolve_files
+from gateway.launch.incumbents import read_successors, with_successors
+from gateway.launch.plan import IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
@@ -92,29 +93,43 @@ def read_plan(path: Path) -> UpPlan:
     for hooks in {hooks for settings in (parsed, *parsed.routes) for hooks in (settings.hooks, settings.gate_hook)}:
         if hooks:
             load_hooks(hooks)
-    incumbents = _incumbents(path, plan, parsed)
+    incumbents, successions = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
-    return replace(plan, gateway_section=gateway, incumbents=incumbents, addresses=addresses, file=path.resolve())
+    return replace(
+        plan,
+        gateway_section=gateway,
+        incumbents=incumbents,
+        successions=successions,
+        addresses=addresses,
+        file=path.resolve(),
+    )
 
 
-def _incumbents(path: Path, plan: UpPlan, gateway: GatewayConfig) -> tuple[IncumbentPlan, ...]:
-    """The incumbents that are models; routes with the same one share it.
+def _incumbents(
+    path: Path, plan: UpPlan, gateway: GatewayConfig
+) -> tuple[tuple[IncumbentPlan, ...], tuple[SuccessionPlan, ...]]:
+    """The incumbents that are models, of which routes with the same one share it; and the routes that follow
+    promotions.
 
     Raises:
         ConfigError: a model is not there; says what to do.
     """
-    jobs = {server.name: server.job for server in plan.servers}
-    first, planned = plan.servers[0].job, dict[IncumbentPlan, None]()
-    for name, settings in (("", gateway), *((route.name, route) for route in gateway.routes)):
-        if settings.serve is None or (model := settings.serve.incumbent.model) is None:
+    servers = {server.name: server for server in plan.servers}
+    routes, successions = dict[IncumbentPlan, list[str]](), list[SuccessionPlan]()
+    for name, settings in ((ONLY_ROUTE, gateway), *((route.name, route) for route in gateway.routes)):
+        if (serve := settings.serve) is None:
             continue
-        resolved, job = (
-            load_attribute("adapters.models:resolve_model")(model, path.parent.resolve()),
-            jobs.get(name, first),
-        )
-        tokens, incumbent = (job.max_prompt_length, job.max_response_length), settings.serve.incumbent
-        planned[IncumbentPlan(resolved, model, incumbent.port, *tokens, incumbent.vllm)] = None
-    return tuple(planned)
+        server, incumbent = servers.get(name, plan.servers[0]), serve.incumbent
+        job = server.job
+        served = IncumbentPlan("", "", incumbent.port, job.max_prompt_length, job.max_response_length, incumbent.vllm)
+        if incumbent.policy == "promoted":
+            about = server.name, server.run_dir, job.model_name, serve.incumbent_name
+            successions.append(SuccessionPlan(name, *about, served, settings.sample_timeout_seconds))
+        if incumbent.model is not None:
+            resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, path.parent.resolve())
+            routes.setdefault(replace(served, model=resolved, name=incumbent.model), []).append(name)
+    incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
+    return incumbents, tuple(successions)
 
 
 def _check_sections(path: Path, data: dict[str, Any]) -> None:
@@ -137,13 +152,16 @@ def _check_sections(path: Path, data: dict[str, Any]) -> None:
     )
 
 
-def gateway_section(path: Path, urls: Mapping[str, str], token: str) -> dict[str, Any]:
-    """The settings of the gateway in a file for ``up``, with the servers at ``urls``, by their jobs.
+def gateway_section(path: Path, urls: Mapping[str, str], token: str, incumbents: Path | None = None) -> dict[str, Any]:
+    """The settings of the gateway in a file for ``up``, with the servers at ``urls``, by their jobs, and the
+    successors that the file ``incumbents`` names.
 
     Raises:
         ConfigError: as for :func:`read_plan`.
     """
     section, _ = _gateway(part_of(path, "gateway"))
+    if incumbents is not None:
+        section = with_successors(section, read_successors(incumbents))
     return with_servers(section, dict(urls), token)
 
 

@@ -48,6 +48,7 @@ def serve(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
     reload_from: Annotated[Path | None, typer.Option(hidden=True)] = None,
     server: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    incumbents: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
     flags = {
@@ -71,7 +72,7 @@ def serve(
     source = (lambda: _read(config, overrides)) if config else None
     if reload_from is not None:
         servers = dict(pair.split("=", 1) for pair in server or [])
-        source = lambda: _read_of_up(reload_from, servers)  # noqa: E731
+        source = lambda: _read_of_up(reload_from, servers, incumbents)  # noqa: E731
         try:
             # one that is started again has the address that it had
             parsed = source().model_copy(update={"port": parsed.port})
@@ -89,13 +90,14 @@ def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
     return read_gateway(config, flags) if config else read_config(flags, where="flags")
 
 
-def _read_of_up(file: Path, servers: dict[str, str]) -> GatewayConfig:
-    """The gateway of ``up``'s ``file``, before the ``servers`` that ``up`` started, by their jobs."""
+def _read_of_up(file: Path, servers: dict[str, str], incumbents: Path | None) -> GatewayConfig:
+    """The gateway of ``up``'s ``file``, before the ``servers`` that ``up`` started, by their jobs, and the successors
+    in the file ``incumbents``."""
     from gateway.cli.sections import gateway_section
     from gateway.config.gateway import read_config
     from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 
-    section = gateway_section(file, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""))
+    section = gateway_section(file, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""), incumbents)
     return read_config(section, where=f"{file}, gateway")
 
 

@@ -43,6 +43,8 @@ _LINES = {
     "incumbent_restarting": "{name}: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); until then its users get errors in the shadow",
     "incumbent_recovered": "{name}: answers after {seconds:.0f} s",
+    "succeeding": "{name} is proven live on the route {route} and becomes the next incumbent",
+    "succeeded": "{name} is the incumbent of the route {route} from now on; the newest weights challenge it",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",

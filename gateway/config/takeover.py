@@ -7,7 +7,7 @@ and never holds the key.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -40,6 +40,11 @@ class IncumbentUpstream(Model):
         return SecretStr(key)
 
 
+def name_of_version(name: str, version: int) -> str:
+    """What stages call an incumbent that is a version of the job: the same wherever it is served."""
+    return f"{name}, version {version}"[:MAX_NAME]
+
+
 class Incumbent(Model):
     """Who answers the users: another server, or a model that ``up`` serves."""
 
@@ -50,6 +55,12 @@ class Incumbent(Model):
         description="instead: a model, as in `job.model`, such as a folder of `models export`; `up` serves it by a "
         "vLLM of its own",
     )
+    policy: Literal["promoted"] | Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="promoted: once a challenger is live and proven there, it becomes the next incumbent, which `up` "
+        "serves by a vLLM of its own, and the newest weights challenge it; a number: the model is this version of the "
+        "job, with which it is not compared; null: the incumbent stays",
+    )
     port: int = Field(default=8001, ge=1, le=65535, description="of that vLLM, on 127.0.0.1")
     vllm: tuple[str, ...] = Field(
         default=(), description="more arguments for that vLLM, such as [--gpu-memory-utilization, '0.3']"
@@ -58,8 +69,17 @@ class Incumbent(Model):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.upstream is None) == (self.model is None):
-            raise ValueError("an incumbent is an upstream (base_url, ...) or a model: give one of them")
+            raise ValueError(
+                "an incumbent is an upstream (base_url, ...) or a model: give one of them; a kept version is a model "
+                "once it is written as a folder (`swarm-gateway models export`), and `policy: promoted` needs one that "
+                "answers until a challenger is promoted"
+            )
         return self
+
+    @property
+    def version(self) -> int:
+        """Of the job, that the incumbent is; 0: none of them."""
+        return self.policy if isinstance(self.policy, int) else 0
 
     @property
     def server(self) -> IncumbentUpstream:
@@ -150,9 +170,11 @@ class ServeConfig(Model):
     def incumbent_name(self) -> str:
         """Of the incumbent, in comparisons and stages."""
         upstream = self.incumbent.server
-        address = urlsplit(upstream.base_url).netloc.rpartition("@")[2]
         # a name may hold a lone surrogate, which no JSON can carry
         name = (upstream.model or "the model asked for").encode(errors="replace").decode()
+        if self.incumbent.version:
+            return name_of_version(name, self.incumbent.version)
+        address = urlsplit(upstream.base_url).netloc.rpartition("@")[2]
         return f"{name} at {address}"[:MAX_NAME]
 
     @property
@@ -185,13 +207,3 @@ class ServeConfig(Model):
                 if getattr(self, name) == 0:
                     raise ValueError(f"{name} is 0, so nothing is compared that a trial waits for: leave out either")
         return self
-
-    @field_validator("incumbent", mode="before")
-    @classmethod
-    def _is_an_upstream(cls, incumbent: Any) -> Any:
-        if isinstance(incumbent, dict) and "policy" in incumbent:
-            raise ValueError(
-                "an incumbent is an upstream or a model: write a kept policy as a folder (`swarm-gateway models "
-                "export`), and name that as model"
-            )
-        return incumbent

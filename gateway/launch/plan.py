@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gateway.config.takeover import name_of_version
 from swarm.job import TrainJob
 
 #: What to do with the run that an earlier start left in the folder: go on with the same job; go on, although the job
@@ -46,6 +47,7 @@ class IncumbentPlan:
         name: under which it is served.
         prompt_tokens, answer_tokens: at most, as of the challenger's job.
         arguments: more of them for vLLM.
+        routes: of the gateway, whose users it answers.
     """
 
     model: str
@@ -54,6 +56,7 @@ class IncumbentPlan:
     prompt_tokens: int
     answer_tokens: int
     arguments: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -74,6 +77,33 @@ class IncumbentPlan:
 
 
 @dataclass(frozen=True)
+class SuccessionPlan:
+    """A route whose promoted challengers become its incumbents.
+
+    Attributes:
+        route: of the gateway.
+        server: the name of the job that trains them.
+        run_dir: of that job.
+        name: under which they are served.
+        first: the incumbent of the file, as stages name it.
+        template: how they are served, but for model, name and port.
+        lingers: seconds for which the last answers of an incumbent may go on once another one has its place.
+    """
+
+    route: str
+    server: str
+    run_dir: Path
+    name: str
+    first: str
+    template: IncumbentPlan
+    lingers: float
+
+    def stage_name(self, version: int) -> str:
+        """What stages call the incumbent that is this version."""
+        return name_of_version(self.name, version)
+
+
+@dataclass(frozen=True)
 class UpPlan:
     """Everything that ``up`` starts, validated; each section is what its server reads from a file.
 
@@ -82,6 +112,7 @@ class UpPlan:
         gateway_section: its ``swarm_url``, and that of the route named like a server, default to the address of the
             server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
         incumbents: of routes whose incumbent is a model.
+        successions: of routes that follow promotions.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
         file: the user's, which the gateway reads again on a reload.
@@ -93,6 +124,7 @@ class UpPlan:
     servers: tuple[ServerPlan, ...]
     gateway_section: dict[str, Any] | None
     incumbents: tuple[IncumbentPlan, ...] = ()
+    successions: tuple[SuccessionPlan, ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
     file: Path | None = None

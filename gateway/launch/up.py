@@ -8,6 +8,7 @@ a flag that every wait checks, so that no half-started child stays.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -22,7 +23,8 @@ from urllib.parse import urlsplit
 from gateway.launch import run_file
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.disk import DiskWatch
-from gateway.launch.plan import IncumbentPlan, UpPlan
+from gateway.launch.incumbents import Incumbents
+from gateway.launch.plan import UpPlan
 from gateway.launch.run_folder import check_free, held, set_aside, write_section
 from gateway.launch.servers import (
     LISTENING,
@@ -38,6 +40,7 @@ from gateway.rollout.server import NAME_VARIABLE
 from swarm.checkpoints import checkpoint_folder, saved_step
 from swarm.concurrency import on_signals
 from swarm.errors import ConfigError
+from swarm.evidence.stages import ServingStage
 from swarm.http.serve import bind
 from swarm.importer import python_path
 
@@ -46,7 +49,7 @@ _POLL = 0.5
 _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
 _GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
-_WORK_GRACE, _INCUMBENT_GRACE = 30.0, 10.0
+_WORK_GRACE = 30.0
 # an engine whose server was killed notices within 10 s, and ends what it started
 _LEFT_GRACE = 30.0
 
@@ -181,7 +184,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: LastingProcess | None = None
-        self._incumbents: list[LastingProcess] = []
+        self._incumbents = Incumbents(plan, on_event, self._reload_gateway)
         self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
@@ -189,7 +192,7 @@ class _Up:
 
     def _on_event(self, kind: str, values: dict[str, Any]) -> None:
         """Pass an event on; `ready` waits until the incumbents answer."""
-        if kind == "ready" and not all(incumbent.serves for incumbent in self._incumbents):
+        if kind == "ready" and not self._incumbents.serves:
             self._held.append(values)
         else:
             self._tell(kind, values)
@@ -197,8 +200,7 @@ class _Up:
     def start(self) -> None:
         """Start incumbents, servers, gateway and engines, or as many of them as a signal lets."""
         plan = self._plan
-        for incumbent in plan.incumbents:
-            self._incumbents.append(self._start_incumbent(incumbent))
+        self._incumbents.start()
         for planned in plan.servers:
             env = {PRIVATE_TOKEN_VARIABLE: plan.private_token, "PYTHONPATH": python_path()}
             env |= {TOKEN_VARIABLE: planned.token} if planned.token else {}
@@ -221,8 +223,9 @@ class _Up:
             env |= {PRIVATE_TOKEN_VARIABLE: plan.private_token, NAME_VARIABLE: plan.client_name}
             of_servers = [f"--server={name}={url}" for name, url in urls.items()]
             reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []
+            reads += [f"--incumbents={self._incumbents.file}"] if plan.successions else []
             log = plan.servers[0].run_dir / "logs" / "gateway.log"
-            section = with_servers(plan.gateway_section, urls, plan.private_token)
+            section = self._incumbents.section(with_servers(plan.gateway_section, urls, plan.private_token))
 
             def start() -> Child:
                 for server in self._servers:
@@ -249,9 +252,10 @@ class _Up:
                 return
             # the last steps are reported before all ends
             over = self.working is not None and self.working.over
-            for process in (*self._incumbents, *([self._gateway] if self._gateway is not None else [])):
-                process.look()
-            if self._held and all(incumbent.serves for incumbent in self._incumbents):
+            self._incumbents.look(self._stages)
+            if self._gateway is not None:
+                self._gateway.look()
+            if self._held and self._incumbents.serves:
                 for values in self._held:
                     self._tell("ready", values)
                 self._held.clear()
@@ -277,9 +281,7 @@ class _Up:
         if self._gateway is not None:
             self._on_event("stopping", {"name": self._gateway.child.name})
             self._gateway.child.stop(_GATEWAY_GRACE, self.hurry)
-        for incumbent in self._incumbents:
-            self._on_event("stopping", {"name": incumbent.child.name})
-            incumbent.child.stop(_INCUMBENT_GRACE, self.hurry)
+        self._incumbents.stop(self.hurry)
         stopping: list[_Working] = []
         for server in self._servers:
             if server.engine_asked and server.child.exit_code is None and server.client is not None:
@@ -307,19 +309,15 @@ class _Up:
             server.tell_unsaved()
         self._on_event("stopped", {})
 
-    def _start_incumbent(self, planned: IncumbentPlan) -> LastingProcess:
-        folder, name = self._plan.folder, f"incumbent {planned.name}"
-        command = [*self._plan.command, *planned.command(folder / "incumbent")]
-        log = folder / "logs" / f"incumbent-{planned.port}.log"
-        values = {"name": name, "gigabytes": round(planned.bytes / 1e9, 2), "log": str(log)}
-        self._on_event("starting_incumbent", values)
-        env = {FOLDER_VARIABLE: str(folder), "PYTHONPATH": python_path()}
-        boot_seconds = max(server.boot_timeout for server in self._plan.servers)
-        process = LastingProcess(
-            lambda: Child(name, command, log, env), self._on_event, self._plan.restart_pause, "incumbent", boot_seconds
-        )
-        process.address, process.serves = ("127.0.0.1", planned.port), False
-        return process
+    def _stages(self, job: str) -> list[ServingStage]:
+        """Of the routes before a job."""
+        client = next(server.client for server in self._servers if server.plan.name == job)
+        return [policy.stage for policy in client.policies().policies] if client is not None else []
+
+    def _reload_gateway(self) -> None:
+        # one that is dead reads its settings when it is started again
+        if self._gateway is not None and self._gateway.child.exit_code is None:
+            os.kill(self._gateway.child.pid, signal.SIGHUP)
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
         file = log.parent.parent / f"{log.stem}.yaml"

@@ -313,7 +313,12 @@ class LiveRoutes:
                 if (training := route.trainings.get("")) is not None and training.swarm is swarm
             ]
             swarm.stages.follow(
-                FollowedRoute(route=name, incumbent=serve.incumbent_name, rules=training.stage_rules)
+                FollowedRoute(
+                    route=name,
+                    incumbent=serve.incumbent_name,
+                    incumbent_version=serve.incumbent.version,
+                    rules=training.stage_rules,
+                )
                 for name, training in trainings
                 if (serve := training.settings.serve) is not None
             )

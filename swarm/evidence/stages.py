@@ -105,6 +105,7 @@ class ServingStage(BaseModel):
         tried: the version of the last trial; 0: none.
         pinned: no verdict moves it, since ``pinned_by`` said so.
         promoted: the version that was last promoted and not taken back: its checkpoint stays.
+        successor: the version that is proven live: where ``incumbent.policy`` is ``promoted``, the next incumbent.
         pinned_challenger: the version that was served when it was pinned: its checkpoint stays.
     """
 
@@ -128,11 +129,12 @@ class ServingStage(BaseModel):
     pinned_by: str = ""
     pinned_why: str = ""
     promoted: int | None = None
+    successor: int | None = None
     pinned_challenger: int | None = None
 
     @classmethod
-    def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str) -> Self:
-        """The first of a route."""
+    def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str, tried: int = 0) -> Self:
+        """The first of a route; ``tried`` is the version that the incumbent is, with which nothing is compared."""
         share = rules.first
         why = f"serve.stage is {rules.begins}"
         return cls(
@@ -145,6 +147,7 @@ class ServingStage(BaseModel):
             why=why,
             at=at,
             salt=salt,
+            tried=tried,
         )
 
     @computed_field
@@ -185,6 +188,7 @@ class ServingStage(BaseModel):
         if share == 0 and promoted == self.challenger:
             promoted = None
         changes: dict[str, Any] = {"by": by, "why": why[:MAX_REASON], "trial": trial, "promoted": promoted}
+        changes |= {"successor": None}
         moved = self._next(share=share, before=before, at=at, **changes)
         return moved._timed(at)
 
@@ -235,6 +239,8 @@ class ServingStage(BaseModel):
                 return self.moved(0.0, at, VERDICT, evidence.verdict().sentence)
             # where a person takes it back, training does not wait for him
             return self._untried()
+        if self.share == 1 and evidence.promotable() and self.successor != self.challenger:
+            return self._next(successor=self.challenger).judged(evidence, at, job)
         if not self.trial:
             return self
         if self.share == 1:
@@ -263,7 +269,7 @@ class ServingStage(BaseModel):
 
     def _held_up_to(self, version: int) -> dict[str, int | None]:
         """What is held of the versions up to ``version``: later ones will be other weights when they come again."""
-        held = {"promoted": self.promoted, "pinned_challenger": self.pinned_challenger}
+        held = {name: getattr(self, name) for name in ("promoted", "successor", "pinned_challenger")}
         return {name: None if step is None or step > version else step for name, step in held.items()}
 
     def _undecided(self, at: float, why: str) -> Self:

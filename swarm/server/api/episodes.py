@@ -183,12 +183,11 @@ class EpisodeRoutes:
     async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse | Response:
         """Who answers the users of a gateway's routes, now or once that changes; routes that are new begin."""
         self._check_client(request, wanted)
-        routes = [(route.route, route.incumbent, route.rules) for route in wanted.routes]
         # once, when a gateway begins: two with other rules would go on replacing each other's
         admin = request.scope["caller"].may("admin")
         sets_rules = wanted.after_change is None and admin
         following = self.episodes.follow_stages(
-            routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules, may_hold=admin
+            wanted.routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules, may_hold=admin
         )
         try:
             stages = await until_gone(request.receive, following)

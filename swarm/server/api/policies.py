@@ -74,7 +74,7 @@ class PolicyRoutes:
     def statuses(self) -> list[PolicyStatus]:
         """Each challenger as it stands."""
         pool = self.episodes.run.found_pool
-        return [] if pool is None else [self._status(stage) for stage in pool.stages.pointers.values()]
+        return [] if pool is None else [self._status(stage) for stage in pool.stages.current]
 
     async def explain(
         self,

@@ -104,7 +104,7 @@ class Controller:
             evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
             comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
             alarms=pool.watch.alarms if pool else [],
-            stages=[stage.shown for stage in pool.stages.pointers.values()] if pool else [],
+            stages=[stage.shown for stage in pool.stages.current] if pool else [],
             stage_changes=pool.stages.changes if pool else 0,
             code=engine.code,
             job=self.job if self.has_job else None,

@@ -20,8 +20,17 @@ from swarm.concurrency import Signal
 from swarm.errors import RequestError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
-from swarm.evidence.stages import ServingStage, StageRules
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, BoolResponse, EpisodeEnd
+from swarm.evidence.stages import ServingStage
+from swarm.protocol import (
+    BATCH_WAITS,
+    NO_EPISODES,
+    POST_ROLLING,
+    SYNCING,
+    TRAINER_AWAY,
+    BoolResponse,
+    EpisodeEnd,
+    FollowedRoute,
+)
 from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.runs import TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
@@ -202,7 +211,7 @@ class EpisodeRequests:
 
     async def follow_stages(
         self,
-        routes: Iterable[tuple[str, str, StageRules]],
+        routes: Iterable[FollowedRoute],
         after_change: int | None,
         within: float,
         *,

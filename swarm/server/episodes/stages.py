@@ -12,13 +12,15 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, NotFoundError, RequestError
-from swarm.evidence.stages import WATCH, JobTerms, ServingStage, StageRules
+from swarm.evidence.stages import WATCH, JobTerms, ServingStage
 from swarm.evidence.verdict import PairedEvidence
+from swarm.protocol import FollowedRoute
 from swarm.server.journal.rows import StageRow
 
 logger = logging.getLogger(__name__)
@@ -85,43 +87,58 @@ class Stages:
         """The engine serves the weights of ``version``; returns whether it may have gone back to them."""
         back = self._served is None or version < self._served
         self._served = version
-        for stage in list(self.pointers.values()):
+        for stage in self.current:
             self._set(stage.serving(version, self._wall()))
         return back
 
     # ------------------------------------------------------------------ what gateways see
 
-    def follow(
-        self, routes: Iterable[tuple[str, str, StageRules]], *, sets_rules: bool = True, may_hold: bool = True
-    ) -> None:
-        """A gateway answers by these pointers: of routes and incumbents, under these rules; new ones begin.
+    def follow(self, routes: Iterable[FollowedRoute], *, sets_rules: bool = True, may_hold: bool = True) -> None:
+        """A gateway answers by the pointers of these routes; new ones begin.
 
         Args:
-            sets_rules: others are replaced by these.
+            sets_rules: other rules are replaced by those of the routes.
             may_hold: the trials of what begins hold training; else it begins without any.
 
         Raises:
             RequestError: there are too many.
         """
-        for route, incumbent, rules in routes:
-            stage = self.pointers.get((route, incumbent))
+        for followed in routes:
+            key, rules = (followed.route, followed.incumbent), followed.rules
+            stage = self.pointers.get(key)
             if stage is None:
                 if len(self.pointers) >= MAX_STAGES:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
                 if not may_hold:
                     rules = rules.model_copy(update={"trial_every": None})
-                stage = ServingStage.begun(route, incumbent, rules, self._wall(), secrets.token_hex(16))
-                self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
+                tried = followed.incumbent_version
+                stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), tried)
             elif sets_rules:
-                self._set(stage.set_rules(rules, self._wall()))
-            self._followed[route, incumbent] = self._clock()
+                stage = stage.set_rules(rules, self._wall())
+            self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
+            self._followed[key] = self._clock()
+
+    @property
+    def current(self) -> list[ServingStage]:
+        """The pointers, without those of incumbents that another one of the route has followed: no gateway asks for
+        them any more."""
+        since = self._clock() - FOLLOWED_SECONDS
+        followed = {key for key, at in self._followed.items() if at > since}
+        routes = {route for route, _ in followed}
+        return [stage for key, stage in self.pointers.items() if key in followed or stage.route not in routes]
 
     @property
     def held(self) -> dict[int, str]:
-        """The versions whose checkpoints stay, and why."""
+        """The versions whose checkpoints stay, and why; of a route's incumbents that followed one another, those of the
+        last two."""
         held: dict[int, list[str]] = {}
-        for stage in self.pointers.values():
-            for version, what in ((stage.promoted, "promoted"), (stage.pinned_challenger, "pinned")):
+        promoting = Counter[str]()
+        for stage in sorted(self.pointers.values(), key=lambda stage: -stage.at):
+            answering = stage.promoted or stage.successor
+            promoting[stage.route] += answering is not None
+            if promoting[stage.route] > 2:
+                answering = None
+            for version, what in ((answering, "promoted"), (stage.pinned_challenger, "pinned")):
                 if version is not None:
                     held.setdefault(version, []).append(f"{what} on {stage.route}")
         return {version: ", ".join(why) for version, why in sorted(held.items())}
@@ -161,11 +178,8 @@ class Stages:
             NotFoundError: there is none.
             RequestError: several are meant.
         """
-        fitting = [
-            stage
-            for stage in self.pointers.values()
-            if route in ("", stage.route) and incumbent in ("", stage.incumbent)
-        ]
+        stages = self.pointers.values() if incumbent else self.current
+        fitting = [stage for stage in stages if route in ("", stage.route) and incumbent in ("", stage.incumbent)]
         if not fitting:
             raise NotFoundError(
                 f"no route {route[:100]!r} with an incumbent is known here: {_listed(self.pointers.values())}",

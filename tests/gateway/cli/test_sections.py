@@ -61,8 +61,15 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     assert (incumbent.prompt_tokens, incumbent.answer_tokens) == (300, 20)
     assert incumbent.arguments == ("--swap-space", "1")
     assert plan.addresses[-1] == ("127.0.0.1", 8101)
+    assert incumbent.routes == ("a", "b") and not plan.successions
     file = tmp_path / "up.yaml"
-    file.write_text(file.read_text().replace("incumbent: {model: tiny", "incumbent: {model: gone"))
+    follows = file.read_text().replace("incumbent: {model: tiny", "incumbent: {policy: promoted, model: tiny", 1)
+    file.write_text(follows)
+    [succession] = read_plan(file).successions
+    assert (succession.route, succession.server, succession.run_dir) == ("a", "a", plan.servers[0].run_dir)
+    assert succession.first == "tiny at 127.0.0.1:8101" and succession.stage_name(7) == "tiny, version 7"
+    assert succession.template.arguments == ("--swap-space", "1")
+    file.write_text(file.read_text().replace("model: tiny, port: 8101", "incumbent: {model: gone"))
     with pytest.raises(ConfigError, match="there is no model folder"):
         read_plan(file)
 

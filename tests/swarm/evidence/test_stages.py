@@ -53,9 +53,13 @@ def test_a_proven_challenger_goes_through_each_share_to_live_and_each_needs_evid
         assert moved.why.startswith("better by 0.30 [")
         stage = moved
     assert labels == ["shadow", "canary 0.05", "canary 0.25"] and stage.label == "live"
-    # training waits while it answers users, and more proof moves nothing
-    assert stage.trial and stage.judged(evidence(stage, *BETTER), 4.0) is stage
-    back = stage.judged(evidence(stage, *WORSE), 5.0)
+    # training waits while it answers users; what is proven live may be the next incumbent, and no share moves
+    assert stage.successor is None
+    proven = stage.judged(evidence(stage, *BETTER), 4.0)
+    assert (proven.successor, proven.share, proven.trial) == (5, 1, True)
+    assert proven.judged(evidence(stage, *BETTER), 4.0) is proven
+    back = proven.judged(evidence(stage, *WORSE), 5.0)
+    assert back.successor is None
     assert (back.share, back.before, back.trial, back.rolled_back, back.by) == (0, 1, False, True, VERDICT)
     assert back.why.startswith("worse by 0.30")
 

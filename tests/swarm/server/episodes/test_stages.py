@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from swarm.checkpoints import held_steps
 from swarm.errors import ConflictError, RequestError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
+from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
@@ -30,7 +31,13 @@ overrides = server.overrides
 rig = server.rig
 
 RULES = StageRules(mode="auto", trial_every=2, trial_requests=40)
-ROUTES = [("chat", "gpt", RULES), ("code", "gpt", RULES.model_copy(update={"begins": "canary"}))]
+
+
+def followed(route: str, rules: StageRules = RULES, incumbent: str = "gpt", version: int = 0) -> FollowedRoute:
+    return FollowedRoute(route=route, incumbent=incumbent, incumbent_version=version, rules=rules)
+
+
+ROUTES = [followed("chat"), followed("code", RULES.model_copy(update={"begins": "canary"}))]
 
 
 def opened(**more: Any) -> tuple[Stages, list[StageRow]]:
@@ -120,9 +127,9 @@ def test_of_two_who_saw_the_same_one_moves_it() -> None:
 def test_who_follows_first_sets_the_rules_and_others_change_them_only_where_they_may() -> None:
     stages, _ = opened()
     before, loose = stages.find("chat", ""), RULES.model_copy(update={"trial_requests": 1})
-    stages.follow([("chat", "gpt", loose), ("new", "gpt", loose)], sets_rules=False)
+    stages.follow([followed("chat", loose), followed("new", loose)], sets_rules=False)
     assert stages.find("chat", "") is before and stages.find("new", "").rules == loose
-    stages.follow([("chat", "gpt", loose)])
+    stages.follow([followed("chat", loose)])
     assert stages.find("chat", "").rules == loose
 
 
@@ -131,10 +138,10 @@ def test_a_route_that_anybody_may_invent_holds_no_training() -> None:
     stages.begin_run("run")
     for number in range(10):
         stages.serves(number)
-        stages.follow([("invented", "gpt", RULES)], sets_rules=False, may_hold=False)
+        stages.follow([followed("invented")], sets_rules=False, may_hold=False)
         assert not stages.holds
     # whoever may say so gives it trials
-    stages.follow([("invented", "gpt", RULES)])
+    stages.follow([followed("invented")])
     stages.serves(20)
     assert stages.holds
 
@@ -207,7 +214,7 @@ async def test_the_journal_keeps_the_moves_and_the_newest_row_of_each_pointer(tm
 
 def test_what_was_promoted_or_pinned_is_held_until_it_is_taken_back() -> None:
     stages = Stages(lambda _: None)
-    stages.follow([("chat", "gpt", StageRules())])
+    stages.follow([followed("chat", StageRules())])
     chat = "chat", ""
     stages.serves(4)
     stages.promote(stages.find(*chat), None, "ann", "good", share=0.5)
@@ -229,6 +236,37 @@ def test_what_was_promoted_or_pinned_is_held_until_it_is_taken_back() -> None:
     stages.promote(stages.find(*chat), None, "ann", "good", share=1.0)
     stages.roll_back(stages.find(*chat), None, "ann", "7 is bad")
     assert stages.held == {}
+
+
+def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is_left() -> None:
+    now = 0.0
+    stages, rows = opened(clock=lambda: now)
+    stages.serves(2)
+    for seen in (stages.find("chat", "gpt"), stages.find("chat", "gpt")):
+        stages.promote(stages.find(*seen.key), None, "ann", "good", share=1.0)
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
+    assert not stages.find("chat", "tiny, version 2").trial, "a version is not compared with itself"
+    with pytest.raises(RequestError, match="say which route, and which incumbent"):
+        stages.find("chat", "")
+    now = FOLLOWED_SECONDS
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2), ROUTES[1]])
+    assert not stages.holds and [stage.incumbent for stage in stages.current] == ["gpt", "tiny, version 2"]
+    left = stages.find("chat", "gpt")
+    stages.serves(3)
+    assert stages.find("chat", "gpt") is left and not stages.holds
+    stages.serves(4)
+    again = stages.find("chat", "")
+    assert (again.incumbent, again.challenger, again.trial) == ("tiny, version 2", 4, True)
+    stages.promote(again, None, "ann", "good", share=1.0)
+    assert stages.held == {2: "promoted on chat", 4: "promoted on chat"}
+    stages.follow([followed("chat", incumbent="tiny, version 4", version=4)])
+    stages.serves(6)
+    stages.promote(stages.find("chat", "tiny, version 4"), None, "ann", "good", share=1.0)
+    assert stages.held == {4: "promoted on chat", 6: "promoted on chat"}, "of 2 nothing is left to go back to"
+    # who follows the first one again sees what is served
+    stages.follow([followed("chat")])
+    assert stages.find("chat", "gpt").challenger == 6
+    assert restored(rows).pointers == stages.pointers
 
 
 @pytest.mark.anyio
@@ -281,7 +319,7 @@ async def test_a_batch_waits_for_the_verdict_and_groups_are_judged_untrained(tmp
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
     pool = controller.pool
-    await controller.episodes.follow_stages([("chat", "gpt", RULES)], None, 0.0)
+    await controller.episodes.follow_stages([followed("chat")], None, 0.0)
     pool.stages.serves(2)
     trainer = asyncio.create_task(controller.next_batch())
     for _ in range(2):
@@ -346,7 +384,7 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
 async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_before_or_after(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
-    await controller.episodes.follow_stages([("chat", "gpt", RULES)], None, 0.0)
+    await controller.episodes.follow_stages([followed("chat")], None, 0.0)
     await controller.episodes.synced()
     stages = controller.pool.stages
     for number in range(20):

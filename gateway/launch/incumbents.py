@@ -1,0 +1,352 @@
+"""The incumbents that ``up`` serves, and the challengers that succeed them.
+
+Where a route's ``incumbent.policy`` is ``promoted``, a challenger that is proven live becomes the next incumbent: its
+checkpoint is written as a model folder, another vLLM serves that, the gateway reads its settings anew, and the vLLM of
+the incumbent before it stops once the last answers of that have ended.
+
+Invariant: who answers a route is what ``incumbents.yaml`` in the run folder says, else the user's file. That changes
+once the next incumbent answers: a death at any moment leaves one of the two.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from gateway.config.gateway import ONLY_ROUTE
+from gateway.launch.children import FOLDER_VARIABLE, Child
+from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
+from gateway.launch.run_folder import write_section
+from gateway.launch.servers import LastingProcess, ended
+from gateway.launch.watch import OnEvent, UpFailedError
+from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.evidence.stages import ServingStage
+from swarm.http.serve import bind
+from swarm.importer import python_path
+
+_GRACE = 10.0
+#: Seconds between two looks at the stages.
+_LOOK = 5.0
+#: Within which a gateway that was told of its next incumbent asks for the stage of that.
+_FOLLOWS = 60.0
+
+#: The stages of a job's routes, by the job's name.
+ReadStages = Callable[[str], Sequence[ServingStage]]
+
+
+class Successor(BaseModel):
+    """A version of the job that answers a route's users: a model folder, served under ``name`` on ``port``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int
+    name: str
+    folder: Path
+    port: int
+
+
+_FILE: TypeAdapter[dict[str, Successor]] = TypeAdapter(dict[str, Successor])
+
+
+def read_successors(file: Path) -> dict[str, Successor]:
+    """By route, those whose folders are there; none where there is no file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        successors = _FILE.validate_python(yaml.safe_load(file.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{file} does not say who answers: move it away, and the incumbents of your file do") from exc
+    return {route: successor for route, successor in successors.items() if successor.folder.is_dir()}
+
+
+def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]) -> dict[str, Any]:
+    """The gateway's ``section`` with the successors as incumbents, on routes that follow promotions."""
+
+    def before(settings: dict[str, Any], route: str) -> dict[str, Any]:
+        successor, serve = successors.get(route), settings.get("serve") or {}
+        if successor is None or (serve.get("incumbent") or {}).get("policy") != "promoted":
+            return settings
+        incumbent = {"model": successor.name, "port": successor.port, "policy": successor.version}
+        return settings | {"serve": serve | {"incumbent": incumbent}}
+
+    section = before(section, ONLY_ROUTE)
+    if "routes" in section:
+        section = section | {"routes": [before(route, route["name"]) for route in section["routes"]]}
+    return section
+
+
+@dataclass(eq=False)
+class _Served:
+    """A vLLM that answers ``routes``; it is stopped at ``ends``, once it answers none."""
+
+    process: LastingProcess
+    routes: set[str]
+    ends: float | None = None
+
+
+@dataclass(eq=False)
+class _Succession:
+    """Of one route: at most one challenger at a time is on its way to be the next incumbent.
+
+    Attributes:
+        stage_of: the incumbent of now, as stages name it.
+        version: that the incumbent is; 0: none.
+        next: on its way.
+        writing: makes its folder.
+        booting: its vLLM.
+        taking: its vLLM, once the gateway was told of it, at ``told_at``.
+        refused: versions that did not get there.
+    """
+
+    plan: SuccessionPlan
+    stage_of: str
+    version: int = 0
+    next: Successor | None = None
+    writing: Child | None = None
+    booting: LastingProcess | None = None
+    taking: _Served | None = None
+    told_at: float = 0.0
+    looked_at: float = 0.0
+    refused: set[int] = field(default_factory=set[int])
+
+    def follows(self, version: int) -> None:
+        """The incumbent is ``version`` from now on."""
+        self.version, self.stage_of = version, self.plan.stage_name(version)
+
+
+class Incumbents:
+    """All that one ``up`` serves.
+
+    Args:
+        plan: its incumbents, and the routes that follow promotions.
+        on_event: called with ``starting_incumbent``, ``succeeding``, ``succeeded``, ``warning``, and the events of
+            :class:`LastingProcess`.
+        reload: lets the gateway read its settings anew.
+    """
+
+    def __init__(self, plan: UpPlan, on_event: OnEvent, reload: Callable[[], None]) -> None:
+        self._plan = plan
+        self._tell = on_event
+        self._reload = reload
+        self._served: list[_Served] = []
+        self._successions: list[_Succession] = []
+        self._successors: dict[str, Successor] = {}
+
+    @property
+    def file(self) -> Path:
+        """Who answers which route."""
+        return self._plan.folder / "incumbents.yaml"
+
+    @property
+    def serves(self) -> bool:
+        """Whether all that answer users do so."""
+        return all(served.process.serves for served in self._served)
+
+    def start(self) -> None:
+        """Start those of the plan, and in their place those that succeeded them before.
+
+        Raises:
+            ConfigError: what an earlier start wrote cannot be read.
+        """
+        if self._plan.successions:
+            self._successors = read_successors(self.file)
+        for planned in self._plan.incumbents:
+            if routes := set(planned.routes) - self._successors.keys():
+                self._served.append(_Served(self._started(planned), routes))
+        for planned in self._plan.successions:
+            succession = _Succession(planned, planned.first)
+            self._successions.append(succession)
+            if (successor := self._successors.get(planned.route)) is not None:
+                if not _is_free(successor.port):
+                    successor = successor.model_copy(update={"port": _free_port()})
+                    self._write(planned.route, successor)
+                process = self._started(self._incumbent(planned, successor))
+                self._served.append(_Served(process, {planned.route}))
+                succession.follows(successor.version)
+
+    def section(self, section: dict[str, Any]) -> dict[str, Any]:
+        """The gateway's ``section`` before those that answer."""
+        return with_successors(section, self._successors)
+
+    def look(self, stages: ReadStages) -> None:
+        """Report what is new, start again what died, and go on with each succession.
+
+        Raises:
+            UpFailedError: one that answers users died too often in a row.
+        """
+        now = time.monotonic()
+        for served in self._served:
+            if served.ends is None or served.process.child.exit_code is None:
+                served.process.look()
+        for succession in self._successions:
+            self._go_on(succession, stages, now)
+        for served in [served for served in self._served if served.ends is not None and served.ends <= now]:
+            self._served.remove(served)
+            served.process.child.stop(_GRACE)
+            self._clear()
+
+    def stop(self, hurry: threading.Event) -> None:
+        """Stop all; a succession on its way goes on at the next start."""
+        children = [served.process.child for served in self._served]
+        for succession in self._successions:
+            children += [succession.writing] if succession.writing is not None else []
+            children += [succession.booting.child] if succession.booting is not None else []
+        for child in children:
+            self._tell("stopping", {"name": child.name})
+            child.stop(_GRACE, hurry)
+
+    # ------------------------------------------------------------------ one succession
+
+    def _go_on(self, succession: _Succession, read: ReadStages, now: float) -> None:
+        """From each step to the next: proven, written, booted, told, followed."""
+        try:
+            if succession.writing is not None:
+                self._written(succession, succession.writing)
+            elif succession.booting is not None:
+                succession.booting.look()
+                if succession.booting.serves:
+                    self._take_over(succession, succession.booting, now)
+            elif now >= succession.looked_at + _LOOK:
+                succession.looked_at = now
+                with suppress(SwarmGatewayError):  # a server that is away is others' to report
+                    self._read(succession, read(succession.plan.server), now)
+        except (UpFailedError, OSError) as exc:
+            self._refuse(succession, str(exc))
+
+    def _read(self, succession: _Succession, stages: Sequence[ServingStage], now: float) -> None:
+        mine = {stage.incumbent: stage for stage in stages if stage.route == succession.plan.route}
+        if succession.taking is not None and succession.next is not None:
+            if succession.plan.stage_name(succession.next.version) in mine:
+                self._followed(succession, succession.next, now)
+            elif now > succession.told_at + _FOLLOWS:
+                succession.told_at = now
+                message = f"{_label(succession)} serves, but the gateway does not ask it: see the gateway's log"
+                self._tell("warning", {"message": message})
+            return
+        stage = mine.get(succession.stage_of)
+        if stage is None or stage.successor in (None, succession.version, *succession.refused):
+            return
+        plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
+        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=_free_port())
+        self._tell("succeeding", {"name": _label(succession), "route": plan.route, "why": stage.why})
+        if folder.is_dir():
+            self._boot(succession, succession.next)
+        else:
+            folder.parent.mkdir(exist_ok=True)
+            command = [*self._plan.command, "models", "export", "--step", str(stage.successor), "--out", str(folder)]
+            log = plan.run_dir / "logs" / "incumbent-export.log"
+            name = f"export of version {stage.successor}"
+            succession.writing = Child(name, [*command, "--run-dir", str(plan.run_dir)], log, self._env)
+
+    def _written(self, succession: _Succession, writing: Child) -> None:
+        if writing.exit_code is None:
+            return
+        succession.writing = None
+        if writing.exit_code != 0 or succession.next is None:
+            raise ended(writing)
+        self._boot(succession, succession.next)
+
+    def _boot(self, succession: _Succession, successor: Successor) -> None:
+        succession.booting = self._started(self._incumbent(succession.plan, successor))
+
+    def _take_over(self, succession: _Succession, process: LastingProcess, now: float) -> None:
+        assert succession.next is not None
+        self._write(succession.plan.route, succession.next)
+        succession.booting, succession.told_at = None, now
+        # it answers from now on, beside the one before it
+        succession.taking = _Served(process, {succession.plan.route})
+        self._served.append(succession.taking)
+        self._reload()
+
+    def _followed(self, succession: _Succession, successor: Successor, now: float) -> None:
+        for served in self._served:
+            if served is not succession.taking:
+                served.routes.discard(succession.plan.route)
+            if not served.routes and served.ends is None:
+                served.ends = now + succession.plan.lingers
+        self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
+        succession.next = succession.taking = None
+        succession.follows(successor.version)
+
+    def _refuse(self, succession: _Succession, reason: str) -> None:
+        """Its incumbent stays; another version may succeed it, and this one after the next start."""
+        message = f"{_label(succession)} does not become the incumbent of the route {succession.plan.route}: {reason}"
+        if succession.next is not None:
+            succession.refused.add(succession.next.version)
+        if succession.booting is not None:
+            succession.booting.child.stop(_GRACE)
+        succession.next = succession.writing = succession.booting = None
+        self._tell("warning", {"message": message})
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {FOLDER_VARIABLE: str(self._plan.folder), "PYTHONPATH": python_path()}
+
+    def _incumbent(self, plan: SuccessionPlan, successor: Successor) -> IncumbentPlan:
+        return replace(plan.template, model=str(successor.folder), name=successor.name, port=successor.port)
+
+    def _started(self, planned: IncumbentPlan) -> LastingProcess:
+        folder, name = self._plan.folder, f"incumbent {planned.name}"
+        command = [*self._plan.command, *planned.command(folder / "incumbent")]
+        log = folder / "logs" / f"incumbent-{planned.port}.log"
+        values = {"name": name, "gigabytes": round(planned.bytes / 1e9, 2), "log": str(log)}
+        self._tell("starting_incumbent", values)
+        boot_seconds = max(server.boot_timeout for server in self._plan.servers)
+        process = LastingProcess(
+            lambda: Child(name, command, log, self._env),
+            self._tell,
+            self._plan.restart_pause,
+            "incumbent",
+            boot_seconds,
+        )
+        process.address, process.serves = ("127.0.0.1", planned.port), False
+        return process
+
+    def _write(self, route: str, successor: Successor) -> None:
+        successors = {**self._successors, route: successor}
+        write_section(self.file, _FILE.dump_python(successors, mode="json"))
+        self._successors = successors
+
+    def _clear(self) -> None:
+        """Remove the folders of versions that answer nobody any more."""
+        if any(succession.writing is not None for succession in self._successions):
+            return
+        answering = {successor.folder for successor in self._successors.values()}
+        answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
+        for succession in self._successions:
+            for folder in (succession.plan.run_dir / "incumbents").glob("*"):
+                if folder not in answering:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _label(succession: _Succession) -> str:
+    version = succession.next.version if succession.next is not None else succession.version
+    return f"version {version} of {succession.plan.name}"
+
+
+def _is_free(port: int) -> bool:
+    try:
+        bind("127.0.0.1", port).close()
+    except ConfigError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with closing(bind("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
