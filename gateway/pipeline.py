@@ -44,6 +44,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.evidence.pairs import Side
+from swarm.protocol import POLICY_VERSION
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
@@ -376,7 +377,10 @@ async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason:
     with phase("upstream"):
         outcome = await upstream.relay(incoming, reason)
     route.stats.answers[Choice.UPSTREAM] += 1
-    return outcome if route.shadow is None else replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT})
+    if (serve := route.settings.serve) is None:
+        return outcome
+    version = {POLICY_VERSION: str(serve.incumbent.version)} if serve.incumbent.version else {}
+    return replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT, **version})
 
 
 def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:

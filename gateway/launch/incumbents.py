@@ -223,7 +223,9 @@ class Incumbents:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
                     self._read(succession, read(succession.plan.server), now)
-        except (UpFailedError, OSError) as exc:
+        except UpFailedError as exc:
+            self._refuse(succession, ": ".join((str(exc), *exc.last_lines[-1:])))
+        except OSError as exc:
             self._refuse(succession, str(exc))
 
     def _read(self, succession: _Succession, stages: Sequence[ServingStage], now: float) -> None:
@@ -255,6 +257,7 @@ class Incumbents:
         if writing.exit_code is None:
             return
         succession.writing = None
+        writing.stop(0.0)
         if writing.exit_code != 0 or succession.next is None:
             raise ended(writing)
         self._boot(succession, succession.next)

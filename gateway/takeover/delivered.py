@@ -11,12 +11,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from gateway.rollout.server import Swarm, Training
-from gateway.takeover.incumbent import SOURCE
+from gateway.takeover.incumbent import CHALLENGER, SOURCE
 from gateway.takeover.shadow import Shadow
 from gateway.takeover.sides import Draw
 from gateway.types import Incoming, Outcome
 from swarm.evidence.pairs import Side, Terms
 from swarm.evidence.ratings import SideRating
+from swarm.protocol import POLICY_VERSION
 
 #: Answers that may be rated, the latest; and terms that they share.
 _MOST, _MOST_TERMS = 100_000, 1000
@@ -41,7 +42,7 @@ class DeliveredAnswers:
         if draw.position is None or outcome.headers.get(SOURCE) != draw.side or not incoming.consent.granted:
             return
         report = training.swarm.report
-        version = outcome.headers.get("x-swarm-policy-version", "")
+        version = outcome.headers.get(POLICY_VERSION, "") if draw.side == CHALLENGER else ""
         terms = shadow.terms(training, draw.stage).model_copy(
             update={
                 "challenger": int(version) if version.isdecimal() else report.policy_version,

@@ -5,10 +5,11 @@
 The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` (dies while it boots), ``dies-once``,
 ``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
-``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that
-name, and the others follow ``steps``. A model is served once its folder has the file ``serves``. Every command that
-the server gets is appended to ``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they
-are the command line itself, with the engines of the resilience and kill tests.
+``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that name,
+and the others follow ``steps``. A model is served once its folder has the file ``serves``, and exported unless the run
+folder has ``no-export``. Every command that the server gets is appended to ``RUN_DIR/commands``. ``paced``,
+``recording`` and ``spelling`` are no stand-ins: they are the command line itself, with the engines of the resilience
+and kill tests.
 """
 
 from __future__ import annotations
@@ -147,6 +148,14 @@ def main() -> None:
         command_line()
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if arguments[:2] == ["models", "export"]:
+        out = Path(arguments[arguments.index("--out") + 1])
+        with (out.parents[1] / "exports").open("a") as file:
+            file.write(f"{out.name}\n")
+        if (out.parents[1] / "no-export").exists():
+            sys.exit("swarm-gateway: step 2 is not kept")
+        out.mkdir()
+        return
     if arguments[0] == "models":
         serve_model(dict(flag.split("=", 1) for flag in arguments if "=" in flag))
         return

@@ -210,7 +210,7 @@ class Swarm:
 
     async def _follow_stages(self, request: Request) -> Response:
         wanted = FollowStagesRequest.model_validate(await request.json())
-        self.stages.follow((route.route, route.incumbent, route.rules) for route in wanted.routes)
+        self.stages.follow(wanted.routes)
         self.stages.serves(self.step)
         await self._notify()
         changed = self.stages.changed.until(lambda: self.stages.changes != wanted.after_change, wanted.wait_seconds)

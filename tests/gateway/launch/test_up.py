@@ -394,7 +394,7 @@ def test_an_incumbent_is_served_before_all_is_ready_and_started_again_when_it_di
     with closing(bind("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     run = Run("steps", tmp_path, state=serve, incumbent_recovered=recovered, ready=ready)
-    incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",))
+    incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",), ("default",))
     run.plan = replace(run.plan, incumbents=(incumbent,))
     run()
     [died] = [values for kind, values in run.events if kind == "incumbent_restarting"]

@@ -90,6 +90,21 @@ async def test_the_incumbent_answers_and_the_challenger_learns(
     assert pair.terms.code and pair.terms.hook.endswith("hooks") and not pair.unjudged
 
 
+async def test_an_incumbent_that_is_a_version_of_the_job_says_which(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    settings = serve(upstream)
+    settings["serve"]["incumbent"]["policy"] = 5
+    async with open_gateway(**settings, reward=JUDGE) as http:
+        response = await ask(http)
+        assert (response.headers["x-swarm-source"], response.headers["x-swarm-policy-version"]) == ("incumbent", "5")
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.terms.incumbent, pair.terms.challenger) == ("gpt, version 5", 7)
+    [stage] = swarm.stages.pointers.values()
+    assert stage.tried == 5
+
+
 async def test_the_incumbent_may_be_judged_apart(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(**serve(upstream, gate={"reference": False, "bounds": [0, 2]}), reward=APART) as http:
         await ask(http)

@@ -1,0 +1,95 @@
+"""A challenger of the real engine is promoted and becomes the next incumbent, and what trains on challenges it."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from swarm.client import SwarmClient
+from swarm.http.serve import bind
+from swarm.protocol import PromotePolicyRequest
+from tests.engine import tiny_model
+from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
+from tests.up_process import Up, Users
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs the cpu extra"),
+]
+
+
+def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -> None:
+    tiny_model.build(tmp_path / "tiny")
+    (tmp_path / "letters.py").write_text(HOOKS)
+    job = {
+        "model": "tiny",
+        "device": "cpu",
+        "batch_size": 2,
+        "num_repeat": 2,
+        "max_prompt_length": 256,
+        "max_response_length": 16,
+        "serving": "always",
+        "save_freq": 1,
+    }
+    with closing(bind("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    serve = {
+        "incumbent": {"model": "tiny", "policy": "promoted", "port": port},
+        "watch_share": 1.0,
+        "gate": {"mode": "manual", "margin": 0.9, "trial_every": 1},
+    }
+    gateway = {"port": 0, "hooks": "letters:hooks", "serve": serve, "sample_timeout_seconds": 30}
+    path = tmp_path / "up.yaml"
+    path.write_text(yaml.safe_dump({"job": job, "swarm": {"port": 0, "run_dir": "run"}, "gateway": gateway}))
+    up = Up(path)
+    try:
+        up.expect("ready", READY_SECONDS)
+        with (
+            SwarmClient(up.url("swarm server")) as client,
+            Users(f"{up.url('gateway')}/v1", ASK, count=2, patience=STEP_SECONDS) as users,
+        ):
+            first = up.expect("step", STEP_SECONDS)["step"]
+            _until(lambda: _only(client)["challenger"] == first, STEP_SECONDS)
+            client.promote_policy(PromotePolicyRequest(reason="to see what follows", share=1.0))
+            assert up.expect("succeeding", STEP_SECONDS)["name"] == f"version {first} of tiny"
+            up.expect("succeeded", READY_SECONDS)
+            answer = httpx.post(f"{up.url('gateway')}/v1/chat/completions", json=ASK | {"max_tokens": 8}, timeout=60)
+            assert (answer.status_code, answer.headers["x-swarm-source"]) == (200, "incumbent")
+            # the weights that answer are no longer compared with themselves: training goes on
+            second = up.expect("step", STEP_SECONDS)["step"]
+            _until(lambda: (_only(client)["challenger"] or 0) >= second, STEP_SECONDS)
+            assert _only(client)["incumbent"] == f"tiny, version {first}"
+            users.leave()
+        assert {answer.status for answer in users.answers} == {200}
+        assert up.interrupt() == 0
+    finally:
+        up.end()
+    again = Up(path)
+    try:
+        again.expect("ready", READY_SECONDS)
+        started = [event["name"] for event in again.seen if event["event"] == "starting_incumbent"]
+        assert started == ["incumbent tiny"]
+        with SwarmClient(again.url("swarm server")) as client:
+            _until(lambda: _only(client)["incumbent"] == f"tiny, version {first}", 60.0)
+        assert again.interrupt() == 0
+    finally:
+        again.end()
+
+
+def _only(client: SwarmClient) -> dict[str, Any]:
+    """The stage that was begun last: for a minute that of the incumbent before is listed too."""
+    return max((policy.stage for policy in client.policies().policies), key=lambda stage: stage.at).model_dump()
+
+
+def _until(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.2)

@@ -1,0 +1,229 @@
+"""The incumbents of ``up`` with scripted children: who answers before, while and after a challenger succeeds one."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway.launch import incumbents
+from gateway.launch.incumbents import Incumbents, Successor, read_successors
+from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
+from swarm.errors import ConfigError
+from swarm.evidence.stages import ServingStage, StageRules
+from tests.gateway.launch.test_up import COMMAND, server_plan
+from tests.kill.going_on import free_ports
+from tests.processes import nothing_left_behind
+
+pytestmark = pytest.mark.slow
+
+BASE = IncumbentPlan("/models/base", "base", 0, 512, 48, routes=("default",))
+SECTION: dict[str, Any] = {
+    "hooks": "h",
+    "serve": {"incumbent": {"model": "base", "policy": "promoted"}, "stage": "shadow"},
+}
+
+
+class Site:
+    """What one ``up`` serves: looks at stages that the test sets, and counts what the gateway is told."""
+
+    def __init__(self, folder: Path, lingers: float = 0.0) -> None:
+        [port] = free_ports(1)
+        base = replace(BASE, port=port)
+        template = replace(base, model="", name="", routes=())
+        first = f"base at 127.0.0.1:{port}"
+        succession = SuccessionPlan("default", "", folder, "tiny", first, template, lingers)
+        self.folder = folder
+        self.plan = UpPlan(
+            servers=(server_plan(folder),),
+            gateway_section=SECTION,
+            incumbents=(base,),
+            successions=(succession,),
+            restart_pause=0.01,
+            command=(*COMMAND, "tests.gateway.scripted_up", "steps"),
+        )
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.reloads = 0
+        self.stages = [self.stage(first)]
+        self.incumbents = Incumbents(self.plan, lambda kind, values: self.events.append((kind, values)), self._reload)
+
+    def _reload(self) -> None:
+        self.reloads += 1
+
+    def stage(self, incumbent: str, successor: int | None = None) -> ServingStage:
+        stage = ServingStage.begun("default", incumbent, StageRules(), 0.0, "salt")
+        return stage.model_copy(update={"successor": successor, "share": 1.0})
+
+    @property
+    def first(self) -> str:
+        return self.plan.successions[0].first
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The incumbent that the gateway reads."""
+        return self.incumbents.section(SECTION)["serve"]["incumbent"]
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [values for told, values in self.events if told == kind]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, self.events
+            self.incumbents.look(lambda _: self.stages)
+            time.sleep(0.02)
+
+    def running(self) -> list[str]:
+        commands = [child.cmdline() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        names = [flag for command in commands if "serve" in command for flag in command if flag.startswith("--name=")]
+        return sorted(name.replace("--name=", "incumbent ") for name in names)
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incumbents, "_LOOK", 0.02)
+
+
+@contextmanager
+def up(folder: Path, lingers: float = 0.0) -> Generator[Site]:
+    with nothing_left_behind():
+        site = Site(folder, lingers)
+        try:
+            site.incumbents.start()
+            yield site
+        finally:
+            site.incumbents.stop(threading.Event())
+
+
+def test_a_challenger_that_is_proven_live_becomes_the_incumbent_and_the_next_one_after_it(tmp_path: Path) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.until(lambda: site.incumbents.serves)
+        assert site.asked["model"] == "base" and site.running() == ["incumbent base"]
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        # both are there until the gateway asks the new one
+        assert site.running() == ["incumbent base", "incumbent tiny"]
+        assert site.asked == {"model": "tiny", "port": site.asked["port"], "policy": 2}
+        assert site.told("succeeding")[0]["name"] == "version 2 of tiny" and not site.told("succeeded")
+        site.stages.append(site.stage("tiny, version 2"))
+        site.until(lambda: site.running() == ["incumbent tiny"])
+        assert site.told("succeeded") == [{"name": "version 2 of tiny", "route": "default"}]
+        # what is proven against an incumbent of before begins nothing
+        site.until(lambda: site.incumbents.serves)
+        assert len(site.told("succeeding")) == 1
+        site.stages = [site.stages[0], site.stage("tiny, version 2", successor=4)]
+        site.until(lambda: site.reloads == 2)
+        site.stages.append(site.stage("tiny, version 4"))
+        site.until(lambda: len(site.running()) == 1)
+        assert site.asked["policy"] == 4
+        assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["4"], "2 answers nobody any more"
+    assert (tmp_path / "exports").read_text().split() == ["2", "4"]
+
+
+def test_the_same_command_goes_on_with_the_incumbent_of_before(tmp_path: Path) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path, lingers=1000.0) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        site.stages.append(site.stage("tiny, version 2"))
+        site.until(lambda: site.told("succeeded"))
+        assert site.running() == ["incumbent base", "incumbent tiny"], "its last answers may go on"
+        asked = site.asked
+    with up(tmp_path) as site:
+        assert site.asked == asked and site.running() == ["incumbent tiny"]
+        site.stages = [site.stage("tiny, version 2", successor=2)]
+        site.until(lambda: site.incumbents.serves)
+        assert not site.told("succeeding"), "it is the incumbent"
+    # whose folder is gone cannot be served, and the user's file says who answers
+    shutil.rmtree(tmp_path / "incumbents")
+    with up(tmp_path) as site:
+        assert site.asked["model"] == "base" and site.running() == ["incumbent base"]
+    (tmp_path / "incumbents.yaml").write_text("default: 7")
+    with pytest.raises(ConfigError, match="does not say who answers"), up(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("reached", ["succeeding", "starting_incumbent", "written"])
+def test_a_death_at_any_moment_leaves_one_of_the_two(tmp_path: Path, reached: str) -> None:
+    if reached == "written":
+        (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        begun = {
+            "succeeding": lambda: site.told("succeeding"),
+            "starting_incumbent": lambda: len(site.told("starting_incumbent")) == 2,
+            "written": lambda: site.reloads,
+        }
+        site.until(begun[reached])
+    answers = "tiny" if reached == "written" else "base"
+    (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.until(lambda: site.incumbents.serves)
+        assert site.running() == [f"incumbent {answers}"] and site.asked["model"] == answers
+        # what was on its way goes on
+        site.stages = [site.stage(site.first if answers == "base" else "tiny, version 2", successor=2)]
+        if answers == "base":
+            site.until(lambda: site.reloads == 1)
+            assert site.asked["model"] == "tiny"
+
+
+def _without_flags(plan: IncumbentPlan, folder: Path) -> list[str]:
+    return ["models", "serve"]
+
+
+def test_what_cannot_be_written_or_served_leaves_the_incumbent_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serves").touch()
+    (tmp_path / "no-export").touch()
+    with up(tmp_path) as site:
+        site.until(lambda: site.incumbents.serves)
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.told("warning"))
+        message = site.told("warning")[0]["message"]
+        assert message.startswith("version 2 of tiny does not become the incumbent of the route default: ")
+        assert message.endswith("ended with exit code 1: swarm-gateway: step 2 is not kept")
+        assert site.running() == ["incumbent base"]
+        (tmp_path / "no-export").unlink()
+        for _ in range(5):
+            site.incumbents.look(lambda _: site.stages)
+        assert len(site.told("succeeding")) == 1, "the same version is not tried again before the next start"
+        # another one, whose vLLM dies at each start
+        monkeypatch.setattr(incumbents.IncumbentPlan, "command", _without_flags)
+        site.stages = [site.stage(site.first, successor=4)]
+        site.until(lambda: len(site.told("warning")) == 2)
+        assert "version 4 of tiny does not become" in site.told("warning")[1]["message"]
+        assert site.running() == ["incumbent base"] and site.asked["model"] == "base" and site.reloads == 0
+
+
+def test_a_gateway_that_does_not_ask_the_next_one_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "serves").touch()
+    monkeypatch.setattr(incumbents, "_FOLLOWS", 0.05)
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.told("warning"))
+        assert "the gateway does not ask it" in site.told("warning")[0]["message"]
+        assert site.running() == ["incumbent base", "incumbent tiny"]
+
+
+def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_path: Path) -> None:
+    (tmp_path / "incumbents" / "2").mkdir(parents=True)
+    successor = Successor(version=2, name="tiny", folder=tmp_path / "incumbents" / "2", port=1)
+    section: dict[str, Any] = {
+        "serve": {"incumbent": {"model": "base"}},
+        "routes": [{"name": "a", **SECTION}, {"name": "b"}],
+    }
+    put = incumbents.with_successors(section, {"default": successor, "a": successor})
+    assert put["serve"] == section["serve"] and put["routes"][1] == {"name": "b"}
+    assert put["routes"][0]["serve"]["incumbent"] == {"model": "tiny", "port": 1, "policy": 2}
+    assert section["routes"][0]["serve"]["incumbent"]["model"] == "base"
+    assert read_successors(tmp_path / "none.yaml") == {}
