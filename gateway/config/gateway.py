@@ -49,6 +49,13 @@ class TracingConfig(Model):
     )
 
 
+class LogRetention(Model):
+    """What is kept of the lines of one route."""
+
+    keep_seconds: float | None = Field(default=None, gt=0, description="after which a line is taken out")
+    keep_bytes: int | None = Field(default=None, ge=1, description="above which the oldest lines are taken out")
+
+
 class RequestLogConfig(Model):
     """Every request and its response as one line of JSON; it holds what users said."""
 
@@ -58,8 +65,8 @@ class RequestLogConfig(Model):
     keep_seconds: float | None = Field(
         default=None, gt=0, description="after which a line is taken out; null: with its file"
     )
-    keep_routes: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="seconds after which a line of one route is taken out, by the name of the route"
+    keep_routes: dict[str, LogRetention] = Field(
+        default={}, description="what is kept of the lines of single routes, by their names"
     )
     max_text_bytes: int = Field(
         default=256 * 1024, ge=1024, description="of each request and each answer; the rest is cut"

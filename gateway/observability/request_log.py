@@ -96,7 +96,7 @@ class RequestLog:
             OSError: a file cannot be read or written.
         """
 
-        def fit(line: dict[str, Any]) -> bool:
+        def fit(line: dict[str, Any], size: int) -> bool:
             return notes_fit(Notes(**{name: line.get(name, "") for name in ("key", "user", "session", "request_id")}))
 
         erasure = Erasure(fit)
@@ -131,22 +131,28 @@ class RequestLog:
                 failing = True
 
     def _next(self) -> dict[str, Any] | Erasure | None:
-        """What is to be done next: a line, or lines that are too old."""
+        """What is to be done next: a line, or lines that are too old or too many."""
         keep, routes = self._config.keep_seconds, self._config.keep_routes
-        shortest = min(keep or math.inf, *routes.values(), math.inf)
-        if shortest == math.inf:
+        if keep is None and not routes:
             return self._lines.get()
-        pause = min(_AGE_SECONDS, shortest)
+        ages = [keep, *(route.keep_seconds for route in routes.values())]
+        pause = min(_AGE_SECONDS, *(seconds or math.inf for seconds in ages))
         if (due := self._looked + pause - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 return self._lines.get(timeout=due)
         self._looked = time.monotonic()
-        oldest, of_routes = _before(keep), {route: _before(seconds) for route, seconds in routes.items()}
+        oldest, of_routes = _before(keep), {name: _before(route.keep_seconds) for name, route in routes.items()}
+        room = {name: route.keep_bytes for name, route in routes.items() if route.keep_bytes is not None}
 
-        def too_old(line: dict[str, Any]) -> bool:
-            return line.get("time", "") < max(oldest, of_routes.get(line.get("route", ""), ""))
+        def is_over(line: dict[str, Any], size: int) -> bool:
+            route = line.get("route", "")
+            if line.get("time", "") < max(oldest, of_routes.get(route, "")):
+                return True
+            if route in room:
+                room[route] -= size
+            return room.get(route, 0) < 0
 
-        return Erasure(too_old)
+        return Erasure(is_over)
 
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
@@ -173,9 +179,10 @@ class RequestLog:
 
 
 class Erasure:
-    """Lines to be taken out; it runs in the thread that writes them."""
+    """Lines to be taken out; it runs in the thread that writes them. ``fit`` gets each line with its bytes, the latest
+    first."""
 
-    def __init__(self, fit: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(self, fit: Callable[[dict[str, Any], int], bool]) -> None:
         self._fit = fit
         self.lines: Future[int] = Future()
 
@@ -188,7 +195,7 @@ class Erasure:
 
     def _without(self, path: Path) -> int:
         lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if not self._is_of(line)]
+        kept = [line for line in reversed(lines) if not self._is_of(line)][::-1]
         if len(kept) < len(lines):
             beside = _beside(path)
             with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -200,7 +207,7 @@ class Erasure:
 
     def _is_of(self, line: bytes) -> bool:
         try:
-            return self._fit(json.loads(line))
+            return self._fit(json.loads(line), len(line))
         except (ValueError, AttributeError):
             # a kill cut it off, and nobody can tell whose it is
             return True

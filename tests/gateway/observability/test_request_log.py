@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.app import create_app
-from gateway.config.gateway import GatewayConfig, RequestLogConfig
+from gateway.config.gateway import GatewayConfig, LogRetention, RequestLogConfig
 from gateway.observability.request import Metrics, RequestRecord
 from gateway.observability.request_log import RequestLog
 from swarm.errors import ConfigError
@@ -151,12 +151,28 @@ async def test_lines_of_one_route_are_taken_out_earlier(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     old = {"time": "2020-01-01T00:00:00.000+00:00"}
     path.write_text("".join(json.dumps(old | {"route": route}) + "\n" for route in ("support", "billing")))
-    log = RequestLog(RequestLogConfig(path=path, keep_routes={"billing": 3600}))
+    log = RequestLog(RequestLogConfig(path=path, keep_routes={"billing": LogRetention(keep_seconds=3600)}))
     log.start()
     # it comes after the look for what is too old
     assert await log.erase(lambda notes: False) == 0
     log.close()
     assert [line["route"] for line in lines(path)] == ["support"]
+
+
+@pytest.mark.anyio
+async def test_of_one_route_the_oldest_lines_beyond_its_bytes_are_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    for name, numbers in ((path, (3, 4)), (path.with_name("requests.jsonl.1"), (1, 2))):
+        of_each = [{"route": route, "number": number} for number in numbers for route in ("support", "billing")]
+        name.write_text("".join(json.dumps(line) + "\n" for line in of_each))
+    size = len(json.dumps({"route": "billing", "number": 1})) + 1
+    log = RequestLog(RequestLogConfig(path=path, keep_routes={"billing": LogRetention(keep_bytes=3 * size)}))
+    log.start()
+    assert await log.erase(lambda notes: False) == 0
+    log.close()
+    left = [*lines(path.with_name("requests.jsonl.1")), *lines(path)]
+    assert [line["number"] for line in left if line["route"] == "billing"] == [2, 3, 4]
+    assert [line["number"] for line in left if line["route"] == "support"] == [1, 2, 3, 4]
 
 
 @pytest.mark.anyio
