@@ -275,6 +275,7 @@ class ServerStatus(Model):
         default=[], description="of this run, for each incumbent that of its newest challenger"
     )
     alarms: list[Alarm] = Field(default=[], description="what the watch says of the training after its last step")
+    learning: str = Field(default="", description="whether the run learns, a sentence; empty before its first reward")
     stages: list[ServingStage] = Field(default=[], description="of the routes whose users an incumbent answers")
     stage_changes: int = Field(default=0, description="a larger number after each change of `stages`")
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
