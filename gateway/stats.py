@@ -226,6 +226,7 @@ class SwarmStatus(_Part):
     background: int = 0
     open_groups: int = 0
     alarms: list[Alarm] = Field(default=[], description="of its training")
+    learning: str = Field(default="", description="whether it learns, a sentence")
 
 
 class SessionCounts(_Part):

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from swarm.concurrency import backoff
 from swarm.evidence.alarms import Alarm
-from swarm.evidence.stages import ServingStage
+from swarm.evidence.stages import MAX_REASON, ServingStage
 from swarm.evidence.verdict import Verdict
 from swarm.job import ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
@@ -275,6 +275,7 @@ class ServerStatus(Model):
         default=[], description="of this run, for each incumbent that of its newest challenger"
     )
     alarms: list[Alarm] = Field(default=[], description="what the watch says of the training after its last step")
+    learning: str = Field(default="", description="whether the run learns, a sentence; empty before its first reward")
     stages: list[ServingStage] = Field(default=[], description="of the routes whose users an incumbent answers")
     stage_changes: int = Field(default=0, description="a larger number after each change of `stages`")
     code: str | None = Field(default=None, description="the code snapshot that the engine says it imports")
@@ -297,6 +298,16 @@ class Lineage(Model):
     parent: str = Field(default="", description="the step of another run that this run goes on from; empty: none")
 
 
+class KeptVersion(Model):
+    """A policy version whose checkpoint is kept."""
+
+    step: int
+    path: str = Field(description="of the checkpoint, on the server's machine")
+    bytes: int
+    reward: float | None = Field(description="mean since the checkpoint before it; null: not known")
+    why: list[str] = Field(description="what keeps it")
+
+
 class PolicyRecord(Lineage):
     """What a journal knows of one policy version: its lineage, what was compared, and who moved it."""
 
@@ -306,3 +317,17 @@ class PolicyRecord(Lineage):
     )
     verdicts: list[str] = Field(description="of each comparison: stage, incumbent, and the sentence")
     moves: list[str] = Field(description="stages in which it was served: since when, by whom and why")
+    kept: KeptVersion | None = Field(default=None, description="its checkpoint; null: it is removed")
+
+
+class KeptPoliciesResponse(Model):
+    """``GET /policies/kept``, in the order of their steps."""
+
+    versions: list[KeptVersion]
+
+
+class DeletePolicyRequest(WireRequest):
+    """``POST /policies/delete``: a person removes the checkpoint of a version."""
+
+    step: int = Field(ge=1)
+    reason: str = Field(min_length=1, max_length=MAX_REASON)

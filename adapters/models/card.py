@@ -13,6 +13,7 @@ import yaml
 
 from adapters.models.cache import models_home
 from adapters.models.pull import CATALOG
+from swarm.evidence.learning import learning_of
 from swarm.measures import EVAL, TRAIN
 from swarm.status import Lineage
 from swarm.types import StepResult
@@ -127,7 +128,8 @@ def _rewards(lineage: Lineage) -> list[str]:
     shown = [step for row, step in enumerate(steps) if row % every == 0 or step is steps[-1]]
     title = "## Reward per step" if every == 1 else f"## Reward per step (each {every}th)"
     rows = [(str(step.step), _number(step, "reward_mean"), _number(step, "reward_std")) for step in shown]
-    return ["", title, "", *_table(("step", "mean", "deviation"), rows)]
+    learns = learning_of(lineage.steps, lineage.evaluations)
+    return ["", title, "", f"{learns[0].upper()}{learns[1:]}.", "", *_table(("step", "mean", "deviation"), rows)]
 
 
 def _number(step: StepResult, name: str) -> str:

@@ -6,11 +6,13 @@ Invariant: nothing is written and nothing stays behind.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.cli.here import runs_of
 from gateway.cli.sections import parse_server
+from gateway.config.takeover import ServeConfig
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import check_earlier
 from gateway.launch.up import check_ports
@@ -42,7 +44,7 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
             check_ports(plan)
         for server in plan.servers:
             _check_run_folder(server, plan)
-    return [warning for server in plan.servers if (warning := _lacks_space(server))]
+    return [*(warning for server in plan.servers if (warning := _lacks_space(server))), *_unsaved(plan)]
 
 
 def _check_job(server: ServerPlan) -> None:
@@ -80,3 +82,27 @@ def _lacks_space(server: ServerPlan) -> str:
     checkpoints = load_attribute("adapters.verl.checkpoints:Checkpoints")
     lacking = checkpoints(folder, server.job.keep_checkpoints, Path(server.job.model)).lacking()
     return f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir" if lacking else ""
+
+
+def _unsaved(plan: UpPlan) -> Iterator[str]:
+    """Each route on which a version may be promoted that no checkpoint keeps."""
+    section = plan.gateway_section or {}
+    jobs = {server.name: server.job for server in plan.servers}
+    for route in section.get("routes") or [section]:
+        settings = section | route
+        if not settings.get("serve") or "swarm_url" in settings:
+            continue
+        name, gate = settings.get("name", "default"), ServeConfig.model_validate(settings["serve"]).gate
+        job, trial = jobs.get(name, plan.servers[0].job), gate.trial_every
+        if trial is None or gate.mode == "never" or (job.checkpoint_every and trial % job.checkpoint_every == 0):
+            continue
+        override = job.overrides.get("trainer.save_freq")
+        saves = (
+            f"job.save_freq is {job.save_freq}"
+            if override is None
+            else (f"job.overrides has trainer.save_freq {override}")
+        )
+        yield (
+            f"route {name}: gate.trial_every is {trial} and {saves}, so a version that is promoted may have no "
+            f"checkpoint to keep: set job.save_freq to {trial}, or to a number that divides {trial}"
+        )

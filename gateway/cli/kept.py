@@ -1,7 +1,7 @@
 """``swarm-gateway policies show``, ``export``, ``fork`` and ``delete``: the versions whose checkpoints a run folder
-keeps.
+keeps, in the folder or by the address of its server.
 
-Invariant: a run may go on meanwhile, and what it needs is refused before anything is touched.
+Invariant: a run may go on meanwhile; what is deleted is in the audit log with a reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import os
 import shutil
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,36 +19,33 @@ import typer
 
 from gateway.cli.here import run_folder
 from gateway.cli.output import tell
-from gateway.cli.target import AsJson, RunDir
+from gateway.cli.target import AsJson, RunDir, ServerTarget, targeted
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.status import PolicyRecord
+    from swarm.client import SwarmClient
+    from swarm.status import KeptVersion, PolicyRecord
 
 Version = Annotated[int, typer.Argument(min=1, help="a step that is kept; `show` lists them")]
 
 
+@targeted
 def show(
+    target: ServerTarget,
     version: Annotated[int | None, typer.Argument(min=1, help="of which step; default: list those kept")] = None,
     run_dir: RunDir = None,
     as_json: AsJson = False,
 ) -> None:
     """What made a version, what was proven of it, who promoted it and why; without one, the versions that are kept."""
-    from swarm.checkpoints import check_kept, why_kept
-
-    run_dir, folder = _folders(run_dir)
-    kept = why_kept(folder)
-    if version is None:
-        rows = [_row(folder, step, why) for step, why in kept.items()]
-        tell(as_json, rows, *([_line(row) for row in rows] or [f"no step is kept in {folder}"]))
-        return
-    record: PolicyRecord = load_attribute("swarm.server.journal.lineage:record_of")(run_dir / "journal.db", version)
-    if version not in kept and version not in [step.step for step in record.steps]:
-        check_kept(folder, version)
-    row = _row(folder, version, kept[version]) if version in kept else {"step": version, "path": None, "why": []}
-    value = row | record.model_dump(mode="json", exclude={"job"}) | {"job": _job(record)}
-    tell(as_json, value, *_lines(record, row))
+    with _source(target, run_dir) as source:
+        if version is None:
+            kept = source.kept_policies()
+            lines = [_line(each) for each in kept] or ["no step is kept"]
+            tell(as_json, [each.model_dump() for each in kept], *lines)
+            return
+        record = source.kept_policy(version)
+    tell(as_json, record.model_dump(mode="json", exclude={"job"}) | {"job": _job(record)}, *_lines(record))
 
 
 def export(
@@ -74,7 +73,8 @@ def fork(
     """
     from swarm.checkpoints import LATEST, check_kept, copy
 
-    run_dir, folder = _folders(run_dir)
+    run_dir = run_folder(run_dir)
+    folder = _kept_in(run_dir).folder
     check_kept(folder, version)
     if out.exists():
         raise ConfigError(f"{out} exists: name a folder that does not")
@@ -100,81 +100,86 @@ def fork(
     )
 
 
+@targeted
 def delete(
+    target: ServerTarget,
     version: Version,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="why, for the audit log")],
     run_dir: RunDir = None,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove the checkpoint of a version; its rows in the journal stay, and so do exports and forks."""
-    from swarm.checkpoints import check_kept, held_steps, latest_step, remove
-    from swarm.credentials import append_audit
-
-    run_dir, folder = _folders(run_dir)
-    check_kept(folder, version)
-    if version == latest_step(folder):
-        raise ConfigError(
-            f"the run goes on from step {version}, and its weights are served: let it save a later step, or go back to "
-            "an earlier one (`up --step`), then delete it"
-        )
-    if (why := held_steps(folder).get(version)) is not None:
-        raise ConfigError(
-            f"step {version} is {why}: `policies rollback` or `policies pin --off` lets it go, where it is still the "
-            "challenger; the next promotion does where it is not"
-        )
-    row = _row(folder, version, [])
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"nothing is deleted: add --yes to remove {row['path']} ({row['bytes'] / 1e6:.0f} MB)")
-        typer.echo(_line(row))
-        if not typer.confirm("Delete it for good?"):
-            raise typer.Exit(1)
-    try:
-        remove(folder, version)
-    except OSError as exc:
-        raise ConfigError(f"cannot remove {row['path']}: {exc.strerror or exc}") from exc
-    entry = {"who": f"uid {os.getuid()}", "sender": "", "what": "policies delete", "details": row, "result": "done"}
-    asyncio.run(append_audit(run_dir / "audit.jsonl", entry))
-    tell(as_json, row, f"removed {row['path']}, {row['bytes'] / 1e6:.0f} MB")
+    with _source(target, run_dir) as source:
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError(f"nothing is deleted: add --yes to remove the checkpoint of step {version}")
+            typer.echo("\n".join(_lines(source.kept_policy(version))))
+            if not typer.confirm("Delete it for good?"):
+                raise typer.Exit(1)
+        gone = source.delete_policy(version, reason)
+    tell(as_json, gone.model_dump(), f"removed {gone.path}, {gone.bytes / 1e6:.0f} MB")
 
 
-def _folders(run_dir: Path | None) -> tuple[Path, Path]:
-    """The run folder, and that of its checkpoints."""
-    from swarm.checkpoints import checkpoint_folder
+@dataclass(frozen=True)
+class _RunFolder:
+    """Answers from the files of ``run_dir`` as :class:`SwarmClient` does from a server."""
 
-    run_dir = run_folder(run_dir)
-    job, _ = load_attribute("swarm.server.journal.lineage:latest_job")(run_dir / "journal.db")
-    return run_dir, checkpoint_folder(job, run_dir)
+    run_dir: Path
+
+    def kept_policies(self) -> list[KeptVersion]:
+        return _kept_in(self.run_dir).all()
+
+    def kept_policy(self, step: int) -> PolicyRecord:
+        return _kept_in(self.run_dir).record(step)
+
+    def delete_policy(self, step: int, reason: str) -> KeptVersion:
+        from swarm.credentials import append_audit
+
+        gone: KeptVersion = _kept_in(self.run_dir).delete(step)
+        details = {"reason": reason, **gone.model_dump()}
+        entry = {"who": f"uid {os.getuid()}", "sender": "", "what": "policies delete", "details": details}
+        asyncio.run(append_audit(self.run_dir / "audit.jsonl", {**entry, "result": "done"}))
+        return gone
 
 
-def _row(folder: Path, step: int, why: list[str]) -> dict[str, Any]:
-    from swarm.checkpoints import checkpoint, score_of, size_of
+def _source(target: ServerTarget, run_dir: Path | None) -> AbstractContextManager[_RunFolder | SwarmClient]:
+    """The server that is named, else the run folder.
 
-    path = checkpoint(folder, step)
-    reward = score_of(path).get("reward_mean")
-    return {"step": step, "path": str(path), "bytes": size_of(path), "reward": reward, "why": why}
+    Raises:
+        ConfigError: both are named.
+    """
+    if target.is_open:
+        return nullcontext(_RunFolder(run_folder(run_dir)))
+    if run_dir is not None:
+        raise ConfigError("name a run folder or the address of a server, not both")
+    return target.connect()
 
 
-def _line(row: dict[str, Any]) -> str:
+def _kept_in(run_dir: Path) -> Any:
+    return load_attribute("swarm.server.kept:KeptVersions")(run_dir)
+
+
+def _line(kept: KeptVersion) -> str:
     from gateway.views.format import printable
 
-    reward = "" if row["reward"] is None else f", reward {row['reward']:.3f}"
-    why = f": {printable(', '.join(row['why']))}" if row["why"] else ""
-    return f"step {row['step']}{reward}, {row['bytes'] / 1e6:.0f} MB{why}"
+    reward = "" if kept.reward is None else f", reward {kept.reward:.3f}"
+    why = f": {printable(', '.join(kept.why))}" if kept.why else ""
+    return f"step {kept.step}{reward}, {kept.bytes / 1e6:.0f} MB{why}"
 
 
 def _job(record: PolicyRecord) -> dict[str, Any]:
     return record.job.model_dump(mode="json", exclude_defaults=True)
 
 
-def _lines(record: PolicyRecord, row: dict[str, Any]) -> list[str]:
+def _lines(record: PolicyRecord) -> list[str]:
     from gateway.views.format import printable
 
     before = [step.step for step in record.steps if step.step < record.step]
     parent = f"step {before[-1]} of this run" if before else record.parent or f"the model {record.job.model}"
     lines = [
         f"{record.job.model_name}, step {record.step} of run {record.run_id}",
-        f"kept: {row['path']}, {_line(row)}" if row["path"] else "not kept: its checkpoint is removed",
+        f"kept: {kept.path}, {_line(kept)}" if (kept := record.kept) else "not kept: its checkpoint is removed",
         f"parent: {parent}" + (f"; the run goes on from {record.parent}" if before and record.parent else ""),
         f"job: {', '.join(f'{name}={value}' for name, value in _job(record).items())}",
         f"code: {', '.join(record.code) or 'not known'}",

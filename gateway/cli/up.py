@@ -57,6 +57,7 @@ _LINES = {
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
     "evaluation": "evaluation of step {step}: {results}",
+    "learning": "{sentence}",
     "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); the gateway stays",
     "trainer_restarting": "engine: the trainer DIED: {reason}" + _INDENT + "another one starts ({attempt} of {of}); "

@@ -20,6 +20,8 @@ from swarm.progress import batch_progress
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus
 
+#: Steps after which it is said again whether the run learns.
+_TREND_STEPS = 10
 #: Groups in a row, none of which got rewards, after which a warning is due.
 _FAILED_GROUPS = 3
 #: Begin the server's names of episodes that were given up because a hook failed; the hook's code follows.
@@ -46,9 +48,9 @@ class EngineWatch:
         boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends a slow restart, which
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
-        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``warning``,
-            ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and their
-            values.
+        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
+            ``warning``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and
+            their values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
         clock: monotonic seconds.
     """
@@ -77,6 +79,8 @@ class EngineWatch:
         self._deaths = 0
         self._last_step = 0
         self._alarms: set[str] = set()
+        # the answer, and for which steps it was told
+        self._learning = ("not proven", 0, False)
         self._warnings: set[str] = set()
         self._journal_error = ""
         self._batch: tuple[int, int, str] | None = None
@@ -127,6 +131,7 @@ class EngineWatch:
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         self._see_alarms(status)
+        self._see_learning(status)
         self._see_batch(status)
         self._see_hooks(status)
         for text in status.warnings:
@@ -188,6 +193,13 @@ class EngineWatch:
             if alarm.kind not in self._alarms:
                 self._on_event("warning", {"message": f"alarm: {alarm.sentence}"})
         self._alarms = {alarm.kind for alarm in status.alarms}
+
+    def _see_learning(self, status: ServerStatus) -> None:
+        """Say whether the run learns: when the answer changes, every some steps, and after the last one."""
+        answer = (status.learning.partition(":")[0], self._last_step // _TREND_STEPS, self._is_done(status))
+        if status.learning and answer != self._learning:
+            self._learning = answer
+            self._on_event("learning", {"sentence": status.learning})
 
     def _see_hooks(self, status: ServerStatus) -> None:
         """Warn once when hooks fail on one group after the other, and again after one on which none failed."""

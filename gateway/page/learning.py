@@ -18,6 +18,7 @@ from gateway.routing.table import Route
 from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import SwarmGatewayError
+from swarm.evidence.learning import learning_of, rewards_of
 from swarm.intervals import student_quantile
 from swarm.measures import EVAL, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.status import ServerStatus
@@ -32,6 +33,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._answers: dict[str, dict[str, Any]] = {}
+        self._statuses: dict[str, ServerStatus] = {}
         self._asked: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -48,10 +50,22 @@ class Servers:
             controls = {route.swarm.url for route in routes if route.swarm and route.settings.control == "shuffle"}
             return {
                 "at": time.time(),
-                "servers": [_opened(answer, caller) | {"control": answer["url"] in controls} for answer in answers],
+                "servers": [
+                    _opened(answer, caller)
+                    | {"control": answer["url"] in controls, "learning": self._sentence(answer["url"], controls)}
+                    for answer in answers
+                ],
                 "routes": [_route(route) for route in routes],
                 "waits": _waits(gateway, {route.name for route in routes}),
             }
+
+    def _sentence(self, url: str, controls: set[str]) -> str:
+        """Whether the run of a server learns, beside the first of the ``controls``."""
+        if (status := self._statuses.get(url)) is None:
+            return ""
+        chance = [rewards_of(self._statuses[other].steps) for other in sorted(controls) if other in self._statuses]
+        measured = (status.steps, status.evaluations, status.alarms)
+        return learning_of(*measured, control=chance[0] if chance else None, shuffled=url in controls)
 
     async def _ask(self, swarm: Swarm) -> dict[str, Any]:
         async with self._locks[swarm.url]:
@@ -61,7 +75,8 @@ class Servers:
                 answer = self._answers.get(swarm.url, {"at": None, "steps": [], "evaluations": [], "warnings": []})
                 try:
                     async with asyncio.timeout(_SECONDS):
-                        answer = _learnt(await swarm.client.status(episodes=0))
+                        status = self._statuses[swarm.url] = await swarm.client.status(episodes=0)
+                        answer = _learnt(status)
                 except TimeoutError:
                     answer = {**answer, "problem": f"the swarm server has not answered within {_SECONDS:g} s"}
                 except SwarmGatewayError as exc:

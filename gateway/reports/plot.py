@@ -82,9 +82,7 @@ def draw(reports: Sequence[Curves], path: Path) -> None:
                 line(axis, report.label, _points(report.steps, value), colour)
                 evaluated(axis, f"{report.label}, evaluation", _points(report.evaluations, value), colour)
         top = axes[0][0]
-        first, last = reports[0].mean_of_first(), reports[0].mean_of_last()
-        change = "" if first is None or last is None else f":  {first:.2f} → {last:.2f}"
-        top.set_title(f"Mean reward by training step{change}")
+        top.set_title(f"Mean reward by training step\n{reports[0].learning(reports[1:])}", fontsize="medium")
         if len(reports) > 1 or any(report.evaluations for report in reports):
             top.legend()
         axes[-1][0].set_xlabel("training step")

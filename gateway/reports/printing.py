@@ -23,10 +23,10 @@ from gateway.reports.report import (
     versions,
 )
 from swarm.errors import ConfigError
-from swarm.intervals import mean_interval, welch_interval
+from swarm.intervals import mean_interval
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
-_TEST = "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts"
+_TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --compare`"
 #: Values of steps that have a column only where one is known.
 _WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
@@ -68,7 +68,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
             )
             table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
         console.print(table)
-    for line in summary(report):
+    for line in summary(report, others):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -76,8 +76,8 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def summary(report: Curves) -> list[str]:
-    """What became of the requests or episodes, and the change of the reward, a line each."""
+def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
+    """What became of the requests or episodes, and whether the run learns, a line each."""
     lines: list[str] = []
     if isinstance(report, Report):
         lines.append(
@@ -92,8 +92,7 @@ def summary(report: Curves) -> list[str]:
             lines.append(f"answered and not trained: {why}")
     if isinstance(report, TrainingReport):
         episodes = f"{report.finished} episodes, {report.failed} failed"
-        control = "; control: rewards shuffled" if report.control == "shuffle" else ""
-        lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because}){control}")
+        lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because})")
     if report.evaluations:
         begin, end = report.evaluations[0], report.evaluations[-1]
         rate = "" if end.success_rate is None else f", success {begin.success_rate or 0:.0%} -> {end.success_rate:.0%}"
@@ -103,24 +102,10 @@ def summary(report: Curves) -> list[str]:
         )
     if isinstance(report, Report) and report.scores:
         return [*lines, *_held_out(report)]
-    first, last = report.mean_of_first(), report.mean_of_last()
-    if first is not None and last is not None:
-        if len(report.steps) == 1:
-            return [*lines, f"mean reward: {first:.3f} in the only step", _TEST]
-        edge = f"first {report.edge} of {len(report.steps)} steps"
-        line = f"mean reward: {edge} {first:.3f}, last {report.edge} {last:.3f} ({last - first:+.3f}"
-        lines.append(line + f"{_change(report)})")
+    if report.steps:
+        lines.append(report.learning(others))
         lines += [] if report.evaluations else [_TEST]
     return lines
-
-
-def _change(report: Curves) -> str:
-    """Welch's interval of the last steps' rewards minus the first ones', and whether it tells anything."""
-    first, last = ([point.reward_mean for point in part] for part in (report.first, report.last))
-    if report.edge < 2:
-        return ": so few steps tell nothing"
-    _, low, high = welch_interval(last, first, CONFIDENCE)
-    return f" [{low:.3f}, {high:.3f}]" + (": no change can be told" if low <= 0 <= high else "")
 
 
 def _held_out(report: Report) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
+from swarm.evidence.learning import HeldOut, learning
 from swarm.measures import EVAL, LOGGED, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 from swarm.validation import in_plain_words
@@ -22,7 +23,6 @@ REPORT_FILE = "report.json"
 PLOT_FILE = "report.png"
 #: of the intervals
 CONFIDENCE = 0.95
-_EDGE = 3
 
 
 class StepPoint(Model):
@@ -58,7 +58,8 @@ class Latency(Model):
 
 
 class Curves(Model):
-    """What a replay and a training have in common: training steps, and evaluations by policy version."""
+    """What a replay and a training have in common: training steps, and evaluations by policy version; ``control`` is
+    ``shuffle`` where the rewards of each group were shuffled."""
 
     label: str
     data: str
@@ -66,31 +67,24 @@ class Curves(Model):
     seconds: float
     interrupted: bool = False
     stopped_because: str = ""
+    control: str = "none"
     steps: list[StepPoint]
     evaluations: list[StepPoint] = []
 
-    @property
-    def edge(self) -> int:
-        """How many steps are compared at either end: three, or fewer where they would overlap."""
-        return min(_EDGE, max(1, len(self.steps) // 2))
-
-    @property
-    def first(self) -> list[StepPoint]:
-        """The first :attr:`edge` steps."""
-        return self.steps[: self.edge]
-
-    @property
-    def last(self) -> list[StepPoint]:
-        """The last :attr:`edge` steps."""
-        return self.steps[-self.edge :]
-
-    def mean_of_first(self) -> float | None:
-        """Mean reward of :attr:`first`; None without any step."""
-        return _mean(self.first)
-
-    def mean_of_last(self) -> float | None:
-        """Mean reward of :attr:`last`; None without any step."""
-        return _mean(self.last)
+    def learning(self, others: Sequence[Curves] = ()) -> str:
+        """Whether the run learns, see :func:`swarm.evidence.learning.learning`; the first of ``others`` whose rewards
+        were shuffled is its control."""
+        run, *controls = (
+            {point.step: point.reward_mean for point in curves.steps}
+            for curves in (self, *(other for other in others if other.control == "shuffle"))
+        )
+        return learning(
+            run,
+            [HeldOut(each.step, each.reward_mean, each.episodes) for each in self.evaluations if each.episodes],
+            self.steps[-1].reward_std if self.steps else None,
+            control=controls[0] if controls else None,
+            shuffled=self.control == "shuffle",
+        )
 
 
 class SavedAnswer(Model):
@@ -160,16 +154,11 @@ class TrainingReport(Curves):
     """One training on tasks; ``finished`` and ``failed`` are its train episodes."""
 
     workflow: str
-    control: str
     finished: int
     failed: int
 
 
 _ANY: TypeAdapter[Report | TrainingReport] = TypeAdapter(Report | TrainingReport)
-
-
-def _mean(points: Sequence[StepPoint]) -> float | None:
-    return statistics.fmean(point.reward_mean for point in points) if points else None
 
 
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:

@@ -77,7 +77,7 @@ class ServerReport:
     ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
     application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
     ``serves``: vLLM answers, perhaps without a trainer; ``comparisons``: verdicts on challengers of this server;
-    ``alarms``: of its training.
+    ``alarms`` and ``learning``: of its training.
     """
 
     model: str = ""
@@ -91,6 +91,7 @@ class ServerReport:
     serves: bool = False
     comparisons: Sequence[ComparisonStatus] = ()
     alarms: Sequence[Alarm] = ()
+    learning: str = ""
     job: TrainJob | None = None
 
 
@@ -210,6 +211,7 @@ class Swarm:
             background=len(self.background),
             open_groups=len(self.open_groups),
             alarms=list(report.alarms),
+            learning=report.learning,
         )
 
     async def fresh_report(self) -> ServerReport:
@@ -377,6 +379,7 @@ class Swarm:
                 serves=status.serving is not None,
                 comparisons=status.comparisons,
                 alarms=status.alarms,
+                learning=status.learning,
                 job=job,
             )
         if now.max_model_len != self.report.max_model_len:

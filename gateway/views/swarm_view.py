@@ -141,8 +141,6 @@ _CURVES = {
 }
 #: The same for the metrics of an evaluation.
 _EVALUATION_CURVES = {"evaluation reward": f"{EVAL}reward_mean", "evaluation success": f"{EVAL}success_rate"}
-#: Steps over which groups with a signal are counted.
-_RECENT = 5
 #: Cells of a curve; larger values than this overflow in differences.
 _CURVE, _MAX_VALUE = 24, 1e300
 #: Begins the names of what workflows log.
@@ -194,7 +192,7 @@ def view(
         batch=batch,
         now=now,
         reward=_reward_cell(steps, status.alarms),
-        head=_head(status, steps),
+        head=_head(status),
         tables={
             "steps": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
             "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
@@ -270,18 +268,7 @@ def _reward_cell(steps: Sequence[StepResult], alarms: Sequence[Alarm]) -> str:
     return f"{sign}{_reward(steps[-1], REWARD)}, {_differ(steps[-1])} differ"
 
 
-def _learns(steps: Sequence[StepResult]) -> list[Line]:
-    """The reward of the last step, and how many groups of the last steps had something to learn from."""
-    if not steps or REWARD not in steps[-1].metrics:
-        return []
-    last = [step.metrics for step in steps[-_RECENT:] if TASKS in step.metrics]
-    differ, of = (sum(metrics.get(name, 0.0) for metrics in last) for name in (TASKS_WITH_SIGNAL, TASKS))
-    rewards = f"reward {_reward(steps[-1], REWARD)} ±{_reward(steps[-1], SPREAD)} in step {steps[-1].step}"
-    groups = f"; {groups_that_differ(differ, of)} in the last {len(last)} step{'s' * (len(last) > 1)}" if of else ""
-    return [Line(rewards + groups, label="learns")]
-
-
-def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
+def _head(status: ServerStatus) -> list[Line]:
     engine = status.engine
     _, style, meaning = STATES[engine.engine_status]
     if engine.engine_status is EngineState.BOOTING and status.serving is not None:
@@ -304,7 +291,7 @@ def _head(status: ServerStatus, steps: Sequence[StepResult]) -> list[Line]:
         lines.append(Line(reason, WARNING, "died"))
     lines += [Line(f"! {printable(warning)}", WARNING, "warns") for warning in status.warnings[-2:]]
     lines += [Line(f"! {printable(alarm.sentence)}", WARNING, "alarm") for alarm in status.alarms]
-    lines += _learns(steps)
+    lines += [Line(printable(status.learning), label="trend")] if status.learning else []
     if status.pool is not None:
         lines.append(Line(_batch(status, status.pool), label="batch"))
         lines.append(Line(_slots(status, status.pool), label="pool"))

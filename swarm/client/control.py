@@ -42,7 +42,7 @@ from swarm.protocol import (
     ResumeRequest,
 )
 from swarm.states import EngineState
-from swarm.status import ServerStatus
+from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord, ServerStatus
 
 #: Seconds that a change may take: it is sent, and the engine may have to stop first.
 _CHANGE_SECONDS = 180.0
@@ -292,6 +292,29 @@ class EngineSetup:
         scope; ``sender`` is as in :meth:`promote_policy`."""
         wanted, query = wire.checked(ResumeRequest, {"reason": reason}), {"sender": sender or this_user()}
         return await self._calls.perform(wire.Call("POST", "/policies/resume", PoliciesResponse, wanted, query=query))
+
+    async def kept_policies(self) -> list[KeptVersion]:
+        """The versions whose checkpoints are kept, in the order of their steps."""
+        return (await self._calls.perform(wire.Call("GET", "/policies/kept", KeptPoliciesResponse))).versions
+
+    async def kept_policy(self, step: int) -> PolicyRecord:
+        """What made one version, and what was proven of it.
+
+        Raises:
+            NotFoundError: it is not kept, and was not trained.
+        """
+        return await self._calls.perform(wire.Call("GET", f"/policies/kept/{step}", PolicyRecord))
+
+    async def delete_policy(self, step: int, reason: str, sender: str = "") -> KeptVersion:
+        """Remove the checkpoint of a version. Needs the admin scope; ``sender`` is as in :meth:`promote_policy`.
+
+        Raises:
+            ConflictError: the run goes on from it, or it is promoted or pinned.
+            NotFoundError: it is not kept.
+        """
+        wanted = wire.checked(DeletePolicyRequest, {"step": step, "reason": reason})
+        query = {"sender": sender or this_user()}
+        return await self._calls.perform(wire.Call("POST", "/policies/delete", KeptVersion, wanted, query=query))
 
     async def _move(self, what: str, wanted: MovePolicyRequest, sender: str) -> PolicyStatus:
         query = {"sender": sender or this_user()}

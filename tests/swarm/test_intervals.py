@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from swarm.intervals import mean_interval, student_quantile, values_to_tell, welch_interval
+from swarm.intervals import mean_interval, student_quantile, trend_interval, values_to_tell, welch_interval
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,41 @@ def test_one_in_twenty_intervals_misses_the_mean() -> None:
         missed += not told.low <= 0 <= told.high
     # Welch's approximation is conservative at three values
     assert 0.02 < missed / 600 < 0.06
+
+
+def test_the_ends_of_a_trend_are_the_slopes_with_a_bayes_factor_of_one_over_alpha() -> None:
+    draw = random.Random(3)
+    values = {place: 0.02 * place + draw.gauss(0, 0.1) for place in range(1, 31)}
+    told = trend_interval(values, 0.95)
+    middle, mean = 15.5, sum(values.values()) / 30
+    squares = sum((place - middle) ** 2 for place in values)
+    for end in (told.low, told.high):
+        # likelihoods of what is left of a level, with the slope of this end, and with its normal prior around that
+        left = {place: value - mean - end / 29 * (place - middle) for place, value in values.items()}
+        along = sum((place - middle) * value for place, value in left.items())
+        level = sum(value**2 for value in left.values())
+        factor = (level / (level - along**2 / (100 + squares))) ** (29 / 2) / math.sqrt(1 + squares / 100)
+        assert factor == pytest.approx(20)
+    assert told.low < 0.02 * 29 < told.high and told.mean == pytest.approx((told.low + told.high) / 2)
+
+
+def test_few_values_and_values_on_a_line_have_a_trend_too() -> None:
+    assert trend_interval({1: 0.5}, 0.95) == trend_interval({}, 0.95) == (0.0, -math.inf, math.inf)
+    assert trend_interval({1: 0.5, 2: 0.7, 3: 0.9}, 0.95).high == math.inf
+    told = trend_interval({place: 1.0 for place in range(40)}, 0.95)
+    assert told == (0.0, 0.0, 0.0)
+    # places that are far from each other are as many steps of training
+    assert trend_interval({0: 1.0, 50: 2.0, 100: 3.0, 150: 4.0}, 0.95).mean == pytest.approx(3.0)
+
+
+@pytest.mark.slow
+def test_who_looks_after_each_value_is_misled_in_one_run_of_twenty() -> None:
+    draw, misled = random.Random(4), 0
+    for _ in range(300):
+        values = {place: draw.gauss(0, 1) for place in range(1, 81)}
+        looks = (dict(list(values.items())[:count]) for count in range(3, 81))
+        misled += any(not told.low <= 0 <= told.high for told in (trend_interval(seen, 0.95) for seen in looks))
+    assert misled / 300 < 0.06
 
 
 @pytest.mark.slow

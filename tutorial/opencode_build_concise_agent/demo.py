@@ -23,7 +23,7 @@ from gateway.reports.report import Report
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
-from study.experiment import ExperimentError, answers_of, ask_until, change, pull, run_config, running  # noqa: E402
+from study.experiment import ExperimentError, answers_of, ask_until, pull, run_config, running  # noqa: E402
 
 MODEL = "smollm2-135m"
 
@@ -62,12 +62,6 @@ def share_chosen(answers: Counter[str], mode: str) -> str:
 
 def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def sentence(run: Report, control: Report | None) -> str:
-    """The result in one sentence."""
-    text = f"Mean reward went {change(run)} with the real rewards"
-    return f"{text}, and {change(control)} in the control." if control else f"{text}; no control was run."
 
 
 def main() -> int:
@@ -110,7 +104,7 @@ def main() -> int:
         print_report(run, [control])
     print(f"\nplot: {out / 'report.png'}   reports: {out}   {time.monotonic() - began:.0f} s in all\n")
     print(chosen)
-    print(sentence(run, control))
+    print(run.learning([control] if control else []))
     return 0
 
 

@@ -118,7 +118,7 @@ def main() -> int:
         return 130
     print(f"\nplot: {arguments.out / PLOT_FILE}   {time.monotonic() - began:.0f} s in all\n")
     for report in result.runs:
-        print(f"training reward, {report.label}: {experiment.change(report)}")
+        print(f"{report.label}: {report.learning(result.runs)}")
     for score in result.scores:
         print(f"held-out score, {line(score)}")
     return 0

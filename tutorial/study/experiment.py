@@ -181,7 +181,7 @@ def ask_until(command: list[str], config: dict[str, Any], steps: int, folder: Pa
     assert isinstance(report, Report), "a replay was asked for"
     if len(report.steps) < steps:
         raise ExperimentError(f"only {len(report.steps)} of {steps} steps: {report.stopped_because}; read {folder}")
-    return report
+    return report.model_copy(update={"control": config["gateway"]["control"]})
 
 
 def answers_of(config: dict[str, Any]) -> Counter[str]:
@@ -194,12 +194,3 @@ def answers_of(config: dict[str, Any]) -> Counter[str]:
 def swarm_url(config: dict[str, Any]) -> str:
     """The address of a run's swarm server."""
     return f"http://127.0.0.1:{config['swarm']['port']}"
-
-
-def change(report: Report) -> str:
-    """How the mean reward went, from the first steps to the last ones."""
-    first, last = report.mean_of_first(), report.mean_of_last()
-    if first is None or last is None:
-        return "nowhere"
-    edge = f"{report.edge} of {len(report.steps)} steps"
-    return f"from {first:.3f} (first {edge}) to {last:.3f} (last {report.edge}, {last - first:+.3f})"

@@ -26,13 +26,12 @@ function serverPanel(server, servers) {
   const reward = series(server);
   const held = server.evaluations.map((evaluation) => ({ step: evaluation.step, value: evaluation.reward }));
   const signal = server.steps.filter((step) => step.groups).map((step) => ({ step: step.step, value: (step.signal ?? 0) / step.groups }));
-  const [first, last] = [reward[0], reward[reward.length - 1]];
   return [
     panel(
       title,
       server.at,
       problem,
-      reward.length ? h("p.figure", {}, h("b", {}, number(last.value, 3)), ` at step ${last.step}; ${number(first.value, 3)} at step ${first.step}. Each step has other prompts: held-out tasks compare better.`) : null,
+      server.learning ? h("p.figure", {}, h("b", {}, server.learning)) : null,
       reward.length ? curve([{ name: "training", kind: "train", points: reward }, { name: "held out", kind: "held", points: held }, { name: "control", kind: "control", points: control }], "Mean reward per step, with its 95 % interval, and of held-out tasks") : null,
       h("p.key", {}, h("span.swatch.train", {}), "training, with its 95 % interval ", control.length ? [h("span.swatch.control", {}), "control, rewards shuffled, with its own "] : null, held.length ? [h("span.swatch.held", {}), "held out"] : "· no held-out tasks: give `eval` to `train` to see whether it generalizes"),
       server.warnings.length ? [h("h3", {}, "What the engine warns of"), h("ul", {}, server.warnings.map((text) => h("li", {}, text)))] : null,

@@ -1,22 +1,25 @@
-"""Routes of policies: which challenger stands where, what proves it, and how a person moves it.
+"""Routes of policies: which challenger stands where, what proves it, how a person moves it, and the versions that are
+kept.
 
-Invariant: whoever moves a stage needs the scope ``admin`` and a reason, and is in the audit log; what is answered is on
-disk.
+Invariant: whoever moves a stage or deletes a version needs the scope ``admin`` and a reason, and is in the audit log;
+what is answered is on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 from fastapi import Query
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from swarm.errors import NotFoundError
+from swarm.errors import ConfigError, NotFoundError
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import PairedEvidence, Verdict
@@ -35,30 +38,36 @@ from swarm.server.auth import ControlRoute
 from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.episodes.comparisons import Followed
 from swarm.server.episodes.stages import Stages
+from swarm.server.kept import KeptVersions
+from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PolicyRoutes:
-    """``/policies``, and below it ``explain``, ``promote``, ``rollback``, ``pin`` and ``resume``."""
+    """``/policies``, and below it ``explain``, ``promote``, ``rollback``, ``pin``, ``resume``, ``kept`` and
+    ``delete``."""
 
     episodes: EpisodeRequests
     audit: AuditLog
+    run_dir: Path
 
     def routes(self) -> list[BaseRoute]:
         refusals = {404: "no such route", 409: "it has moved, or cannot be moved there", 503: BACKLOG}
         no_job = {409: "there is no training job yet", 503: BACKLOG}
+        not_kept = {404: "it is not kept"}
         return [
             ControlRoute("GET", "/policies", self.policies, "read"),
             ControlRoute("GET", "/policies/explain", self.explain, "read", refusals={404: "no such route"}),
             ControlRoute("POST", "/policies/promote", self.promote, "admin", refusals=refusals),
             ControlRoute("POST", "/policies/rollback", self.roll_back, "admin", refusals=refusals),
             ControlRoute("POST", "/policies/pin", self.pin, "admin", refusals=refusals),
+            ControlRoute("POST", "/policies/resume", self.resume, "admin", refusals=no_job),
+            ControlRoute("GET", "/policies/kept", self.kept, "read", refusals={404: "nothing was trained yet"}),
+            ControlRoute("GET", "/policies/kept/{step}", self.record, "read", refusals=not_kept),
             ControlRoute(
-                "POST",
-                "/policies/resume",
-                self.resume,
-                "admin",
-                refusals=no_job,
+                "POST", "/policies/delete", self.delete, "admin", refusals=not_kept | {409: "the run needs it"}
             ),
         ]
 
@@ -107,6 +116,31 @@ class PolicyRoutes:
             details |= {"reason": wanted.reason, "alarms": [alarm.sentence for alarm in self.alarms() if alarm.pauses]}
             await self.episodes.resume_training()
         return await self.policies()
+
+    async def kept(self) -> KeptPoliciesResponse:
+        """The versions whose checkpoints are kept."""
+        return KeptPoliciesResponse(versions=await self._of_folder(KeptVersions.all))
+
+    async def record(self, step: str) -> PolicyRecord:
+        """What made one version, what was proven of it, who promoted it and why."""
+        if not step.isascii() or not step.isdigit() or len(step) > 9:
+            raise NotFoundError(f"there is no step {step[:20]!r}: steps have numbers", code="not_kept")
+        return await self._of_folder(partial(KeptVersions.record, step=int(step)))
+
+    async def delete(self, request: Request, wanted: DeletePolicyRequest) -> KeptVersion:
+        """Remove the checkpoint of a version; its rows in the journal stay."""
+        pool = self.episodes.run.found_pool
+        held = None if pool is None else pool.stages.held
+        async with self.audit.command(request, "policies delete", wanted.model_dump()) as details:
+            gone = await self._of_folder(partial(KeptVersions.delete, step=wanted.step, held=held))
+            details |= gone.model_dump()
+        return gone
+
+    async def _of_folder(self, ask: Callable[[KeptVersions], T]) -> T:
+        try:
+            return await asyncio.to_thread(lambda: ask(KeptVersions(self.run_dir)))
+        except ConfigError as exc:
+            raise NotFoundError(exc.message, code="not_kept") from exc
 
     async def _moved(
         self, request: Request, wanted: MovePolicyRequest, move: Callable[..., ServingStage]

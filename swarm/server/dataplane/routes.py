@@ -31,7 +31,7 @@ from swarm.errors import (
 )
 from swarm.http.asgi import bearer, error_response, read_json
 from swarm.packs import added
-from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, NOTES, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body, chunks_of
@@ -42,13 +42,12 @@ from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.suspects import Identity, Suspects
 from swarm.server.engine.controller import Controller
+from swarm.server.refused import REFUSED
 from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
-#: Folder of the run folder with a record of each request that is refused.
-REFUSED = "refused"
 #: nginx's status for a caller that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 #: Answers of one call without an episode: as many as a claimed group may have.
@@ -69,7 +68,10 @@ class DataPlane:
         self._names = names
         self.upstream = ReplicaClient()
         self.suspects = Suspects(
-            config.run_dir / REFUSED, keep_text=config.keep_refused_text, refused=controller.engine.death_explained
+            config.run_dir / REFUSED,
+            keep_text=config.keep_refused_text,
+            erased=lambda notes, begun: controller.episodes.deletions.cover(notes, begun),
+            refused=controller.engine.death_explained,
         )
         self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
         self._conversations = Conversations()
@@ -93,15 +95,16 @@ class DataPlane:
         """The state of each vLLM replica."""
         return self._replicas.rows()
 
-    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any]) -> Placement:
-        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its request."""
+    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any], notes: str = "") -> Placement:
+        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its request, and
+        ``notes`` say whose it is."""
         controller = self.controller
         return Placement(
             self._replicas,
             owner.episodes or (owner,),
             prefix,
             lambda: controller.engine.served.addresses,
-            Identity(controller.job.model, body, recorded=bool(owner.episodes)),
+            Identity(controller.job.model, body, recorded=bool(owner.episodes), notes=notes),
             controller.engine.answered,
         )
 
@@ -185,7 +188,7 @@ class DataPlane:
                 call.body[EARLIER_IDS] = ids
         session = ChatSession(
             upstream=self.upstream,
-            placement=self.placement(owner, prefix_of(body), body),
+            placement=self.placement(owner, prefix_of(body), body, options.get(NOTES, "")),
             call=call,
             attempts=self.config.call_attempts,
             version=lambda: controller.engine.policy_version,

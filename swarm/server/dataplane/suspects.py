@@ -12,9 +12,8 @@ to kill is found all the same; and for all suspects that come back together for 
 
 from __future__ import annotations
 
-import json
 import logging
-import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +23,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from adapters.dialects.jsons import encode
 from swarm.errors import FatalRequestError
+from swarm.server.refused import write_record
 from swarm.tokens import EARLIER_IDS
+from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +68,26 @@ class Identity:
         model: of the job; another model may live through the same request.
         body: as the caller sent it, in the form of a chat, of a raw prompt, or of another call of vLLM's.
         recorded: whether the call has episodes; of one that has none no text is written.
+        notes: JSON of :class:`Notes` that says whose it is; read where a replica has died only.
+
+    Attributes:
+        begun: when it came, in Unix seconds.
     """
 
-    def __init__(self, model: str, body: Mapping[str, Any], *, recorded: bool = True) -> None:
+    def __init__(self, model: str, body: Mapping[str, Any], *, recorded: bool = True, notes: str = "") -> None:
         self.model = model
         self.body = body
         self.recorded = recorded
+        self.begun = time.time()
+        self._notes = notes
+
+    @property
+    def notes(self) -> Notes:
+        """Whose it is, if its client says so."""
+        try:
+            return Notes.model_validate_json(self._notes)
+        except ValidationError:
+            return Notes()
 
     @cached_property
     def digest(self) -> str:
@@ -86,6 +103,7 @@ class Suspects:
         folder: keeps a file per refused request, which only the owner may read; while the file is there, the request is
             refused, also by the next server. ``None``: nothing is kept.
         keep_text: whether the file holds the request itself, if it has episodes.
+        erased: whether the data of whom these notes name, and that came then, was deleted: its text is not written.
         refused: called with the deaths that a request explains once it is refused.
     """
 
@@ -94,10 +112,12 @@ class Suspects:
         folder: Path | None = None,
         *,
         keep_text: bool = False,
+        erased: Callable[[Notes, float], bool] = lambda notes, begun: False,
         refused: Callable[[int], None] = lambda deaths: None,
     ) -> None:
         self._folder = folder
         self._keep_text = keep_text
+        self._erased = erased
         self._tell = refused
         #: deaths of each suspect, by digest
         self._deaths: OrderedDict[str, int] = OrderedDict()
@@ -158,7 +178,7 @@ class Suspects:
         if self._folder is not None:
             path = self._folder / f"{identity.digest}.json"
             try:
-                _write(path, self._record(identity, deaths))
+                write_record(path, self._record(identity, deaths))
                 self._refused[identity.digest] = path
             except OSError as exc:
                 logger.error("the record %s cannot be written: %s", path, exc.strerror or exc)
@@ -172,7 +192,10 @@ class Suspects:
             "deaths": deaths,
             "fields": {name: _without_text(value) for name, value in identity.body.items()},
         }
-        return record | {"request": dict(identity.body)} if self._keep_text and identity.recorded else record
+        notes, begun = identity.notes, identity.begun
+        if not self._keep_text or not identity.recorded or self._erased(notes, begun):
+            return record
+        return record | {"request": dict(identity.body), "notes": notes.model_dump(), "begun": begun}
 
 
 @dataclass(eq=False)
@@ -248,12 +271,3 @@ def _without_text(value: Any) -> Any:
         return value
     size: dict[str, Any] = {"type": type(value).__name__, "bytes": len(encode(value))}
     return size | {"items": len(value)} if isinstance(value, list | dict) else size
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    with open(beside, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        os.fchmod(file.fileno(), 0o600)
-        json.dump(record, file, indent=1, ensure_ascii=False, default=str)
-    beside.replace(path)

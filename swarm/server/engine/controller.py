@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from swarm.errors import ConflictError, UnavailableError
+from swarm.evidence.learning import learning_of
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
 from swarm.server.config import ServerConfig
@@ -85,6 +86,8 @@ class Controller:
     def status(self, steps: int = MAX_STEPS) -> ServerStatus:
         """Everything, with at most the last ``steps`` steps."""
         engine, pool = self.engine, self.run.found_pool
+        evaluations = pool.evaluations.results() if pool and pool.evaluations.sums else []
+        alarms = pool.watch.alarms if pool else []
         return ServerStatus(
             engine=self.engine_status(),
             boot_stage=engine.boot_stage,
@@ -101,9 +104,10 @@ class Controller:
             model=self.job.model_name if self.has_job else "",
             pool=pool.information() if pool else None,
             steps=list(self.run.steps)[-steps:] if steps else [],
-            evaluations=pool.evaluations.results() if steps and pool and pool.evaluations.sums else [],
+            evaluations=evaluations if steps else [],
             comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
-            alarms=pool.watch.alarms if pool else [],
+            alarms=alarms,
+            learning=learning_of(self.run.steps, evaluations, alarms),
             stages=[stage.shown for stage in pool.stages.current] if pool else [],
             stage_changes=pool.stages.changes if pool else 0,
             code=engine.code,

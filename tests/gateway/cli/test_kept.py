@@ -11,11 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.root import app
+from gateway.keys.store import KeyFile
 from gateway.launch.plan import ServerPlan
 from gateway.launch.servers import check_earlier
 from swarm.checkpoints import LATEST, hold, kept_steps, saved_step
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.job import TrainJob
+from swarm.server.app import create_app
+from swarm.server.config import ServerConfig
 from swarm.server.journal.browse import last_run
 from swarm.server.journal.erasure import EXPORTS
 from swarm.server.journal.journal import Journal
@@ -23,6 +26,9 @@ from swarm.server.journal.rows import EvaluationRow, PairRow, Row, StageRow, Sta
 from swarm.states import EpisodeState
 from swarm.types import Notes, WorkflowOutput
 from tests.gateway.cli.test_models import journal, saved, steps
+from tests.gateway.conftest import gateway_before
+from tests.standins import engine
+from tests.standins.vllm import listening
 from tests.swarm.server.episodes.test_comparisons import pair
 from tests.swarm.server.journal.build import claimed, ended
 
@@ -106,6 +112,7 @@ def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path
 
 def test_a_version_is_deleted_unless_it_is_served_or_held(run_dir: Path) -> None:
     told = ("--run-dir", str(run_dir))
+    told = (*told, "--reason", "no room")
     assert "goes on from step 3" in str(command("delete", "3", *told, "--yes").exception)
     assert "step 1 is promoted on chat: `policies rollback`" in str(command("delete", "1", *told, "--yes").exception)
     refused = command("delete", "2", *told)
@@ -115,7 +122,42 @@ def test_a_version_is_deleted_unless_it_is_served_or_held(run_dir: Path) -> None
     assert kept_steps(run_dir / "checkpoints") == [1, 3]
     [entry] = [json.loads(line) for line in (run_dir / "audit.jsonl").read_text().splitlines()]
     assert (entry["what"], entry["details"]["step"], entry["result"]) == ("policies delete", 2, "done")
-    assert "not kept: its checkpoint is removed" in command("show", "2", *told).stdout
+    assert entry["details"]["reason"] == "no room"
+    assert "not kept: its checkpoint is removed" in command("show", "2", "--run-dir", str(run_dir)).stdout
+
+
+@pytest.mark.anyio
+async def test_a_server_and_a_gateway_before_it_show_and_delete_versions_as_the_folder_does(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    here = await asyncio.to_thread(answer, "show", "2", "--run-dir", str(run_dir))
+    server = create_app(ServerConfig(run_dir=run_dir, token="secret"), engine_command=engine.command("train"))
+    _, key = KeyFile(tmp_path / "keys.json").create("ann", admin=True)
+    settings: dict[str, Any] = {"swarm_token": "secret", "keys_file": tmp_path / "keys.json"}
+    async with listening(server) as url, gateway_before(url, tmp_path, **settings) as http:
+        swarm = ("--swarm-url", url, "--token", "secret")
+        through = ("--gateway-url", str(http.base_url), "--api-key", key)
+        for address in (swarm, through):
+            assert [row["step"] for row in await asyncio.to_thread(answer, "show", *address)] == [1, 2, 3]
+            assert await asyncio.to_thread(answer, "show", "2", *address) == here
+        for wrong, status, says in (
+            ({"step": 1, "reason": "x"}, 409, "step 1 is promoted on chat"),
+            ({"step": 3, "reason": "x"}, 409, "goes on from step 3"),
+            ({"step": 7, "reason": "x"}, 404, "kept are 1, 2, 3"),
+            ({"step": 2, "reason": ""}, 400, "reason"),
+        ):
+            refused = await http.post("/admin/policies/delete", json=wrong, headers={"authorization": f"Bearer {key}"})
+            assert refused.status_code == status and says in refused.json()["error"]["message"], refused.text
+        for step in ("x", "4"):
+            lost = await http.get(f"/admin/policies/kept/{step}", headers={"authorization": f"Bearer {key}"})
+            assert lost.status_code == 404
+        both = await asyncio.to_thread(command, "show", *swarm, "--run-dir", str(run_dir))
+        assert "not both" in str(both.exception)
+        gone = await asyncio.to_thread(answer, "delete", "2", *through, "--yes", "--reason", "no room")
+        assert gone["step"] == 2 and kept_steps(run_dir / "checkpoints") == [1, 3]
+    log = [json.loads(line) for line in (run_dir / "audit.jsonl").read_text().splitlines()]
+    assert [entry["result"].partition(":")[0] for entry in log] == ["refused", "refused", "refused", "done"]
+    assert log[-1]["details"] == {"reason": "no room", **gone} and log[-1]["sender"].startswith("gateway key ann for ")
 
 
 def test_a_folder_whose_run_is_open_is_read_all_the_same(run_dir: Path, tmp_path: Path) -> None:

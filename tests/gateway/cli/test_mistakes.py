@@ -340,3 +340,43 @@ def test_a_disk_without_room_is_a_warning(
     out = capsys.readouterr().out
     assert caught.value.code == 0
     assert "WARNING: there is no room for a checkpoint" in out and "my.yaml: right" in out
+
+
+GATE = """
+  serve:
+    incumbent: {upstream: {base_url: "http://127.0.0.1:9/v1", model: big}}
+    gate: {mode: MODE, trial_every: 20}
+"""
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("mode", "saved", "words"),
+    [
+        ("auto", "save_freq: 15", "gate.trial_every is 20 and job.save_freq is 15, so a version"),
+        ("manual", "save_freq: -1", "gate.trial_every is 20 and job.save_freq is -1, so a version"),
+        ("auto", "save_freq: 5\n  overrides: {trainer.save_freq: 7}", "job.overrides has trainer.save_freq 7"),
+        ("auto", "save_freq: 10", ""),
+        ("never", "save_freq: 15", ""),
+    ],
+)
+def test_what_is_promoted_between_two_checkpoints_is_a_warning(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mode: str,
+    saved: str,
+    words: str,
+) -> None:
+    (project / "my.yaml").write_text(UP.replace(BATCH, f"{BATCH}\n  {saved}") + GATE.replace("MODE", mode))
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--check"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    out = capsys.readouterr().out
+    assert caught.value.code == 0, out
+    warnings = [line for line in out.splitlines() if "WARNING: route default: " in line]
+    assert bool(warnings) == bool(words)
+    assert all(
+        words in warning and "set job.save_freq to 20, or to a number that divides 20" in warning
+        for warning in warnings
+    )

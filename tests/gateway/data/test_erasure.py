@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from gateway.keys.store import KeyFile
@@ -13,10 +16,11 @@ from swarm.errors import UnavailableError
 from swarm.server.journal.erasure import Match, tombstones
 from swarm.server.journal.rows import StateRow
 from swarm.states import EpisodeState
-from swarm.subjects import DataReport, Subject
+from swarm.subjects import DataReport, Subject, user_digest
 from tests.gateway.conftest import CHAT, Http, gateway_before
-from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, told, usage_chunk
+from tests.standins.vllm import POISON, plain, role_chunk, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
+from tests.swarm.server.dataplane.test_fatal_requests import restarted
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +71,50 @@ async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere
     assert "requests.jsonl" in traces(tmp_path, f"{MARK} {HIS}".encode())
     entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [entry["what"] for entry in entries].count("data delete") == 1
+
+
+async def dies_of(rig: server.Rig, asking: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    """The answer to a request that kills each engine, which then starts again."""
+    task = asyncio.create_task(asking)
+    while not task.done():
+        dead = asyncio.create_task(rig.vllm.dead.wait())
+        await asyncio.wait({task, dead}, return_when=asyncio.FIRST_COMPLETED)
+        dead.cancel()
+        if rig.vllm.dead.is_set():
+            await rig.eventually(lambda: task.done() or not rig.app.state.data_plane.replicas()[0].healthy)
+            await restarted(rig)
+    return await task
+
+
+@pytest.mark.parametrize("overrides", [{"keep_refused_text": True}])
+async def test_the_text_of_a_request_that_killed_the_engine_is_found_and_deleted(
+    rig: server.Rig, tmp_path: Path
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, his), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "he", "boss"))
+    about, boss = {"key": her.id}, {"authorization": f"Bearer {admin}"}
+
+    async def ask(http: Http, key: str, name: str) -> httpx.Response:
+        body = {"model": "tiny", "user": name, "messages": [{"role": "user", "content": f"{POISON} {MARK} {name}"}]}
+        headers = {"authorization": f"Bearer {key}", "x-swarm-session": f"chat of {name}"}
+        return await dies_of(rig, http.post(CHAT, json=body, headers=headers))
+
+    async with gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path) as http:
+        for key, name in ((hers, "Ann"), (his, "Bob")):
+            assert (await ask(http, key, name)).status_code == 500
+        assert len(traces(tmp_path / "refused", MARK.encode())) == 2
+        [file_name] = traces(tmp_path / "refused", b"Ann")
+        for named in (about, {"session": "chat of Ann"}, {"user": user_digest("Ann")}):
+            report = (await http.get("/admin/data/report", params=named, headers=boss)).json()
+            assert report["refused"] == [f"refused/{file_name}"], named
+        done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
+        assert done["refused"] == [f"refused/{file_name}"]
+        assert (await http.get("/admin/data/report", params=about, headers=boss)).json()["refused"] == []
+        assert traces(tmp_path, f"{MARK} Ann".encode()) | traces(tmp_path / "refused", her.id.encode()) == set()
+        assert len(traces(tmp_path / "refused", b"Bob")) == 1
+        again = await ask(http, hers, "Ann")
+        assert again.status_code == 500 and len(list((tmp_path / "refused").iterdir())) == 2, "the engine is spared"
+        assert traces(tmp_path / "refused", b"Ann") == set()
 
 
 async def test_a_request_under_way_leaves_nothing_after_a_deletion(rig: server.Rig, tmp_path: Path) -> None:

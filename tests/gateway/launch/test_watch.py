@@ -49,6 +49,17 @@ def test_each_thing_is_told_once(tmp_path: Path) -> None:
     assert watched.see(EngineState.ROLLING, steps=[step(1)]) == ["state"]
 
 
+def test_it_says_whether_the_run_learns_when_the_answer_changes_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, total_steps=25)
+    words = ["not proven: a"] * 4 + ["learning: b"] * 7 + ["no: c", "learning: d"] + ["learning: e"] * 12
+    told: list[int] = []
+    for number, sentence in enumerate(words, 1):
+        if "learning" in watched.see(EngineState.ROLLING, steps=[step(number)], learning=sentence):
+            assert ("learning", {"sentence": sentence}) in watched.events
+            told.append(number)
+    assert told == [5, 10, 12, 13, 20, 25]
+
+
 def test_the_resolved_configuration_is_kept_as_a_file(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     assert "config" in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})

@@ -34,5 +34,6 @@ async def test_a_steps_mean_has_an_interval_that_counts_groups_and_not_answers(
     monkeypatch.setattr(AsyncSwarmClient, "status", status)
     [server] = (await (await site.visit("look")).get("/learning"))["servers"]
     assert [step["reward"] for step in server["steps"]] == [0.5] * 3
+    assert server["learning"] == "not proven: reward over 1 step tells nothing yet"
     errors = [step["error"] for step in server["steps"]]
     assert errors == [pytest.approx(2.131 * 0.2 / math.sqrt(16), rel=1e-3), None, None]

@@ -42,14 +42,6 @@ def test_what_was_answered_and_not_trained_is_told_by_why() -> None:
     assert "answered and not trained: 3 x batch_waits, 1 x reward_hook_failed" in summary(told)
 
 
-def test_first_and_last_three_steps_or_halves() -> None:
-    assert report().mean_of_first() == pytest.approx(0.2)
-    assert report().mean_of_last() == pytest.approx(0.8)
-    assert report(rewards=()).mean_of_first() is None
-    few = report(rewards=(0.1, 0.2, 0.3, 0.4, 0.5))
-    assert (few.mean_of_first(), few.mean_of_last()) == (pytest.approx(0.15), pytest.approx(0.45))
-
-
 def test_a_step_without_a_reward_is_absent_not_zero() -> None:
     steps = [
         StepResult(step=1, batch_id="a", metrics={}, seconds=1.0),
@@ -96,18 +88,29 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
-    assert "first 3 of 6 steps 0.200, last 3 0.800 (+0.600 [0.373, 0.827])" in text
-    assert "whether it learned: `swarm-gateway replay --no-train --compare` on held-out prompts" in text
+    assert "held-out prompts prove more: `swarm-gateway replay --no-train --compare`" in text
 
 
-@pytest.mark.parametrize(
-    ("rewards", "words"),
-    [((0.1, 0.9, 0.8), ": so few steps tell nothing)"), ((0.1, 0.5, 0.2, 0.6), ": no change can be told)")],
-)
-def test_a_mean_of_few_steps_is_not_sold_as_a_result(rewards: tuple[float, ...], words: str) -> None:
-    console = Console(record=True, width=200)
-    print_report(report(rewards=rewards), console=console)
-    assert words in console.export_text()
+def test_it_says_whether_the_run_learns_beside_its_control_and_on_held_out_tasks() -> None:
+    rewards = tuple(0.2 + 0.02 * step + 0.01 * (step % 3) for step in range(20))
+    run = report(rewards=rewards)
+    assert summary(run)[-2].startswith("learning: reward rose by 0.3") and summary(run)[-2].endswith("over 20 steps")
+    control = report("control", tuple(reward + 0.01 * (step % 2) for step, reward in enumerate(rewards)))
+    assert summary(run, [control])[-2] == run.learning(), "another run is no control"
+    control = control.model_copy(update={"control": "shuffle"})
+    assert summary(run, [control])[-2].startswith("not proven: reward ")
+    assert run.learning([control]).endswith("over 20 steps compared with the control")
+    assert control.learning([control]).startswith("control, whose rewards are shuffled")
+    evaluations = [StepPoint(step=n, reward_mean=0.2 + n / 100, episodes=100) for n in (0, 10, 20)]
+    steps = [step.model_copy(update={"reward_std": 0.3}) for step in run.steps]
+    held_out = run.model_copy(update={"evaluations": evaluations, "steps": steps})
+    assert summary(held_out)[-1].startswith(
+        "learning: held-out reward rose by 0.20 [0.09, 0.31] from version 0 to 20; "
+    )
+
+
+def test_few_steps_are_not_sold_as_a_result() -> None:
+    assert report(rewards=(0.1, 0.5, 0.2, 0.6)).learning() == "not proven: reward over 4 steps tells nothing yet"
 
 
 def test_the_table_says_how_many_groups_of_a_step_differ() -> None:
@@ -119,12 +122,6 @@ def test_the_table_says_how_many_groups_of_a_step_differ() -> None:
     assert "groups differ" in text and "0 of 4" in text
     print_report(report(), console=console)
     assert "groups differ" not in console.export_text()
-
-
-def test_of_a_single_step_its_reward_is_told() -> None:
-    console = Console(record=True, width=120)
-    print_report(report(rewards=(0.25,)), console=console)
-    assert "mean reward: 0.250 in the only step" in console.export_text()
 
 
 def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:

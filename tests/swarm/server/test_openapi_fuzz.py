@@ -120,6 +120,9 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
         "POST /policies/promote",
         "POST /policies/rollback",
         "POST /policies/pin",
+        # nor a checkpoint
+        "GET /policies/kept/{step}",
+        "POST /policies/delete",
         "POST /register_episode",
         "POST /update_engine_status",
         "POST /update_current_batch_rollout_pool_information",

@@ -49,7 +49,7 @@ def may(scope: TokenScope, path: str) -> bool:
         return scope == "claim"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path.startswith("/v1/models")
-    if path in ("/policies", "/policies/explain"):
+    if path in ("/policies", "/policies/explain", "/policies/kept", "/policies/kept/{step}"):
         return True
     return path in ("/status", "/metrics", "/openapi.json", "/code", "/config", "/config/{number}") or path.startswith(
         ("/get_engine", "/get_cur", "/get_server", "/get_verbose")

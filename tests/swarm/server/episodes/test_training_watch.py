@@ -80,6 +80,8 @@ async def test_an_alarm_is_told_and_training_goes_on(
         assert raised == []
         return
     [alarm] = raised
+    learning = f"no: {alarm['text']}; reward over 2 steps tells nothing yet"
+    assert (await status(rig))["learning"] == learning and (await rig.client.get("/status?steps=0")).json()["learning"]
     assert (alarm["kind"], alarm["since"], alarm["action"], alarm["pauses"]) == ("signal", 2, "warn", False)
     assert "the rewards differ in 0 of 4 groups" in alarm["text"]
     heard = await told.next()

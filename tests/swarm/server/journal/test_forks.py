@@ -57,6 +57,7 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
     assert lineage_of(path, 4).parent == "step 2 of run first" and lineage_of(path, 2).parent == ""
     card = model_card(found, "float32", {}, adapter=False, lora=False)
     assert "| goes on from | step 3 of run second |" in card
+    assert "Not proven: reward over 1 step tells nothing yet." in card
     with reading(tmp_path / "journal.db") as connection:
         assert connection.execute("SELECT run_id, step FROM evaluations").fetchall() == [("first", 2)]
 

@@ -1,0 +1,130 @@
+"""``learning``: whether a run learns, as one sentence with an interval.
+
+Invariant: it is a function of what steps and evaluations measured. Its intervals hold however often one looks: each is
+wrong at any time with a chance of 5 % at most. Without a step that has a reward it says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+from swarm.evidence.alarms import Alarm
+from swarm.intervals import Interval, trend_interval
+from swarm.measures import EVAL, REWARD, SPREAD
+from swarm.types import EvalResult, StepResult
+
+_CONFIDENCE = 0.95
+#: Alarms that say that it does not learn; the others say what else is wrong.
+_NO = ("reward", "held_out", "entropy", "signal")
+
+
+class HeldOut(NamedTuple):
+    """An evaluation: of which version, the mean reward, and of how many episodes."""
+
+    version: int
+    mean: float
+    episodes: int
+
+
+def rewards_of(steps: Iterable[StepResult]) -> dict[int, float]:
+    """The mean reward by step; of steps that were done again, from an earlier checkpoint, the last time."""
+    rewards: dict[int, float] = {}
+    for step in steps:
+        while rewards and next(reversed(rewards)) >= step.step:
+            rewards.popitem()
+        if REWARD in step.metrics:
+            rewards[step.step] = step.metrics[REWARD]
+    return rewards
+
+
+def learning_of(
+    steps: Sequence[StepResult],
+    evaluations: Sequence[EvalResult],
+    alarms: Sequence[Alarm] = (),
+    *,
+    control: Mapping[int, float] | None = None,
+    shuffled: bool = False,
+) -> str:
+    """:func:`learning` of what a journal has, or a status."""
+    name = f"{EVAL}reward_mean"
+    held_out = [HeldOut(each.step, each.metrics[name], each.episodes) for each in evaluations if name in each.metrics]
+    spread = steps[-1].metrics.get(SPREAD) if steps else None
+    return learning(rewards_of(steps), held_out, spread, alarms, control=control, shuffled=shuffled)
+
+
+def learning(
+    rewards: Mapping[int, float],
+    held_out: Sequence[HeldOut] = (),
+    spread: float | None = None,
+    alarms: Sequence[Alarm] = (),
+    *,
+    control: Mapping[int, float] | None = None,
+    shuffled: bool = False,
+) -> str:
+    """``learning: reward rose by 0.12 [0.05, 0.19] over 20 steps``, ``not proven: reward +0.02 [-0.05, 0.09] over 20
+    steps`` or ``no: ...``; empty without a reward.
+
+    What the evaluations prove counts more than what the steps do; an alarm that says no counts more than both.
+
+    Args:
+        rewards: mean reward by step.
+        held_out: the evaluations, the oldest first.
+        spread: standard deviation of single rewards; without it the evaluations prove nothing.
+        alarms: what the watch says of the run.
+        control: the same of a control run, if there is one: what counts is the difference at each step of both.
+        shuffled: this run is a control itself.
+    """
+    if not rewards:
+        return ""
+    beside = ""
+    if control is not None and not shuffled:
+        beside = " compared with the control"
+        rewards = {step: reward - control[step] for step, reward in rewards.items() if step in control}
+    findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), _steps(len(rewards)) + beside)]
+    if len(held_out) > 1 and spread is not None:
+        first, last = held_out[0], held_out[-1]
+        change = _change(first, last, spread, len(held_out) - 1)
+        findings.insert(0, _finding("held-out reward", change, f" from version {first.version} to {last.version}"))
+    words = "; ".join(finding.words for finding in findings)
+    if shuffled:
+        return f"control, whose rewards are shuffled, so that it gains by chance alone: {words}"
+    against = next((f"{alarm.text}; " for alarm in alarms if alarm.kind in _NO), "")
+    others = ", ".join(alarm.kind for alarm in alarms if alarm.kind not in _NO)
+    answer = next((finding.answer for finding in findings if finding.answer), "not proven")
+    return f"{'no' if against else answer}: {against}{words}" + (f"; alarm: {others}" if others else "")
+
+
+class _Finding(NamedTuple):
+    answer: str
+    words: str
+
+
+def _finding(what: str, change: Interval, over: str) -> _Finding:
+    if math.isinf(change.high):
+        return _Finding("", f"{what}{over} tells nothing yet")
+    answer = "learning" if change.low > 0 else "no" if change.high < 0 else ""
+    if answer == "no":
+        change = Interval(-change.mean, -change.high, -change.low)
+    # two digits of the interval's width; differences of floats are never quite zero
+    width = change.high - change.low
+    digits = 1 - math.floor(math.log10(width)) if 1e-9 < width < 1e9 else 3
+    form = f"z.{min(6, max(0, digits))}f" if width < 1e9 else ".3g"
+    verb = {"learning": "rose by ", "no": "fell by "}.get(answer, "")
+    mean = f"{change.mean:{'' if verb else '+'}{form}}"
+    return _Finding(answer, f"{what} {verb}{mean} [{change.low:{form}}, {change.high:{form}}]{over}")
+
+
+def _steps(count: int) -> str:
+    return f" over {count} step{'' if count == 1 else 's'}"
+
+
+def _change(first: HeldOut, last: HeldOut, spread: float, looks: int) -> Interval:
+    """Of two means of rewards with the deviation ``spread``: the z interval, whose error of 5 % is spent on the looks,
+    1 / (n (n + 1)) of it on the n-th, which comes to all of it (the union bound)."""
+    error = (1 - _CONFIDENCE) / (looks * (looks + 1))
+    change = last.mean - first.mean
+    half = NormalDist().inv_cdf(1 - error / 2) * spread * math.sqrt(1 / first.episodes + 1 / last.episodes)
+    return Interval(change, change - half, change + half)
