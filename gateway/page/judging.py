@@ -157,7 +157,7 @@ class Judgements:
                 del self._latest[name]
             if self._path is None:
                 return len(gone)
-            erasure = Erasure(fit)
+            erasure = Erasure(lambda entry, _: fit(entry))
             await asyncio.shield(asyncio.to_thread(erasure.run, [self._path]))
             return erasure.lines.result()
 
