@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.evidence.stages import ServingStage, StageRules
-from swarm.protocol import PolicyStatus
+from swarm.protocol import FollowedRoute, PolicyStatus
 from swarm.server.webhook import Webhook
 from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
@@ -62,7 +62,9 @@ def overrides(told: Told, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 async def test_who_is_asked_hears_of_each_move_and_of_what_waits_for_him(rig: Rig, told: Told) -> None:
     episodes = rig.controller.episodes
-    stages = (await episodes.follow_stages([("chat", "gpt", RULES)], None, 0.0)).pointers
+    stages = (
+        await episodes.follow_stages([FollowedRoute(route="chat", incumbent="gpt", rules=RULES)], None, 0.0)
+    ).pointers
     stage = stages["chat", "gpt"]
     for number in range(200):
         of: dict[str, Any] = {

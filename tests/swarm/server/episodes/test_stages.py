@@ -242,15 +242,17 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     now = 0.0
     stages, rows = opened(clock=lambda: now)
     stages.serves(2)
-    for seen in (stages.find("chat", "gpt"), stages.find("chat", "gpt")):
-        stages.promote(stages.find(*seen.key), None, "ann", "good", share=1.0)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
     stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
     assert not stages.find("chat", "tiny, version 2").trial, "a version is not compared with itself"
     with pytest.raises(RequestError, match="say which route, and which incumbent"):
         stages.find("chat", "")
     now = FOLLOWED_SECONDS
-    stages.follow([followed("chat", incumbent="tiny, version 2", version=2), ROUTES[1]])
-    assert not stages.holds and [stage.incumbent for stage in stages.current] == ["gpt", "tiny, version 2"]
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
+    assert not stages.holds and [stage.key for stage in stages.current] == [
+        ("code", "gpt"),
+        ("chat", "tiny, version 2"),
+    ]
     left = stages.find("chat", "gpt")
     stages.serves(3)
     assert stages.find("chat", "gpt") is left and not stages.holds
@@ -259,6 +261,7 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     assert (again.incumbent, again.challenger, again.trial) == ("tiny, version 2", 4, True)
     stages.promote(again, None, "ann", "good", share=1.0)
     assert stages.held == {2: "promoted on chat", 4: "promoted on chat"}
+    now += FOLLOWED_SECONDS
     stages.follow([followed("chat", incumbent="tiny, version 4", version=4)])
     stages.serves(6)
     stages.promote(stages.find("chat", "tiny, version 4"), None, "ann", "good", share=1.0)

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.evidence.stages import StageRules
-from swarm.protocol import BATCH_WAITS
+from swarm.protocol import BATCH_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -136,7 +136,8 @@ async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_a
     rig: Rig, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     episodes = rig.controller.episodes
-    await episodes.follow_stages([(name, "gpt", RULES) for name in ("chat", "code")], None, 0.0)
+    routes = [FollowedRoute(route=name, incumbent="gpt", rules=RULES) for name in ("chat", "code")]
+    await episodes.follow_stages(routes, None, 0.0)
     await rig.post("/policies/pin", route="code", reason="demo")
     await step(rig, 1, 1, 1, 1, 1)
     await step(rig, 2, 1, 1, 1, 1)
