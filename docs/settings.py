@@ -28,7 +28,7 @@ from gateway.launch.train import EvalConfig, TaskSources, TrainFile
 from reward_hooks.compose import BlendConfig, PartConfig
 from reward_hooks.contract import Candidate, Feedback, HookContext, Reward, Session, Turn, UserRequest
 from swarm.evidence.alarms import Watched, WatchRules
-from swarm.job import EvalSampling, TrainJob
+from swarm.job import EvalSampling, LoraSettings, TrainJob
 from swarm.server.config import ServerConfig
 from swarm.types import Task, WorkflowOutput
 
@@ -59,6 +59,7 @@ and another where what was asked for failed.
 _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ("A job", TrainJob, "The section `job`. Lengths are in tokens. A misspelt name is an error."),
     ("Sampling of eval episodes", EvalSampling, "The job's `eval_sampling`; what is not said is vLLM's default."),
+    ("LoRA", LoraSettings, "The job's `lora`: [an adapter](models.md#an-adapter-lora)."),
     ("A swarm server", ServerConfig, "The section `swarm`. Times are seconds, sizes bytes."),
     ("The watch", WatchRules, "Its `watch`: what raises [an alarm of the training](learning.md#what-the-watch-says)."),
     ("A watched thing", Watched, "An entry of `watch`; what it does not say is as there."),

@@ -55,6 +55,16 @@ class EvalSampling(Model):
     top_k: int | None = Field(default=None, ge=-1)
 
 
+class LoraSettings(Model):
+    """An adapter that is trained in place of all weights."""
+
+    rank: int = Field(ge=1, le=512, description="inner width of the two matrices that are added to a layer")
+    alpha: int = Field(default=16, ge=1, description="their product counts alpha / rank times")
+    targets: Literal["all-linear"] | list[str] = Field(
+        default="all-linear", description="the layers, such as [q_proj, v_proj]; all-linear: all but the output"
+    )
+
+
 #: How the rewards of a group become advantages; the formulas and their sources are in ``adapters/verl/advantage.py``.
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 
@@ -130,7 +140,10 @@ class TrainJob(Model):
         description="agentjet: a job that was read from AgentJet's form. A step then waits for running episodes as "
         "long as their own timeouts allow, and a prompt that is too long gets an answer that says so, not a 400",
     )
-    lr: float = Field(default=1e-6, gt=0.0, description="learning rate")
+    lr: float = Field(default=1e-6, gt=0.0, description="learning rate; an adapter needs a higher one, such as 1e-4")
+    lora: LoraSettings | None = Field(
+        default=None, description="train an adapter (LoRA) and keep the weights; null: train all weights"
+    )
     mini_batch_num: int = Field(
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )

@@ -24,6 +24,7 @@ from omegaconf.resolvers import oc
 
 from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import cpu_values
+from adapters.verl.lora import lora_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values, read_object
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
@@ -79,6 +80,7 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"] = job.keep_checkpoints
+    values["trainer.sampling"] = job.sampling
     values["actor_rollout_ref.shared_prefixes"] = _shares_prefixes(job, device)
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
@@ -146,6 +148,7 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
         **advantage_values(job),
+        **lora_values(job),
         # Groups left over from a step are trained in the next one, by a newer policy than sampled them. verl recomputes
         # the old log-probabilities, so its ratio does not see that: weigh each token by the recomputed over the sampled
         # probability, at most 2. With bypass_mode the ratio itself is against the sampling policy and verl's v1 trainer

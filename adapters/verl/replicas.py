@@ -17,6 +17,7 @@ import ray
 import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
+from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
 
@@ -134,7 +135,7 @@ class VllmServers:
         self._on_servers(_remember_ended)
         # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
         ray.kill(manager.global_load_balancer)
-        self._on_servers(_install_token_in)
+        self._on_servers(_install)
 
     def policy_version(self) -> int:
         """The training step whose weights all replicas have.
@@ -146,6 +147,10 @@ class VllmServers:
         if len(versions) != 1 or None in versions:
             raise RuntimeError(f"the vLLM replicas serve different weights: versions {sorted(map(str, versions))}")
         return int(versions.pop())
+
+    def weights_synced(self) -> None:
+        """Have requests sampled with what verl has just synced, where that was an adapter."""
+        self._on_servers(_change_adapter)
 
     def take_histories(self) -> dict[str, float]:
         """Step metrics: of the prompts with an earlier answer since the last time, how many had each outcome, see
@@ -181,7 +186,13 @@ class VllmServers:
         return ray.get([handle.__ray_call__.remote(work) for handle in self._handles], timeout=CALL_TIMEOUT)
 
 
-def _install_token_in(server: Any) -> None:
-    # a server that outlived its trainer has it
+def _install(server: Any) -> None:
+    # a server that outlived its trainer has them
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()
+        server.swarm_adapter = PolicyAdapter.install() if server.lora_as_adapter else None
+
+
+def _change_adapter(server: Any) -> None:
+    if server.swarm_adapter is not None:
+        server.swarm_adapter.change(server.global_steps)

@@ -12,14 +12,16 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+import transfer_queue as tq
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from adapters.verl import deadline
+from adapters.verl import agreement, deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
@@ -58,6 +60,7 @@ class SwarmTrainer(PPOTrainerSync):
         trainer, model = config.trainer, config.actor_rollout_ref.model.path
         self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
+        self._tolerance = agreement.tolerance(config)
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
@@ -112,6 +115,7 @@ class SwarmTrainer(PPOTrainerSync):
         paused = self._requests_held({}) if taken_over else nullcontext()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
             super().on_init_end()
+            self._replicas.weights_synced()
         self.stage("first token", "one of each replica")
         self._feed.sample_tokens()
 
@@ -136,6 +140,7 @@ class SwarmTrainer(PPOTrainerSync):
         self._computing.close()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
             super().on_step_end()
+            self._replicas.weights_synced()
 
     @contextmanager
     def _serving_paused(self) -> Iterator[None]:
@@ -189,6 +194,22 @@ class SwarmTrainer(PPOTrainerSync):
         metrics["swarm/rows"] = rows
         metrics["swarm/padding_rows"] = len(batch.keys) - rows
         return batch
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        computed = super()._compute_old_log_prob(batch, metrics)
+        if self._tolerance is not None:
+            self._compare_log_probs(batch, metrics, self._tolerance)
+        return computed
+
+    def _compare_log_probs(self, batch: Any, metrics: dict[str, Any], allowed: float) -> None:
+        names = ["old_log_probs", "rollout_log_probs", "response_mask", "policy_versions"]
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+        columns = [np.concatenate([row.cpu().numpy() for row in data[name].unbind()]) for name in names]
+        version = self._replicas.policy_version()
+        if (far := agreement.difference(*columns, version)) is not None:
+            metrics["swarm/adapter_difference"] = far
+            agreement.check(far, allowed, version)
 
     def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super()._compute_advantage(batch, *args, **kwargs)

@@ -12,6 +12,8 @@ if current_platform.is_cpu():
     # vLLM packs linear weights for oneDNN once and frees the originals: a later load finds nothing to load into, fails
     # in the worker, and the trainer waits for its answer for ever. The plain torch kernels keep the weights.
     ops._supports_onednn = False
+    # a class method there; vLLM asks for the name when it makes the layers of a model with adapters
+    type(current_platform).get_punica_wrapper = classmethod(lambda _: "adapters.verl.dense_lora.DenseLora")
 
 
 class SwarmWorkerExtension(vLLMColocateWorkerExtension):

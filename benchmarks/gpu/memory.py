@@ -138,7 +138,7 @@ class Memory:
 def memory(job: TrainJob, shape: Shape, gpu: float) -> Memory:
     """What ``job`` takes of a GPU of ``gpu`` bytes, see the top of this file."""
     ranks, per_replica = job.n_gpu * job.nnodes, job.tensor_parallel_size
-    rank = int(job.overrides.get(_RANK, 0))
+    rank = job.lora.rank if job.lora else int(job.overrides.get(_RANK, 0))
     adapter = shape.adapter(rank) if rank else 0
     trained = adapter or shape.weights
     longest = job.max_prompt_length + job.max_response_length

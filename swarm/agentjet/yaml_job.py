@@ -80,11 +80,9 @@ _VERL = {
     f"{_TRAINER}.ulysses_sequence_parallel_size": f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
 }
 
-#: LoRA's keys, carried only if ``lora_rank`` turns it on.
-_LORA = {
-    "lora.lora_rank": "actor_rollout_ref.model.lora_rank",
-    "lora.lora_alpha": "actor_rollout_ref.model.lora_alpha",
-    "lora.target_modules": "actor_rollout_ref.model.target_modules",
+#: LoRA's keys, read only if ``lora_rank`` turns it on: ours with the same meaning, and verl's.
+_LORA = {"lora.lora_rank": "rank", "lora.lora_alpha": "alpha", "lora.target_modules": "targets"}
+_LORA_VERL = {
     "lora.load_format": f"{_ROLLOUT}.load_format",
     "lora.layered_summon": f"{_ROLLOUT}.layered_summon",
 }
@@ -223,7 +221,7 @@ class _Reader:
                 self.refused.append(f"ajet.{key} cannot be {value!r}: {why}")
         self._refuse_teacher()
         values |= self._collection() | self._slots(values) | self._kl() | self._tools() | self._loggers()
-        values |= {"dialect": "agentjet"} | self._eval_sampling()
+        values |= {"dialect": "agentjet"} | self._eval_sampling() | self._lora()
         values["overrides"] = self._overrides(values)
         return values
 
@@ -273,6 +271,11 @@ class _Reader:
         sampling = {name: self._take(key) for name, key in keys.items() if key in self._values}
         return {"eval_sampling": sampling} if sampling else {}
 
+    def _lora(self) -> dict[str, Any]:
+        if self._take("lora.lora_rank", 0) == 0:
+            return {}
+        return {"lora": {ours: self._take(key) for key, ours in _LORA.items() if key in self._values}}
+
     def _tools(self) -> dict[str, Any]:
         key = "rollout.force_disable_toolcalls"
         disabled = self._take(key)
@@ -300,8 +303,8 @@ class _Reader:
 
     def _overrides(self, values: Mapping[str, Any]) -> dict[str, Any]:
         carried = dict(_VERL)
-        if self._take("lora.lora_rank", 0) != 0:
-            carried |= _LORA
+        if "lora" in values:
+            carried |= _LORA_VERL
         overrides = {theirs: self._take(ours) for ours, theirs in carried.items() if ours in self._values}
         total = self._take("rollout.max_model_len")
         lengths = [_positive(values.get(name, TrainJob.model_fields[name].default)) for name in _LENGTHS]
@@ -345,6 +348,9 @@ def _described(exc: ValidationError) -> Iterator[str]:
         name = str(error["loc"][0]) if error["loc"] else ""
         if name == "eval_sampling":
             yield f"ajet.rollout.val_kwargs.{error['loc'][-1]}: {in_plain_words(error)}"
+        elif name == "lora":
+            keys = {ours: key for key, ours in _LORA.items()}
+            yield f"ajet.{keys.get(str(error['loc'][1]), 'lora')}: {in_plain_words(error)}"
         elif name in theirs:
             yield f"ajet.{theirs[name]}: {in_plain_words(error)}"
         else:

@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.gpu.memory import MODELS, Shape, memory, of_file
 from gateway.config.gateway import read_config
-from swarm.job import TrainJob
+from swarm.job import LoraSettings, TrainJob
 
 FOLDER = Path(__file__).parents[2] / "docs" / "gpus"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -48,8 +48,6 @@ def test_a_file_is_right_for_verl_and_the_gateway(file: Path, tmp_path: Path) ->
     assert config.actor_rollout_ref.model.enable_gradient_checkpointing
     assert config.actor_rollout_ref.rollout.dtype == "bfloat16"
     assert actor.ppo_max_token_len_per_gpu >= job.max_model_len
-    # an adapter that is not merged reaches no request over HTTP
-    assert not config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora.merge
     assert serving_mode(job, config) == "between_steps"
     read_config(sections["gateway"] | {"swarm_url": "http://127.0.0.1:1"}, where="gateway", folder=tmp_path)
 
@@ -84,6 +82,6 @@ def test_more_gpus_share_what_the_trainer_holds_and_lora_holds_less() -> None:
     for name in ("weights", "gradients", "adam"):
         assert asdict(one)[name] == 4 * asdict(four)[name]
     assert one.weights + one.gradients + one.adam == 16 * shape.weights
-    lora = memory(whole.model_copy(update={"overrides": {"actor_rollout_ref.model.lora_rank": 32}}), shape, 80e9)
+    lora = memory(whole.model_copy(update={"lora": LoraSettings(rank=32)}), shape, 80e9)
     assert lora.gradients + lora.adam == 12 * shape.adapter(32) < one.gradients / 20
     assert math.isclose(one.kv_cache, 0.6 * 80e9 - 2 * shape.weights - 2e9)

@@ -66,8 +66,8 @@ TABLE: tuple[Names, ...] = (
     # the trainer (trainer.py, feed.py)
     Names(
         "verl.trainer.ppo.v1:PPOTrainerSync",
-        "_build_replay_buffer _init_resource_pool_mgr _balance_batch _compute_advantage _update_actor _compute_metrics "
-        "_save_checkpoint on_init_end on_sample_end on_step_end fit",
+        "_build_replay_buffer _init_resource_pool_mgr _balance_batch _compute_old_log_prob _compute_advantage "
+        "_update_actor _compute_metrics _save_checkpoint on_init_end on_sample_end on_step_end fit",
         "overridden: verl's steps, driven by the swarm",
     ),
     Names(
@@ -109,6 +109,14 @@ TABLE: tuple[Names, ...] = (
         "overridden or assigned: a server that outlives its trainer, and starts before it",
     ),
     Names(f"{_SERVER}:vLLMHttpServer", "_server_task engine global_steps get_server_address", "its loop, its version"),
+    # an adapter (lora.py)
+    Names(f"{_SERVER}:vLLMHttpServer", "lora_as_adapter", "whether vLLM gets one"),
+    Names("verl.workers.rollout.vllm_rollout.utils", "VLLM_LORA_INT_ID VLLM_LORA_PATH", "as what verl loads it"),
+    Names(
+        "vllm.entrypoints.serve.engine.serving:BaseServing",
+        "_maybe_get_adapters",
+        "replaced: requests are sampled with the policy's",
+    ),
     Names(
         "verl.workers.rollout.llm_server:LLMServerManager",
         "server_addresses server_handles global_load_balancer get_replicas",
@@ -162,6 +170,12 @@ TABLE: tuple[Names, ...] = (
     # vLLM on a CPU (cpu.py, vllm_extension.py)
     Names("vllm", "_custom_ops", "imported"),
     Names("vllm._custom_ops", "_supports_onednn", "assigned: weights stay loadable"),
+    Names("vllm.platforms.cpu:CpuPlatform", "get_punica_wrapper", "assigned: adapters by our products"),
+    Names(
+        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
+        "update_metadata add_lora_linear token_lora_indices",
+        "overridden: one product for each adapter",
+    ),
     Names("vllm.v1.executor.uniproc_executor", "UniProcExecutor", "named in the configuration"),
     # Ray (cluster.py)
     Names("ray:init", "_temp_dir _node_ip_address", "keywords: the run's own folder, loopback alone"),

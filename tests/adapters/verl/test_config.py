@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from adapters.verl.lora import syncs_adapter
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -66,6 +67,23 @@ def test_job_fields_reach_verl(tmp_path: Path) -> None:
 def test_kl_coefficient_turns_the_kl_loss_on(tmp_path: Path, kl: float, used: bool) -> None:
     actor = compose(tmp_path, kl_coef=kl).actor_rollout_ref.actor
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (used, kl)
+
+
+@pytest.mark.parametrize(
+    ("lora", "trained"),
+    [
+        (None, (0, 16, "all-linear")),
+        ({"rank": 8}, (8, 16, "all-linear")),
+        ({"rank": 32, "alpha": 64, "targets": ["q_proj", "v_proj"]}, (32, 64, ["q_proj", "v_proj"])),
+    ],
+)
+def test_an_adapter(tmp_path: Path, lora: dict[str, Any] | None, trained: tuple[Any, ...]) -> None:
+    verl = compose(tmp_path, lora=lora)
+    model = verl.actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.target_modules) == trained
+    assert syncs_adapter(verl) is (lora is not None)
+    merged = compose(tmp_path, lora=lora, overrides={"actor_rollout_ref.model.lora.merge": True})
+    assert not syncs_adapter(merged)
 
 
 def test_without_the_pack_of_shared_prefixes_rows_are_computed_alone(tmp_path: Path, without_pack: None) -> None:

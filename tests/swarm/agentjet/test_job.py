@@ -12,7 +12,7 @@ import yaml
 from swarm.agentjet.job import KEYWORDS, AgentJetJob
 from swarm.agentjet.yaml_job import convert
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, layered, parse_job
+from swarm.job import LoraSettings, TrainJob, layered, parse_job
 
 
 def written(folder: Path, **content: Any) -> str:
@@ -107,13 +107,11 @@ def test_the_keywords_of_scripts_are_carried() -> None:
         total_training_steps=7,
         kl_coef=0.0,
         temperature=0.9,
+        lora=LoraSettings(rank=8, alpha=32, targets="all-linear"),
         overrides={
             **AgentJetJob(model="m").train_job().overrides,
             "actor_rollout_ref.rollout.max_num_seqs": 64,
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 5000,
-            "actor_rollout_ref.model.lora_rank": 8,
-            "actor_rollout_ref.model.lora_alpha": 32,
-            "actor_rollout_ref.model.target_modules": "all-linear",
             "actor_rollout_ref.rollout.load_format": "safetensors",
             "actor_rollout_ref.rollout.layered_summon": True,
             "actor_rollout_ref.rollout.max_model_len": 400,

@@ -11,7 +11,7 @@ import yaml
 
 from swarm.agentjet.yaml_job import convert, read_job
 from swarm.errors import ConfigError
-from swarm.job import EvalSampling, TrainJob, dump_job, layered
+from swarm.job import EvalSampling, LoraSettings, TrainJob, dump_job, layered
 
 
 def composed(**changes: Any) -> dict[str, Any]:
@@ -155,14 +155,11 @@ def test_as_many_slots_as_agentjet_has(workers: int, slots: int) -> None:
     assert convert(composed(rollout__max_env_worker=workers)).job.slots == slots == min(32, workers // 4) * 4
 
 
-def test_lora_and_more_room_are_carried_by_verls_own_keys() -> None:
+def test_an_adapter_is_ours_and_more_room_is_carried_by_verls_own_keys() -> None:
     lora = {"lora_rank": 32, "lora_alpha": 64, "target_modules": "all-linear"}
     config = composed(rollout__max_model_len=20_000, lora=lora | {"load_format": "safetensors", "layered_summon": True})
     conversion = convert(config)
-    assert {key.rpartition(".")[2]: value for key, value in conversion.job.overrides.items() if "lora" in key} == {
-        "lora_rank": 32,
-        "lora_alpha": 64,
-    }
+    assert conversion.job.lora == LoraSettings(rank=32, alpha=64)
     assert conversion.job.overrides["actor_rollout_ref.rollout.load_format"] == "safetensors"
     assert conversion.job.overrides["actor_rollout_ref.rollout.layered_summon"] is True
     assert "ajet.lora.*" not in conversion.ignored
@@ -195,6 +192,8 @@ def test_lora_and_more_room_are_carried_by_verls_own_keys() -> None:
         ({"rollout__max_env_worker": 3}, r"ajet\.rollout\.max_env_worker must be at least ajet\.rollout\.num_repeat"),
         ({"rollout__max_env_worker": "many"}, r"ajet\.rollout\.max_env_worker: "),
         ({"trainer_common__mini_batch_num": 5}, r"ajet\.data\.train_batch_size must be divisible by ajet\.trainer"),
+        ({"lora": {"lora_rank": -1}}, r"ajet\.lora\.lora_rank: must be at least 1"),
+        ({"lora": {"lora_rank": 8, "target_modules": 3}}, r"ajet\.lora\.target_modules: "),
         ({"model": {"path": None}}, r"ajet\.model\.path: is required"),
     ],
 )
