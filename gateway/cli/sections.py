@@ -124,7 +124,9 @@ def _incumbents(
         served = IncumbentPlan("", "", incumbent.port, job.max_prompt_length, job.max_response_length, incumbent.vllm)
         if incumbent.policy == "promoted":
             about = server.name, server.run_dir, job.model_name, serve.incumbent_name
-            successions.append(SuccessionPlan(name, *about, served, settings.sample_timeout_seconds))
+            successions.append(
+                SuccessionPlan(name, *about, served, settings.sample_timeout_seconds, job.lora is not None)
+            )
         if incumbent.model is not None:
             resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, path.parent.resolve())
             routes.setdefault(replace(served, model=resolved, name=incumbent.model), []).append(name)

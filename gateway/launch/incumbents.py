@@ -251,7 +251,8 @@ class Incumbents:
             command = [*self._plan.command, "models", "export", "--step", str(stage.successor), "--out", str(folder)]
             log = plan.run_dir / "logs" / "incumbent-export.log"
             name = f"export of version {stage.successor}"
-            succession.writing = Child(name, [*command, "--run-dir", str(plan.run_dir)], log, self._env)
+            command += ["--run-dir", str(plan.run_dir), *(["--merged"] if plan.adapter else [])]
+            succession.writing = Child(name, command, log, self._env)
 
     def _written(self, succession: _Succession, writing: Child) -> None:
         if writing.exit_code is None:

@@ -87,6 +87,7 @@ class SuccessionPlan:
         name: under which they are served.
         first: the incumbent of the file, as stages name it.
         template: how they are served, but for model, name and port.
+        adapter: whether the job trains one (LoRA), so that its versions are written with the weights below it.
         lingers: seconds for which the last answers of an incumbent may go on once another one has its place.
     """
 
@@ -97,6 +98,7 @@ class SuccessionPlan:
     first: str
     template: IncumbentPlan
     lingers: float
+    adapter: bool = False
 
     def stage_name(self, version: int) -> str:
         """What stages call the incumbent that is this version."""

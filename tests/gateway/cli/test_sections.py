@@ -68,7 +68,9 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     [succession] = read_plan(file).successions
     assert (succession.route, succession.server, succession.run_dir) == ("a", "a", plan.servers[0].run_dir)
     assert succession.first == "tiny at 127.0.0.1:8101" and succession.stage_name(7) == "tiny, version 7"
-    assert succession.template.arguments == ("--swap-space", "1")
+    assert succession.template.arguments == ("--swap-space", "1") and not succession.adapter
+    file.write_text(file.read_text().replace("{model: tiny, max", "{model: tiny, lora: {rank: 4}, max", 1))
+    assert [succession.adapter for succession in read_plan(file).successions] == [True]
     file.write_text(file.read_text().replace("model: tiny, port: 8101", "model: gone, port: 8101"))
     with pytest.raises(ConfigError, match="there is no model folder"):
         read_plan(file)
