@@ -69,9 +69,9 @@ def welch_interval(sample: Sequence[float], other: Sequence[float], confidence: 
     return Interval(difference, difference - half, difference + half)
 
 
-#: Of how much a value changes from one to the next, in standard deviations of the values: what :func:`trend_interval`
-#: expects before it sees any. Its interval is narrowest of 20 to 30 values.
-_EXPECTED_SLOPE = 0.1
+#: How much a value changes from one step to the next, in standard deviations: what :func:`trend_interval` expects
+#: before it sees any. More makes the interval of few values narrower, and that of many wider.
+_EXPECTED_SLOPE = 0.2
 
 
 def trend_interval(values: Mapping[int, float], confidence: float) -> Interval:
@@ -96,7 +96,10 @@ def trend_interval(values: Mapping[int, float], confidence: float) -> Interval:
     values = {step: value / size for step, value in values.items()}
     steps, middle, mean = list(values), fmean(values), fmean(values.values())
     squares = math.fsum((step - middle) ** 2 for step in steps)
-    slope = math.fsum((step - middle) * value for step, value in values.items()) / squares
+    slope = math.fsum((step - middle) * (value - mean) for step, value in values.items()) / squares
+    if abs(slope * (steps[-1] - steps[0])) < 1e-12:
+        # equal values have a slope of rounding errors
+        slope = 0.0
     span = size * (steps[-1] - steps[0])
     share = 1 / (1 + _EXPECTED_SLOPE**2 * squares)
     bound = ((1 - confidence) ** 2 * share) ** (-1 / (freedom + 1))

@@ -102,7 +102,8 @@ class ServerConfig(Model):
     keep_refused_text: bool = Field(
         default=False,
         description="the record of a request that the engine died of (refused/ in the run folder) holds the request "
-        "itself, with what its user wrote, if it was to be trained; otherwise its digest, sizes and numbers",
+        "itself, with what its user wrote and whose it is, if it was to be trained; otherwise its digest, sizes and "
+        "numbers",
     )
 
     @field_validator("token", mode="before")

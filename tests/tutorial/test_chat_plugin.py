@@ -53,7 +53,7 @@ async def test_a_companion_asks_back_and_says_nothing_twice() -> None:
 
 def check_readme(folder: Path, said: str) -> None:
     """What the commands of its readme leave; see ``test_readmes.py``."""
-    assert "not proven: reward over " in said
+    assert "held-out prompts prove more" in said
     talk = json.loads((folder / "chat.json").read_text())
     assert [one["role"] for one in talk] == ["system", "user", "assistant", "user", "assistant"]
     assert talk[-1]["content"] in said

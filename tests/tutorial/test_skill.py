@@ -104,7 +104,7 @@ def test_to_the_letter(tmp_path: Path) -> None:
         assert answer.parse().choices[0].message.content
         # the best of the eight, by the reward that the skill has written
         assert answer.headers["x-swarm-reward"] == "1.0"
-        assert "not proven: reward over " in run([*users, "--base-url", base_url], work)
+        assert "held-out prompts prove more" in run([*users, "--base-url", base_url], work)
 
     making = untrained.partition("swarm-gateway")[0]
     subprocess.run(["bash", "-c", making], cwd=work, check=True, timeout=SECONDS)
