@@ -97,9 +97,9 @@ class _Curve:
         now, then = self.means[index], self.means[before]
         if now is None or then is None:
             return None
-        squares = sum((value - now) ** 2 for value in self._window(index))
-        squares += sum((value - then) ** 2 for value in self._window(before))
-        chance = sure * math.sqrt(squares / (self._size - 1) / self._size)
+        apart = [value - now for value in self._window(index)] + [value - then for value in self._window(before)]
+        # the square of a large number is none
+        chance = sure * math.hypot(*apart) / math.sqrt((self._size - 1) * self._size)
         return _Means(now, then) if abs(now - then) >= chance else None
 
     def _window(self, end: int) -> list[float]:

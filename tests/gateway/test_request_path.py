@@ -34,11 +34,12 @@ MOST_FILES = 83
 @contextmanager
 def files_called() -> Generator[set[str]]:
     """Product files, relative to the repository, of which a function runs within, in any thread."""
+    noted: set[str] = set()
     found: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            found.add(frame.f_code.co_filename)
+            noted.add(frame.f_code.co_filename)
 
     threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(note)
     sys.setprofile(note)
@@ -47,8 +48,8 @@ def files_called() -> Generator[set[str]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
-        names = {Path(name).relative_to(ROOT).as_posix() for name in found if name.startswith(f"{ROOT}/")}
-        found.clear()
+        # threads that run still note
+        names = {Path(name).relative_to(ROOT).as_posix() for name in noted.copy() if name.startswith(f"{ROOT}/")}
         found.update(name for name in names if name.split("/")[0] in PRODUCT)
 
 

@@ -213,3 +213,9 @@ def test_rules_say_only_what_differs() -> None:
     assert all(rules.of(name).action for name in ALARMS)
     with pytest.raises(ValidationError, match="entropie"):
         WatchRules.model_validate({"entropie": {"action": "pause"}})
+
+
+def test_rewards_without_squares_are_compared() -> None:
+    steps = [step(swarm__reward_mean=1e200 * (-1) ** number) for number in range(100)]
+    numbered = [each.model_copy(update={"step": number}) for number, each in enumerate(steps, 1)]
+    assert watched(numbered, [], RULES) == []
