@@ -178,9 +178,11 @@ async def check_requests_outlive_a_weight_sync(
 
     async def user(number: int) -> None:
         while not synced.is_set():
-            calls.append(await sample(client, ready, f"user {number}", max_tokens=64, ignore_eos=True))
+            # of different lengths, so that they do not all end at the same moment, which may be that of the sync
+            tokens = 64 - 9 * number
+            calls.append(await sample(client, ready, f"user {number}", max_tokens=tokens, ignore_eos=True))
 
-    users = [asyncio.create_task(user(number)) for number in range(3)]
+    users = [asyncio.create_task(user(number)) for number in range(4)]
     await engine.link.send("rollout", BatchReady(batch=await make_batch(client, ready)))
     await engine.expect(StepDone, STEP_TIMEOUT)
     following = await engine.expect(RolloutReady, STEP_TIMEOUT)
@@ -189,7 +191,7 @@ async def check_requests_outlive_a_weight_sync(
     assert {call.finish_reason for call in calls} == {"length"}
     told = engine.syncs[-1].sampled
     assert told is not None
-    switches: list[int] = []
+    switches: list[tuple[int, int]] = []
     for call in calls:
         ids = [*call.prompt_ids.tolist(), *call.response_ids.tolist()]
         answered = slice(len(call.prompt_ids) - 1, None)
@@ -202,8 +204,8 @@ async def check_requests_outlive_a_weight_sync(
         assert fits, "its tokens are of neither weights, or of both by turns"
         # vLLM does not know what it had not taken up at the sync
         assert min(told.get(call.call_id, {}).get(0, 0), len(sampled)) in fits, (fits, told)
-        switches.append(fits[0])
-    assert any(0 < switch < 64 for switch in switches), f"no request was running at the sync: {switches}"
+        switches.append((fits[0], len(sampled)))
+    assert any(0 < switch < end for switch, end in switches), f"no request was running at the sync: {switches}"
     return following
 
 
