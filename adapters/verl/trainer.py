@@ -25,6 +25,7 @@ from adapters.verl import agreement, deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
+from adapters.verl.lora import syncs_adapter
 from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
@@ -61,6 +62,7 @@ class SwarmTrainer(PPOTrainerSync):
         self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)
+        self._syncs_adapter = syncs_adapter(config)
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
@@ -115,7 +117,8 @@ class SwarmTrainer(PPOTrainerSync):
         paused = self._requests_held({}) if taken_over else nullcontext()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
             super().on_init_end()
-            self._replicas.weights_synced()
+            if self._syncs_adapter:
+                self._replicas.weights_synced()
         self.stage("first token", "one of each replica")
         self._feed.sample_tokens()
 
@@ -140,7 +143,8 @@ class SwarmTrainer(PPOTrainerSync):
         self._computing.close()
         with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
             super().on_step_end()
-            self._replicas.weights_synced()
+            if self._syncs_adapter:
+                self._replicas.weights_synced()
 
     @contextmanager
     def _serving_paused(self) -> Iterator[None]:

@@ -161,8 +161,9 @@ class Incumbents:
         Raises:
             ConfigError: what an earlier start wrote cannot be read.
         """
-        if self._plan.successions:
-            self._successors = read_successors(self.file)
+        if following := {planned.route for planned in self._plan.successions}:
+            successors = read_successors(self.file)
+            self._successors = {route: successors[route] for route in following & successors.keys()}
         for planned in self._plan.incumbents:
             if routes := set(planned.routes) - self._successors.keys():
                 self._served.append(_Served(self._started(planned), routes))

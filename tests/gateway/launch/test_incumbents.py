@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents, Successor, read_successors
@@ -35,9 +36,9 @@ SECTION: dict[str, Any] = {
 class Site:
     """What one ``up`` serves: looks at stages that the test sets, and counts what the gateway is told."""
 
-    def __init__(self, folder: Path, lingers: float = 0.0) -> None:
+    def __init__(self, folder: Path, lingers: float = 0.0, routes: tuple[str, ...] = ("default",)) -> None:
         [port] = free_ports(1)
-        base = replace(BASE, port=port)
+        base = replace(BASE, port=port, routes=routes)
         template = replace(base, model="", name="", routes=())
         first = f"base at 127.0.0.1:{port}"
         succession = SuccessionPlan("default", "", folder, "tiny", first, template, lingers)
@@ -93,9 +94,9 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def up(folder: Path, lingers: float = 0.0) -> Generator[Site]:
+def up(folder: Path, lingers: float = 0.0, routes: tuple[str, ...] = ("default",)) -> Generator[Site]:
     with nothing_left_behind():
-        site = Site(folder, lingers)
+        site = Site(folder, lingers, routes)
         try:
             site.incumbents.start()
             yield site
@@ -147,6 +148,11 @@ def test_the_same_command_goes_on_with_the_incumbent_of_before(tmp_path: Path) -
     shutil.rmtree(tmp_path / "incumbents")
     with up(tmp_path) as site:
         assert site.asked["model"] == "base" and site.running() == ["incumbent base"]
+    # of a route that follows no promotions any more, the file says who answers
+    left = {"version": 2, "name": "tiny", "folder": str(tmp_path), "port": 1}
+    (tmp_path / "incumbents.yaml").write_text(yaml.safe_dump({"other": left}))
+    with up(tmp_path, routes=("other",)) as site:
+        assert site.running() == ["incumbent base"]
     (tmp_path / "incumbents.yaml").write_text("default: 7")
     with pytest.raises(ConfigError, match="does not say who answers"), up(tmp_path):
         pass
