@@ -83,9 +83,18 @@ class Site:
             time.sleep(0.02)
 
     def running(self) -> list[str]:
-        commands = [child.cmdline() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        names = [flag for command in commands if "serve" in command for flag in command if flag.startswith("--name=")]
-        return sorted(name.replace("--name=", "incumbent ") for name in names)
+        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        names = [flag for child in children if "serve" in (command := _command(child)) for flag in command]
+        return sorted(name.replace("--name=", "incumbent ") for name in names if name.startswith("--name="))
+
+
+def _command(child: psutil.Process) -> list[str]:
+    """A process that has only just begun has no command for a moment: ``exec`` writes it last."""
+    deadline = time.monotonic() + 30
+    while not (command := child.cmdline()):
+        assert time.monotonic() < deadline and child.status() != psutil.STATUS_ZOMBIE, child
+        time.sleep(0.001)
+    return command
 
 
 @pytest.fixture(autouse=True)
