@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -36,7 +35,7 @@ from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
-from swarm.http.serve import TLSFiles, bind, run_app
+from swarm.http.serve import TLSFiles, bind, run_app, spare_collections
 from swarm.packs import added
 
 _DESCRIPTION = """\
@@ -232,8 +231,7 @@ def serve(
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
-    # the modules loaded by now stay: garbage collection need not scan them
-    gc.freeze()
+    spare_collections()
     run_app(app, sock, tls=tls)
 
 

@@ -8,17 +8,18 @@ included, and none of them keeps the process alive.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import inspect
 import json
 import math
 import traceback
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, cast
 
@@ -59,10 +60,32 @@ class Done:
     error: BaseException | None = None
 
 
-class HookThreads:
-    """Daemon threads, one for each call.
+#: What a thread of hooks gets to do; ``None`` ends the thread.
+_Calls = SimpleQueue[Callable[[], None] | None]
 
-    A Python thread cannot be killed: a call past its deadline is abandoned, and its thread lasts until the call
+
+def _hook_thread() -> _Calls:
+    calls = _Calls()
+
+    def work() -> None:
+        while (call := calls.get()) is not None:
+            call()
+            # what it was called with is nobody's to keep
+            del call
+
+    Thread(target=work, name="reward-hook", daemon=True).start()
+    return calls
+
+
+def _end(threads: list[_Calls]) -> None:
+    for calls in threads:
+        calls.put(None)
+
+
+class HookThreads:
+    """Daemon threads, each for one call at a time; those without a call wait for the next one.
+
+    A Python thread cannot be killed: a call past its deadline is abandoned, and its thread is taken until the call
     returns. Once ``limit`` calls hang, further calls fail at once. (A ``ThreadPoolExecutor`` would join its hung
     threads when the interpreter ends.) Use it from one event loop at a time.
     """
@@ -71,6 +94,9 @@ class HookThreads:
         self._limit = limit
         self._places = asyncio.Semaphore(limit)
         self._abandoned = 0
+        #: threads without a call
+        self._idle: list[_Calls] = []
+        weakref.finalize(self, _end, self._idle)
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Done:  # noqa: ASYNC109
         """Run ``function(*args)`` in a thread; whatever it raises is returned.
@@ -88,18 +114,22 @@ class HookThreads:
         loop, context = asyncio.get_running_loop(), copy_context()
         outcome: asyncio.Future[Done] = loop.create_future()
         started = finished = abandoned = False
+        thread: _Calls
 
         def run() -> None:
             try:
                 done = Done(value=context.run(function, *args))
             except BaseException as exc:  # SystemExit must not be printed
                 done = Done(error=exc)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+            try:
                 loop.call_soon_threadsafe(finish, done)
+            except RuntimeError:  # the loop is closed, nobody waits
+                thread.put(None)
 
         def finish(done: Done) -> None:
             nonlocal finished
             finished = True
+            self._idle.append(thread)
             if abandoned:
                 self._abandoned -= 1
             self._places.release()
@@ -110,10 +140,11 @@ class HookThreads:
             async with asyncio.timeout(timeout):
                 await self._places.acquire()
                 try:
-                    Thread(target=run, name="reward-hook", daemon=True).start()
+                    thread = self._idle.pop() if self._idle else _hook_thread()
                 except RuntimeError as exc:
                     self._places.release()
                     raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
+                thread.put(run)
                 started = True
                 return await outcome
         except TimeoutError:

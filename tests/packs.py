@@ -72,10 +72,11 @@ PACKS: dict[str, Pack] = {
     "monitor": Pack(("gateway.tui", "gateway.cli.monitor"), ("tests/gateway/tui", "tests/gateway/cli/test_monitor.py")),
     "page": Pack(("gateway.page",), ("tests/gateway/page", "benchmarks/judging.py")),
     "replay": Pack(
-        ("gateway.replay", "gateway.cli.replay"),
+        ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate"),
         (
             "tests/gateway/replay",
             "tests/gateway/cli/test_replay.py",
+            "tests/gateway/cli/test_evaluate.py",
             "tests/gateway/rollout/test_untrained_replay.py",
         ),
     ),

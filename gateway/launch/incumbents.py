@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from gateway.launch.servers import LastingProcess, ended
 from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage
-from swarm.http.serve import bind
+from swarm.http.serve import bind, free_port
 from swarm.importer import python_path
 
 _GRACE = 10.0
@@ -172,7 +172,7 @@ class Incumbents:
             self._successions.append(succession)
             if (successor := self._successors.get(planned.route)) is not None:
                 if not _is_free(successor.port):
-                    successor = successor.model_copy(update={"port": _free_port()})
+                    successor = successor.model_copy(update={"port": free_port()})
                     self._write(planned.route, successor)
                 process = self._started(self._incumbent(planned, successor))
                 self._served.append(_Served(process, {planned.route}))
@@ -243,7 +243,7 @@ class Incumbents:
         if stage is None or stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
-        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=_free_port())
+        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=free_port())
         self._tell("succeeding", {"name": _label(succession), "route": plan.route, "why": stage.why})
         if folder.is_dir():
             self._boot(succession, succession.next)
@@ -350,8 +350,3 @@ def _is_free(port: int) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with closing(bind("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from gateway.config.takeover import name_of_version
 from swarm.job import TrainJob
 
+#: Starts our own command line.
+COMMAND = (sys.executable, "-P", "-m", "gateway.cli")
 #: What to do with the run that an earlier start left in the folder: go on with the same job; go on, although the job
 #: has changed; keep it beside and begin anew; begin anew in its place.
 EarlierRun = Literal["go_on", "resume", "fresh", "replace"]
@@ -135,7 +137,7 @@ class UpPlan:
     log_format: Literal["text", "json"] = "text"
     earlier_run: EarlierRun = "go_on"
     from_step: int | None = None
-    command: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "gateway.cli"))
+    command: tuple[str, ...] = COMMAND
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 from collections.abc import Callable, Generator, Sequence
@@ -17,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, loop_factory, uvicorn_config
+from swarm.http.serve import bind, loop_factory, spare_collections, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
@@ -68,8 +67,7 @@ async def serve(
     app = create_app(config, engine_command=engine_command)
 
     def ready() -> None:
-        # modules loaded by now stay: garbage collection need not scan them again and again
-        gc.freeze()
+        spare_collections()
         # the journal is open by now: opening it may fail, and takes long if it is large
         if on_ready is not None:
             on_ready(url_of(config.host, listener))

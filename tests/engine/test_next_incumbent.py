@@ -1,8 +1,12 @@
-"""A challenger of the real engine is promoted and becomes the next incumbent, and what trains on challenges it."""
+"""A challenger of the real engine is promoted and becomes the next incumbent, and what trains on challenges it; then
+both are compared on held-out prompts.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +16,8 @@ import httpx
 import pytest
 import yaml
 
+from gateway.launch.plan import COMMAND
+from swarm.checkpoints import kept_steps
 from swarm.client import SwarmClient
 from swarm.http.serve import bind
 from swarm.protocol import PromotePolicyRequest
@@ -81,6 +87,19 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
         assert again.interrupt() == 0
     finally:
         again.end()
+    (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(8)))
+    last = kept_steps(tmp_path / "run" / "checkpoints")[-1]
+    files = ["--run-dir", "run", "--data", "held_out.jsonl", "--hooks", "letters:hooks", "--max-tokens", "8"]
+    told = subprocess.run(
+        [*COMMAND, "policies", "eval", str(last), "--against", str(first), *files, "--json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        timeout=2 * READY_SECONDS,
+        check=True,
+    ).stdout
+    comparison = json.loads(told)["comparison"]
+    assert comparison["prompts"] == 8 and comparison["earlier"] == f"step {first}", comparison
+    assert not list((tmp_path / "run").glob(".eval-*"))
 
 
 def _only(client: SwarmClient) -> dict[str, Any]:

@@ -6,10 +6,10 @@ The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` 
 ``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
 ``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that name,
-and the others follow ``steps``. A model is served once its folder has the file ``serves``, and exported unless the run
-folder has ``no-export``. Every command that the server gets is appended to ``RUN_DIR/commands``. ``paced``,
-``recording`` and ``spelling`` are no stand-ins: they are the command line itself, with the engines of the resilience
-and kill tests.
+and the others follow ``steps``. A model is served once its folder has the file ``serves``, and answers with its own
+name; it is exported unless the run folder has ``no-export``. Every command that the server gets is appended to
+``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they are the command line itself, with
+the engines of the resilience and kill tests.
 """
 
 from __future__ import annotations
@@ -128,7 +128,23 @@ def serve_model(flags: dict[str, str]) -> None:
         file.write(json.dumps(flags) + "\n")
     while not (folder / "serves").exists():
         time.sleep(0.02)
-    ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), BaseHTTPRequestHandler).serve_forever()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            message = {"role": "assistant", "content": flags["--name"]}
+            data = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""Hook threads: each call has its own, which keeps nobody waiting."""
+"""Hook threads: each call has its own while it lasts, and keeps nobody waiting."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -16,19 +18,39 @@ pytestmark = pytest.mark.anyio
 LONG = 60.0
 
 
-async def test_each_call_has_a_thread_that_ends_with_it() -> None:
+async def test_calls_at_once_have_threads_of_their_own_which_later_calls_use_again() -> None:
     pool, meeting = HookThreads(3), threading.Barrier(3)
 
     def meet() -> threading.Thread:
         meeting.wait(LONG)
         return threading.current_thread()
 
-    done = [one.value for one in await asyncio.gather(*(pool.call(meet, timeout=LONG) for _ in range(3)))]
-    assert len({id(one) for one in done}) == 3
-    for one in done:
-        assert one.daemon
-        await asyncio.to_thread(one.join, LONG)
-        assert not one.is_alive()
+    async def three(pool: HookThreads) -> set[threading.Thread]:
+        return {done.value for done in await asyncio.gather(*(pool.call(meet, timeout=LONG) for _ in range(3)))}
+
+    threads = await three(pool)
+    assert len(threads) == 3 and all(thread.daemon for thread in threads)
+    assert await three(pool) == threads
+    # of hooks that a reload replaced, none stays
+    del pool
+    gc.collect()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, LONG)
+        assert not thread.is_alive()
+
+
+async def test_an_idle_thread_holds_nothing_of_its_last_call() -> None:
+    class Answer:
+        pass
+
+    pool, answer = HookThreads(1), Answer()
+    held = weakref.ref(answer)
+    await pool.call(id, answer, timeout=LONG)
+    del answer
+    async with asyncio.timeout(LONG):
+        while held() is not None:
+            await asyncio.sleep(0)
+            gc.collect()
 
 
 async def test_a_thread_that_cannot_be_started_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:

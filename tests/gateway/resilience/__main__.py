@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=3, help="of the swarm server, by SIGKILL")
     parser.add_argument("--crashes", type=int, default=3, help="of the trainer, by SIGKILL")
     parser.add_argument("--hangs", type=int, default=12, help="of the judge")
+    parser.add_argument("--shadow", type=int, default=2000, help="requests that an incumbent answers in all troubles")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of all choices; default: any")
     parser.add_argument("--folder", type=Path, help="where logs are left; default: nowhere")
     parser.add_argument("--json", type=Path, help="write the report there too")
@@ -39,6 +40,7 @@ def main() -> None:
         "restarts": (scenarios.restarts, options.restarts),
         "crashes": (scenarios.crashes, options.crashes),
         "hanging_judge": (scenarios.hanging_judge, options.hangs),
+        "shadow": (scenarios.shadow, options.shadow),
     }
     report: dict[str, Any] = {"seed": options.seed}
     with tempfile.TemporaryDirectory() as temporary:

@@ -107,10 +107,10 @@ class Rig:
         assert self._server is not None
         await kill(self._server)
 
-    def kill_engine(self) -> None:
+    def signal_engine(self, sent: signal.Signals) -> None:
         started = [line["started"] for line in self._engine_lines() if "started" in line]
         with contextlib.suppress(ProcessLookupError):
-            os.kill(started[-1], signal.SIGKILL)
+            os.kill(started[-1], sent)
 
     async def ask_server(self, path: str, body: Any = None) -> dict[str, Any]:
         """One request to the swarm server."""
@@ -213,6 +213,14 @@ class Rig:
             await until_async(self._without_background, 30, "the gateway does not come to rest")
             self._resting_tasks = (await ask_here(self.gateway.port, "/held"))["held"]["tasks"]
             yield
+
+    @contextlib.asynccontextmanager
+    async def shadowing(self) -> AsyncGenerator[None]:
+        """The same with the plain upstream as the incumbent, in whose shadow a challenger learns."""
+        async with listening(self.plain.app) as url:
+            serve = {"incumbent": {"upstream": {"base_url": f"{url}/v1"}}}
+            async with self.serving(upstream=False, hook_timeout_seconds=0.5, serve=serve):
+                yield
 
     async def _without_background(self) -> bool:
         return not (await ask_here(self.gateway.port, "/held"))["held"]["background"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -30,9 +31,11 @@ class Seen:
     errors: list[str] = field(default_factory=list[str])
     seconds: list[float] = field(default_factory=list[float])
     ways: Counter[str] = field(default_factory=Counter[str])
+    sources: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, answer: Answer) -> None:
         self.answers += 1
+        self.sources[answer.source] += 1
         self.seconds.append(answer.seconds)
         self.ways[answer.ask.name] += 1
         if answer.error:
@@ -110,7 +113,7 @@ async def crashes(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any
     """The trainer is killed ``wanted`` times under ``users`` users, with an upstream; an operator starts it again."""
 
     async def crash(chance: random.Random) -> None:
-        rig.kill_engine()
+        rig.signal_engine(signal.SIGKILL)
         # who was on the way to the upstream before says nothing of the crash
         await rig.offline()
         answered = len(rig.plain.got)
@@ -141,6 +144,49 @@ async def _troubled(
         **seen.report(),
         "by_upstream": len(rig.plain.got),
         "fallbacks": fallbacks,
+        "leaks": leaks,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def shadow(rig: Rig, wanted: int, seed: int, users: int) -> dict[str, Any]:
+    """``wanted`` requests of ``users`` users whom an incumbent answers, while the engine behind it syncs weights, hangs
+    and dies, the swarm server dies, and the judge hangs."""
+    seen, began, chance, troubles = Seen(), time.monotonic(), random.Random(seed), Counter[str]()
+
+    async def hang() -> None:
+        rig.signal_engine(signal.SIGSTOP)
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        rig.signal_engine(signal.SIGCONT)
+
+    async def crash() -> None:
+        rig.signal_engine(signal.SIGKILL)
+        await rig.offline()
+
+    async def restart() -> None:
+        await rig.kill_server()
+        await rig.start_server()
+
+    async with rig.shadowing():
+        first = rig.steps
+        async with (
+            using(rig, seen, BEST, seed, users - 1),
+            using(rig, seen, BEST, seed + 1, 1, about="HANG"),
+        ):
+            while seen.answers < wanted:
+                for trouble in (hang, crash, restart):
+                    await rig.stepped(rig.steps + 1, within=90)
+                    await trouble()
+                    troubles[trouble.__name__] += 1
+                    await rig.rolling()
+        leaks = await rig.leaks()
+        behind = (await rig.stats())["shadows"]
+    return {
+        **seen.report(),
+        "sources": dict(seen.sources),
+        "troubles": dict(troubles),
+        "steps": rig.steps - first,
+        "behind": behind,
         "leaks": leaks,
         "seconds": round(time.monotonic() - began, 1),
     }

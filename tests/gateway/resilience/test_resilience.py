@@ -51,3 +51,8 @@ async def test_a_judge_that_hangs_costs_its_own_group_alone(tmp_path: Path) -> N
     report = await report_of(tmp_path, scenarios.hanging_judge, wanted=2, users=8)
     assert report["others"]["errors"] == 0, report
     assert report["dropped"]["reward_hook_failed"] >= 2
+
+
+async def test_who_is_answered_by_an_incumbent_notices_nothing_of_the_challenger_behind_it(tmp_path: Path) -> None:
+    report = await report_of(tmp_path, scenarios.shadow, wanted=200, users=8)
+    assert report["sources"] == {"incumbent": report["answers"]} and report["behind"]["trained"] > 0, report

@@ -89,6 +89,12 @@ class Answer:
         return int(self.received[9:12]) if len(self.received) > 12 else 0
 
     @property
+    def source(self) -> str:
+        """Who answered, as the gateway says; empty: it does not."""
+        head = self.received.partition(b"\r\n\r\n")[0].decode("latin-1").lower()
+        return head.partition("x-swarm-source: ")[2].partition("\r\n")[0]
+
+    @property
     def content(self) -> bytes:
         head, _, rest = self.received.partition(b"\r\n\r\n")
         return _dechunked(rest) if b"transfer-encoding: chunked" in head.lower() else rest

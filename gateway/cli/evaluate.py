@@ -1,0 +1,100 @@
+"""``swarm-gateway policies eval``: held-out prompts on two versions of a run, and which of them is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.here import run_folder
+from gateway.cli.kept import Version
+from gateway.cli.output import print_json
+from gateway.cli.target import AsJson, RunDir
+from swarm.errors import ConfigError
+from swarm.importer import load_attribute
+
+if TYPE_CHECKING:
+    from gateway.reports.report import Report
+
+
+def evaluate(
+    version: Version,
+    data: Annotated[str, typer.Option("--data", "-d", help="held-out prompts, as `replay` reads them")],
+    hooks: Annotated[
+        str,
+        typer.Option(
+            help="hook folder, blend file, name, or module:attribute that judges both versions' answers to a prompt in "
+            "one call, shuffled"
+        ),
+    ],
+    against: Annotated[
+        int, typer.Option(min=0, help="the step to compare with; 0: the model that the run began with")
+    ] = 0,
+    answers: Annotated[int, typer.Option(min=1, help="of each version to each prompt")] = 1,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="of an answer; default: as in training")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at once")] = 4,
+    report: Annotated[Path | None, typer.Option(help="folder for report.json")] = None,
+    run_dir: RunDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer held-out prompts with a kept version and with another one, and say which is better, prompt by prompt.
+
+    Each is served on this machine by a vLLM of its own, one after the other; a run may go on meanwhile.
+    """
+    import asyncio
+
+    from gateway.launch.plan import COMMAND
+    from gateway.replay.bar import replay_bar
+    from gateway.replay.compare import scored
+    from gateway.replay.run import make_config, replay
+    from gateway.replay.senders import HttpSender
+    from gateway.replay.versions import label_of, served
+    from gateway.reports.printing import print_report, write_report
+    from reward_hooks import load_hooks
+    from swarm.checkpoints import check_kept, checkpoint_folder
+
+    if version == against:
+        raise ConfigError(f"step {version} is compared with itself: name another one by --against")
+    run_dir = run_folder(run_dir)
+    job, _ = load_attribute("swarm.server.journal.lineage:latest_job")(run_dir / "journal.db")
+    for step in filter(None, (version, against)):
+        check_kept(checkpoint_folder(job, run_dir), step)
+    judge = load_hooks(hooks)
+
+    def asked(step: int) -> Report:
+        name = label_of(step)
+        config = make_config(
+            data=data,
+            target=f"{name} of {run_dir}",
+            model=name,
+            label=name,
+            concurrency=concurrency,
+            epochs=answers,
+            no_train=True,
+        )
+
+        async def send_all(base_url: str) -> Report:
+            body = {"model": name} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+            async with HttpSender(base_url, "", body) as sender:
+                with replay_bar(visible=not as_json) as bar:
+                    return await replay(config, sender, None, bar)
+
+        if not as_json:
+            typer.echo(f"{name}: is written and served, which takes a while", err=True)
+        with served(run_dir, job, step, COMMAND) as base_url:
+            asked = asyncio.run(send_all(base_url))
+        if asked.interrupted:
+            raise typer.Exit(130)
+        if not asked.answered:
+            raise ConfigError(f"{name} answered nothing: {', '.join(asked.failures)}")
+        return asked
+
+    earlier = asked(against)
+    result = asyncio.run(scored(asked(version), earlier, judge))
+    if report is not None:
+        write_report(result, report)
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+        return
+    print_report(result)

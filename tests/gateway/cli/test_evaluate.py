@@ -1,0 +1,77 @@
+"""``policies eval``, with scripted models: each version answers with its own name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.root import app
+from gateway.launch import plan
+from swarm.job import TrainJob
+from tests.gateway.cli.test_models import journal, saved, steps
+from tests.gateway.launch.test_up import COMMAND
+from tests.processes import nothing_left_behind
+
+pytestmark = pytest.mark.slow
+
+HOOK = """
+def on_compute_relative_reward(task, candidates, context):
+    return [{"step 2": 1.0, "step 1": 0.25}.get(candidate.text, 0.0) for candidate in candidates]
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    journal(folder, TrainJob(model="tiny"), *steps("r", 1, 2))
+    saved(folder, _1=0.1, _2=0.9)
+    (folder / "serves").touch()
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "on_compute_relative_reward.py").write_text(HOOK)
+    (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "q{number}"}}\n' for number in range(8)))
+    monkeypatch.setattr(plan, "COMMAND", (*COMMAND, "tests.gateway.scripted_up", "steps"))
+    return folder
+
+
+def evaluate(run_dir: Path, *arguments: str) -> Result:
+    files = ["--data", str(run_dir.parent / "held_out.jsonl"), "--hooks", str(run_dir.parent / "hook")]
+    with nothing_left_behind():
+        result = CliRunner().invoke(app, ["policies", "eval", *arguments, *files, "--run-dir", str(run_dir)])
+    assert not list(run_dir.glob(".eval-*"))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "difference", "verdict"),
+    [
+        (["2"], 1.0, "better by 1.000 [1.000, 1.000] on 8 prompts"),
+        (["2", "--against", "1", "--answers", "3"], 0.75, "better by 0.750 [0.750, 0.750] on 8 prompts"),
+        (["1", "--against", "2"], -0.75, "worse by 0.750 [0.750, 0.750] on 8 prompts"),
+    ],
+)
+def test_a_version_is_compared_with_an_earlier_one(
+    run_dir: Path, arguments: list[str], difference: float, verdict: str
+) -> None:
+    result = evaluate(run_dir, *arguments, "--json", "--report", str(run_dir.parent / "report"))
+    assert result.exit_code == 0, (result.output, result.exception)
+    report = json.loads(result.stdout)
+    assert report == json.loads((run_dir.parent / "report" / "report.json").read_text())
+    comparison = report["comparison"]
+    assert comparison["difference"] == pytest.approx(difference) and comparison["verdict"] == verdict
+    assert report["label"] == f"step {arguments[0]}" and comparison["earlier"] != report["label"]
+    # the model that the run began with needs no export
+    assert len((run_dir / "exports").read_text().split()) == 1 + ("--against" in arguments)
+    served = [json.loads(line) for line in (run_dir / "models").read_text().splitlines()]
+    assert [flags["--name"] for flags in served] == [comparison["earlier"], report["label"]]
+
+
+def test_what_cannot_be_compared_says_why(run_dir: Path) -> None:
+    assert "kept are 1, 2" in str(evaluate(run_dir, "3").exception)
+    assert "compared with itself" in str(evaluate(run_dir, "2", "--against", "2").exception)
+    assert not (run_dir / "models").exists(), "before anything is started"
+    (run_dir / "no-export").touch()
+    refused = str(evaluate(run_dir, "2", "--against", "1").exception)
+    assert "the export ended with exit code 1" in refused and "step 2 is not kept" in refused
