@@ -113,7 +113,7 @@ async def test_every_screen_and_every_key(open_site: Site, chrome: Browser) -> N
         await tab.sees("You picked")
         assert "the user got this" in await tab.text("main"), "judged: nothing is hidden any more"
         await tab.press("u")
-        await tab.sees("Your judgement is taken back")
+        await tab.sees("Which answer is best? Your pick trains.")
         await tab.press("b", "l", "e")
         await tab.until("document.activeElement.tagName === 'TEXTAREA'")
         await tab.write(" corrected")
@@ -263,11 +263,27 @@ _ASK = """(() => {
 })()"""
 
 
-async def network(tab: Tab, *, offline: bool = False, latency: float = 0.0) -> None:
-    """Change what the tab's requests meet; ``latency`` in milliseconds."""
-    speed = {"downloadThroughput": -1, "uploadThroughput": -1}
+async def hold(tab: Tab, part: str = "") -> None:
+    """What the page asks from now on, at addresses with ``part``, is asked once it is let in, whatever the machine does
+    meanwhile."""
+    await tab.js(f"""void (window.held = [], window.real = fetch, window.fetch = (path, options) =>
+        new Promise((go) => {{
+            const ask = () => go(real(path, options));
+            if (path.includes('{part}')) held.push(ask);
+            else ask();
+        }}))""")
+
+
+async def let_in(tab: Tab) -> None:
+    """End :func:`hold`."""
+    await tab.js("void (window.fetch = real, held.splice(0).forEach((ask) => ask()))")
+
+
+async def network(tab: Tab, *, offline: bool) -> None:
+    """Cut the tab off its network, or give it back."""
+    nothing = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     await tab.command("Network.enable")
-    await tab.command("Network.emulateNetworkConditions", offline=offline, latency=latency, **speed)
+    await tab.command("Network.emulateNetworkConditions", offline=offline, **nothing)
 
 
 @pytest.mark.parametrize(("place", "words"), SCREENS.items())
@@ -280,17 +296,16 @@ async def test_each_screen_says_that_the_gateway_is_slow_or_gone_or_the_login_ov
     async with chrome.tab() as tab:
         await log_in(tab, site, "admin", place)
         await tab.sees(words)
-        # the banner is there for some seconds, which a busy machine does not miss
-        await network(tab, latency=8000.0)
+        await hold(tab)
         await tab.js(_ASK)
         await tab.sees("The gateway takes long to answer", "#banner")
-        await network(tab)
+        await let_in(tab)
         await tab.until("document.querySelector('#banner').hidden")
         await tab.sees(words)
         await network(tab, offline=True)
         await tab.js(_ASK)
         await tab.sees("The gateway cannot be reached.", "main")
-        await network(tab)
+        await network(tab, offline=False)
         await tab.js(_ASK)
         await tab.sees(words)
         # a new login goes on where the old one was
@@ -308,13 +323,14 @@ async def test_what_comes_late_does_not_take_the_place_of_another_screen(site: S
     async with chrome.tab() as tab:
         await log_in(tab, site)
         await tab.sees("No group yet")
-        await network(tab, latency=500.0)
+        await hold(tab, "/learning")
         read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
         before = await tab.js(read)
         await tab.press("p")
         await tab.until("document.querySelector('nav a[data-screen=policies]').hasAttribute('aria-current')")
         await tab.press("a")
         await tab.sees("Other ways to opt out")
+        await let_in(tab)
         await tab.until(read, lambda count: count > before)
         await tab.sees("Other ways to opt out")
 
@@ -329,13 +345,7 @@ async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site,
         await tab.until("document.querySelectorAll('.row').length === 2")
         await tab.press("Enter")
         await tab.sees("1 of 2")
-        # what is read of groups from now on comes when it is let in
-        await tab.js("""void (window.held = [], window.real = fetch, window.fetch = (path, options) =>
-            new Promise((go) => {
-                const ask = () => go(real(path, options));
-                if (path.includes('/groups/')) held.push(ask);
-                else ask();
-            }))""")
+        await hold(tab, "/groups/")
         await tab.press("j")
         await tab.until("held.length", lambda count: count == 1)
         await visitor.judge(second, pick=0)
