@@ -45,11 +45,11 @@ def evaluate(
     import asyncio
 
     from gateway.launch.plan import COMMAND
+    from gateway.launch.versions import label_of, served
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
     from gateway.replay.run import make_config, replay
     from gateway.replay.senders import HttpSender
-    from gateway.replay.versions import label_of, served
     from gateway.reports.printing import print_report, write_report
     from reward_hooks import load_hooks
     from swarm.checkpoints import check_kept, checkpoint_folder

@@ -11,7 +11,6 @@ import typer
 from gateway.cli import kept
 from gateway.cli.output import tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
-from swarm.packs import load_optional
 
 if TYPE_CHECKING:
     from swarm.client import SwarmClient
@@ -26,8 +25,6 @@ app = typer.Typer(
 )
 for _command in (kept.show, kept.export, kept.fork, kept.delete):
     app.command()(_command)
-if (_evaluate := load_optional("gateway.cli.evaluate:evaluate")) is not None:
-    app.command("eval")(_evaluate)
 
 Name = Annotated[str, typer.Argument(help="route of the gateway; default: the only one")]
 Before = Annotated[str, typer.Option("--incumbent", help="the route's incumbent; default: the only one")]

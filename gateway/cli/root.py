@@ -35,6 +35,8 @@ app.command()(serve)
 for _spec in ("gateway.cli.replay:replay", "gateway.cli.monitor:monitor"):
     if (_command := load_optional(_spec)) is not None:
         app.command()(_command)
+if (_evaluate := load_optional("gateway.cli.evaluate:evaluate")) is not None:
+    policies_app.command("eval")(_evaluate)
 app.add_typer(code_app, name="code")
 app.add_typer(config_app, name="config")
 app.add_typer(keys, name="keys")

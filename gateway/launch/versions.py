@@ -1,7 +1,7 @@
-"""Held-out prompts on versions that a run folder keeps: each is written as a model folder and served by a vLLM of its
-own.
+"""A version that a run folder keeps is written as a model folder and served by a vLLM of its own, for as long as
+somebody asks it.
 
-Invariant: one version is served at a time, and whatever ends the work, no process and no folder is left.
+Invariant: whatever ends that, no process and no folder is left.
 """
 
 from __future__ import annotations
