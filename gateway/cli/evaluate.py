@@ -34,6 +34,12 @@ def evaluate(
     answers: Annotated[int, typer.Option(min=1, help="of each version to each prompt")] = 1,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="of an answer; default: as in training")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="requests at once")] = 4,
+    vllm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="one more argument for vLLM, such as --vllm=--gpu-memory-utilization=0.3 beside a run; may be repeated"
+        ),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="folder for report.json")] = None,
     run_dir: RunDir = None,
     as_json: AsJson = False,
@@ -82,7 +88,7 @@ def evaluate(
 
         if not as_json:
             typer.echo(f"{name}: is written and served, which takes a while", err=True)
-        with served(run_dir, job, step, COMMAND) as base_url:
+        with served(run_dir, job, step, COMMAND, vllm or ()) as base_url:
             asked = asyncio.run(send_all(base_url))
         if asked.interrupted:
             raise typer.Exit(130)

@@ -28,7 +28,7 @@ _LONGEST_EXPORT, _LONGEST_BOOT = 1800.0, 600.0
 
 
 @contextmanager
-def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> Generator[str]:
+def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm: Sequence[str] = ()) -> Generator[str]:
     """The base URL of the version of ``step``; 0: the model that the run began with.
 
     Args:
@@ -36,6 +36,7 @@ def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> G
         job: of the run.
         step: of the version.
         command: starts our command line.
+        vllm: more arguments for vLLM.
 
     Raises:
         ConfigError: the version cannot be written or served; with the last line of the log.
@@ -47,7 +48,8 @@ def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> G
             arguments += ["--merged"] if job.lora is not None else []
             with _child("export", [*command, "models", "export", *arguments], Path(folder)) as export:
                 _wait(export, _LONGEST_EXPORT)
-        plan = IncumbentPlan(model, label_of(step), free_port(), job.max_prompt_length, job.max_response_length)
+        lengths = job.max_prompt_length, job.max_response_length
+        plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm))
         with _child("vLLM", [*command, *plan.command(Path(folder))], Path(folder)) as vllm:
             _wait(vllm, _LONGEST_BOOT, plan.port)
             yield f"http://127.0.0.1:{plan.port}/v1"

@@ -49,7 +49,11 @@ def evaluate(run_dir: Path, *arguments: str) -> Result:
     [
         (["2"], 1.0, "better by 1.000 [1.000, 1.000] on 8 prompts"),
         (["2", "--against", "1", "--answers", "3"], 0.75, "better by 0.750 [0.750, 0.750] on 8 prompts"),
-        (["1", "--against", "2"], -0.75, "worse by 0.750 [0.750, 0.750] on 8 prompts"),
+        (
+            ["1", "--against", "2", "--vllm=--gpu-memory-utilization=0.3"],
+            -0.75,
+            "worse by 0.750 [0.750, 0.750] on 8 prompts",
+        ),
     ],
 )
 def test_a_version_is_compared_with_an_earlier_one(
@@ -66,6 +70,7 @@ def test_a_version_is_compared_with_an_earlier_one(
     assert len((run_dir / "exports").read_text().split()) == 1 + ("--against" in arguments)
     served = [json.loads(line) for line in (run_dir / "models").read_text().splitlines()]
     assert [flags["--name"] for flags in served] == [comparison["earlier"], report["label"]]
+    assert {flags.get("--gpu-memory-utilization") for flags in served} == {"0.3" if "--vllm" in arguments[-1] else None}
 
 
 def test_what_cannot_be_compared_says_why(run_dir: Path) -> None:
