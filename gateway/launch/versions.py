@@ -36,7 +36,7 @@ def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm
         job: of the run.
         step: of the version.
         command: starts our command line.
-        vllm: more arguments for vLLM.
+        vllm_arguments: more of them for vLLM.
 
     Raises:
         ConfigError: the version cannot be written or served; with the last line of the log.
@@ -49,7 +49,7 @@ def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm
             with _child("export", [*command, "models", "export", *arguments], Path(folder)) as export:
                 _wait(export, _LONGEST_EXPORT)
         lengths = job.max_prompt_length, job.max_response_length
-        plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm))
+        plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
         with _child("vLLM", [*command, *plan.command(Path(folder))], Path(folder)) as vllm:
             _wait(vllm, _LONGEST_BOOT, plan.port)
             yield f"http://127.0.0.1:{plan.port}/v1"

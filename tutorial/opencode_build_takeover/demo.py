@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +24,6 @@ from shown import draw, told
 from users import Users
 
 from swarm.client import SwarmClient
-from swarm.evidence.stages import ServingStage
 from swarm.protocol import PolicyStatus
 
 HERE = Path(__file__).resolve().parent
@@ -50,9 +49,6 @@ class Demo:
         file: of the running ``up``.
         every: steps until a verdict is waited for.
         more: answers before the act ends.
-
-    Attributes:
-        moves: the stages in which the share changed.
     """
 
     file: Path
@@ -61,7 +57,6 @@ class Demo:
     swarm: SwarmClient
     every: int
     more: int
-    moves: list[ServingStage] = field(default_factory=list[ServingStage])
 
     @property
     def now(self) -> PolicyStatus | None:
@@ -80,8 +75,6 @@ class Demo:
             policy = self.now
             if policy is not None:
                 stage, verdict = policy.stage, policy.verdict
-                if not self.moves or self.moves[-1].share != stage.share:
-                    self.moves.append(stage)
                 line = f"version {stage.challenger}, {stage.label}{', training waits' if stage.trial else ''}"
                 if line != last:
                     said = f" | {verdict.sentence}" if verdict is not None else ""
@@ -137,7 +130,7 @@ def run(out: Path, act: str, hooks: Path, every: int, more: int, pause: float) -
     ):
         demo = Demo(file, config, users, swarm, every, more)
         demo.takes_over() if act == "takes_over" else demo.is_taken_back()
-    story = told(folder / "run" / "journal.db", demo.moves)
+    story = told(folder / "run" / "journal.db")
     draw(story, out / f"{act}.png")
     print(f"users: {users.sentence}\npicture: {out / f'{act}.png'}", *story.sentences, sep="\n", flush=True)
 

@@ -34,10 +34,16 @@ class Story:
         return [f"{before.label} -> {after.label}, by {after.by}: {after.why}" for before, after in moves]
 
 
-def told(journal: Path, moves: list[ServingStage]) -> Story:
-    """The story of ``moves`` with the pairs in a journal, which has the latest stage only."""
+def told(journal: Path) -> Story:
+    """The story in a journal."""
     with reading(journal) as connection:
         rows = connection.execute("SELECT pair FROM pairs ORDER BY rowid").fetchall()
+        stages = connection.execute("SELECT stage FROM stages ORDER BY version").fetchall()
+    moves: list[ServingStage] = []
+    for (row,) in stages:
+        stage = ServingStage.model_validate_json(row)
+        if not moves or moves[-1].share != stage.share:
+            moves.append(stage)
     pairs = [pair for (row,) in rows if (pair := Pair.model_validate_json(row)).difference is not None]
     comparisons: dict[str, PairedEvidence] = {}
     proven: list[Interval] = []
