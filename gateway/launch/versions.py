@@ -28,7 +28,9 @@ _LONGEST_EXPORT, _LONGEST_BOOT = 1800.0, 600.0
 
 
 @contextmanager
-def served(run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm: Sequence[str] = ()) -> Generator[str]:
+def served(
+    run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm_arguments: Sequence[str] = ()
+) -> Generator[str]:
     """The base URL of the version of ``step``; 0: the model that the run began with.
 
     Args:
