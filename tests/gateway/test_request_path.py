@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
@@ -33,7 +34,8 @@ MOST_FILES = 83
 
 @contextmanager
 def files_called() -> Generator[set[str]]:
-    """Product files, relative to the repository, of which a function runs within, in any thread."""
+    """Product files, relative to the repository, of which a function runs within, in any thread; none that garbage of
+    earlier tests would run."""
     noted: set[str] = set()
     found: set[str] = set()
 
@@ -41,12 +43,15 @@ def files_called() -> Generator[set[str]]:
         if event == "call":
             noted.add(frame.f_code.co_filename)
 
+    gc.collect()
+    gc.disable()
     threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(note)
     sys.setprofile(note)
     try:
         yield found
     finally:
         sys.setprofile(None)
+        gc.enable()
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
         # threads that run still note
         names = {Path(name).relative_to(ROOT).as_posix() for name in noted.copy() if name.startswith(f"{ROOT}/")}
