@@ -326,7 +326,12 @@ class EngineSetup:
         retries: list[None] = []
         answer = await self._calls.perform(call, on_retry=lambda: retries.append(None))
         if ran and retries and (await self._engine.status()).engine.engine_status is EngineState.OFFLINE:
-            await self._engine.start_engine(wait=False)
+            try:
+                await self._engine.start_engine(wait=False)
+            except ConflictError:
+                # whoever watches over the engine may have started it first
+                if (await self._engine.status()).engine.engine_status is EngineState.OFFLINE:
+                    raise
             if isinstance(answer, SyncTrainCodeResponse | SyncTrainConfigResponse):
                 return answer.model_copy(update={"restarted": True})
         return answer

@@ -132,6 +132,8 @@ class Harness:
             case "server":
                 assert self._server is not None
                 await kill(self._server)
+                # another process may listen there by now
+                self._proxy.port = 0
                 self._check_code()
                 await self._start_server()
             case "researcher":
@@ -223,6 +225,9 @@ class Harness:
         seed = f"{self.seed}-{name}"
         self._clients[name] = await self._start("tests.kill.client", name, str(port), str(self.folder), seed)
 
+    def _log(self, name: str) -> str:
+        return self._last("researcher.log" if name == "researcher" else "client.log")
+
     async def _stop_server(self) -> None:
         assert self._server is not None
         self._server.terminate()
@@ -290,6 +295,9 @@ class Harness:
     async def _until(self, condition: Callable[[], bool], within: float, otherwise: str) -> None:
         deadline = time.monotonic() + within
         while not condition():
+            for name, process in self._clients.items():
+                ended = process.returncode
+                assert ended is None, f"{otherwise}: {name} ended with {ended}: {self._log(name)}"
             assert time.monotonic() < deadline, f"{otherwise} within {within:g} s; {await self._state()}"
             await asyncio.sleep(0.01)
 

@@ -83,6 +83,20 @@ def test_a_server_that_dies_in_a_forced_restart_gets_its_engine_back(
     assert paths == ["/status", "/sync_train_code", "/sync_train_code", "/status", "/start_engine"]
 
 
+@pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.OFFLINE])
+def test_an_engine_that_somebody_else_started_first_runs_the_new_code(
+    state: EngineState, server: ScriptedServer, client: SwarmClient
+) -> None:
+    server.script("/status", *(status(seen) for seen in (EngineState.ROLLING, EngineState.OFFLINE, state)))
+    server.script("/sync_train_code", Answer({"error": {"message": "restarting"}}, 503), SYNCED | {"changed": False})
+    server.script("/start_engine", Answer({"error": {"message": "the engine is BOOTING"}}, 409))
+    if state is EngineState.BOOTING:
+        assert client.sync_train_code(b"PK", force_restart=True).restarted
+    else:
+        with pytest.raises(ConflictError, match="BOOTING"):
+            client.sync_train_code(b"PK", force_restart=True)
+
+
 def test_an_engine_that_did_not_run_is_not_started_with_new_code(
     server: ScriptedServer, client: SwarmClient, folder: Path
 ) -> None:
