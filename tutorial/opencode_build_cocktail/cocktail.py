@@ -75,6 +75,9 @@ def cocktail(client: SwarmClient, arguments: argparse.Namespace) -> None:
     with client.watching_status(progress.observe):
         try:
             workers |= {agent: start(agent, arguments) for agent in SHARES}
+            # before, one of them may fill a batch alone
+            for agent in SHARES:
+                progress.episodes_of(agent)
             progress.steps(together)
             workers[KILLED].kill()
             workers[KILLED].wait()
