@@ -88,6 +88,12 @@ class Up:
         """Where the server ``name`` said that it listens."""
         return next(one["url"] for one in self.seen if one["event"] == "listening" and one["name"] == name)
 
+    def child(self, *words: str) -> psutil.Process:
+        """The only process that it started with these words in its command."""
+        children = psutil.Process(self.process.pid).children()
+        [found] = [child for child in children if set(words) <= set(child.cmdline())]
+        return found
+
     def interrupt(self) -> int:
         """One Ctrl-C; the exit code."""
         self.process.send_signal(signal.SIGINT)

@@ -68,7 +68,7 @@ def evaluate(
         check_kept(checkpoint_folder(job, run_dir), step)
     judge = load_hooks(hooks)
 
-    def asked(step: int) -> Report:
+    def replayed(step: int) -> Report:
         name = label_of(step)
         config = make_config(
             data=data,
@@ -89,15 +89,15 @@ def evaluate(
         if not as_json:
             typer.echo(f"{name}: is written and served, which takes a while", err=True)
         with served(run_dir, job, step, COMMAND, vllm or ()) as base_url:
-            asked = asyncio.run(send_all(base_url))
-        if asked.interrupted:
+            report_of_version = asyncio.run(send_all(base_url))
+        if report_of_version.interrupted:
             raise typer.Exit(130)
-        if not asked.answered:
-            raise ConfigError(f"{name} answered nothing: {', '.join(asked.failures)}")
-        return asked
+        if not report_of_version.answered:
+            raise ConfigError(f"{name} answered nothing: {', '.join(report_of_version.failures)}")
+        return report_of_version
 
-    earlier = asked(against)
-    result = asyncio.run(scored(asked(version), earlier, judge))
+    earlier = replayed(against)
+    result = asyncio.run(scored(replayed(version), earlier, judge))
     if report is not None:
         write_report(result, report)
     if as_json:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from gateway.config.gateway import ONLY_ROUTE
 from gateway.launch.children import FOLDER_VARIABLE, Child
-from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
+from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
 from gateway.launch.run_folder import write_section
 from gateway.launch.servers import LastingProcess, ended
 from gateway.launch.watch import OnEvent, UpFailedError
@@ -225,7 +225,7 @@ class Incumbents:
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
                     self._read(succession, read(succession.plan.server), now)
         except UpFailedError as exc:
-            self._refuse(succession, ": ".join((str(exc), *exc.last_lines[-1:])))
+            self._refuse(succession, exc.with_last_line)
         except OSError as exc:
             self._refuse(succession, str(exc))
 
@@ -249,11 +249,10 @@ class Incumbents:
             self._boot(succession, succession.next)
         else:
             folder.parent.mkdir(exist_ok=True)
-            command = [*self._plan.command, "models", "export", "--step", str(stage.successor), "--out", str(folder)]
+            arguments = export_command(plan.run_dir, stage.successor, folder, merged=plan.adapter)
             log = plan.run_dir / "logs" / "incumbent-export.log"
             name = f"export of version {stage.successor}"
-            command += ["--run-dir", str(plan.run_dir), *(["--merged"] if plan.adapter else [])]
-            succession.writing = Child(name, command, log, self._env)
+            succession.writing = Child(name, [*self._plan.command, *arguments], log, self._env)
 
     def _written(self, succession: _Succession, writing: Child) -> None:
         if writing.exit_code is None:

@@ -78,6 +78,13 @@ class IncumbentPlan:
         return ["models", "serve", self.model, *flags, "--stop-on-eof", *self.arguments]
 
 
+def export_command(run_dir: Path, step: int, out: Path, *, merged: bool) -> list[str]:
+    """Arguments of our command line that write a kept version of ``run_dir`` as a model folder ``out``; ``merged``: of
+    an adapter, with the weights below it."""
+    flags = ["--step", str(step), "--out", str(out), "--run-dir", str(run_dir)]
+    return ["models", "export", *flags, *(["--merged"] if merged else [])]
+
+
 @dataclass(frozen=True)
 class SuccessionPlan:
     """A route whose promoted challengers become its incumbents.

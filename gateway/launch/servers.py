@@ -252,7 +252,7 @@ class LastingProcess:
             if HOOK_FAILS in line and (failure := _HOOK_FAILS.search(_message(line))):
                 self._on_event("hook_failed", failure.groupdict())
         if self.child.exit_code is None:
-            if not self.serves and self._listens():
+            if not self.serves and listens(self.address):
                 self.serves = True
                 values = {"name": self.child.name, "seconds": round(now - self._started_at, 1)}
                 self._on_event(f"{self._kind}_recovered", values)
@@ -276,14 +276,6 @@ class LastingProcess:
         values |= {"name": self.child.name, "reason": reason, "last_lines": ended(self.child).last_lines}
         self._on_event(f"{self._kind}_restarting", values)
 
-    def _listens(self) -> bool:
-        # a log on a full disk does not tell
-        try:
-            socket.create_connection(self.address, timeout=0.2).close()
-        except OSError:
-            return False
-        return True
-
     def _say(self, text: str) -> None:
         if text != self._warned_of:
             self._warned_of = text
@@ -296,6 +288,15 @@ def _message(line: str) -> str:
         return str(json.loads(line)["message"]) if line.startswith("{") else line
     except (ValueError, LookupError):
         return line
+
+
+def listens(address: tuple[str, int]) -> bool:
+    """Whether somebody listens there: a log on a full disk does not tell."""
+    try:
+        socket.create_connection(address, timeout=0.2).close()
+    except OSError:
+        return False
+    return True
 
 
 def ended(child: Child) -> UpFailedError:

@@ -6,16 +6,15 @@ Invariant: whatever ends that, no process and no folder is left.
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.launch.children import Child
-from gateway.launch.plan import IncumbentPlan
-from gateway.launch.servers import ended
+from gateway.launch.plan import IncumbentPlan, export_command
+from gateway.launch.servers import ended, listens
 from swarm.errors import ConfigError
 from swarm.http.serve import free_port
 from swarm.importer import python_path
@@ -44,11 +43,11 @@ def served(
         ConfigError: the version cannot be written or served; with the last line of the log.
     """
     with tempfile.TemporaryDirectory(prefix=".eval-", dir=run_dir) as folder:
-        model = str(Path(folder, "model")) if step else job.model
+        model = job.model
         if step:
-            arguments = ["--step", str(step), "--out", model, "--run-dir", str(run_dir)]
-            arguments += ["--merged"] if job.lora is not None else []
-            with _child("export", [*command, "models", "export", *arguments], Path(folder)) as export:
+            model = str(Path(folder, "model"))
+            arguments = export_command(run_dir, step, Path(model), merged=job.lora is not None)
+            with _child("export", [*command, *arguments], Path(folder)) as export:
                 _wait(export, _LONGEST_EXPORT)
         lengths = job.max_prompt_length, job.max_response_length
         plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
@@ -77,19 +76,9 @@ def _wait(child: Child, seconds: float, port: int | None = None) -> None:
     while time.monotonic() < deadline:
         if (code := child.exit_code) is not None:
             if code or port is not None:
-                raise _failed(ended(child).message, child)
+                raise ConfigError(ended(child).with_last_line)
             return
-        if port is not None and _listens(port):
+        if port is not None and listens(("127.0.0.1", port)):
             return
         time.sleep(_POLL)
-    raise _failed(f"the {child.name} took longer than {seconds:.0f} s", child)
-
-
-def _failed(what: str, child: Child) -> ConfigError:
-    return ConfigError(": ".join((what, *child.last_lines(1))))
-
-
-def _listens(port: int) -> bool:
-    with closing(socket.socket()) as asking:
-        asking.settimeout(_POLL)
-        return asking.connect_ex(("127.0.0.1", port)) == 0
+    raise ConfigError(": ".join((f"the {child.name} took longer than {seconds:.0f} s", *child.last_lines(1))))

@@ -39,6 +39,11 @@ class UpFailedError(SwarmGatewayError):
         self.last_lines = last_lines
         self.log = log
 
+    @property
+    def with_last_line(self) -> str:
+        """The message and the last line of the output, which often says why."""
+        return ": ".join((self.message, *self.last_lines[-1:]))
+
 
 class EngineWatch:
     """Turns statuses into events.

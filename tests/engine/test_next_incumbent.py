@@ -8,7 +8,6 @@ import importlib.util
 import json
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import yaml
 from gateway.launch.plan import COMMAND
 from swarm.checkpoints import kept_steps
 from swarm.client import SwarmClient
-from swarm.http.serve import bind
+from swarm.http.serve import free_port
 from swarm.protocol import PromotePolicyRequest
 from tests.engine import tiny_model
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
@@ -44,8 +43,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
         "serving": "always",
         "save_freq": 1,
     }
-    with closing(bind("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    port = free_port()
     serve = {
         "incumbent": {"model": "tiny", "policy": "promoted", "port": port},
         "watch_share": 1.0,

@@ -260,14 +260,14 @@ class GoingOn:
         if victim == "up":
             self.up.process.kill()
         else:
-            self._child(_SERVER).kill()
+            self.up.child(*_SERVER).kill()
         code = self.up.process.wait(self.deadlines.gone)
         assert code in (1, -signal.SIGKILL), code
         self._after_death()
 
     def _kill_part(self, victim: str) -> None:
         if victim == "gateway":
-            self._child(_GATEWAY).kill()
+            self.up.child(*_GATEWAY).kill()
             self.up.expect("gateway_recovered", self.deadlines.ready)
             return
         saved = self._saved()
@@ -298,11 +298,6 @@ class GoingOn:
     def _nothing_left(self, up: Up, began: float) -> None:
         self._until(lambda: not up.processes(), self.deadlines.gone, f"left behind: {up.processes()}")
         self._gone.append(time.monotonic() - began)
-
-    def _child(self, words: tuple[str, ...]) -> psutil.Process:
-        children = psutil.Process(self.up.process.pid).children()
-        [found] = [one for one in children if set(words) <= set(one.cmdline())]
-        return found
 
     def _trainers(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []

@@ -38,7 +38,7 @@ def told(journal: Path) -> Story:
     """The story in a journal."""
     with reading(journal) as connection:
         rows = connection.execute("SELECT pair FROM pairs ORDER BY rowid").fetchall()
-        stages = connection.execute("SELECT stage FROM stages ORDER BY version").fetchall()
+        stages = connection.execute("SELECT stage FROM stages ORDER BY rowid").fetchall()
     moves: list[ServingStage] = []
     for (row,) in stages:
         stage = ServingStage.model_validate_json(row)

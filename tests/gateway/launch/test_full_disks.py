@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
@@ -163,8 +162,7 @@ def test_a_gateway_that_dies_while_the_disk_is_full_comes_back(tmp_path: Path) -
     with going(tmp_path, "run") as (up, users, disk):
         ballast = fill(disk)
         up.expect("disk_full", _NAMED)
-        [gateway] = [one for one in psutil.Process(up.process.pid).children() if "serve" in one.cmdline()]
-        gateway.kill()
+        up.child("serve").kill()
         up.expect("gateway_recovered", _SOON)
         before = len(users.answers)
         users.wait(20, _SOON)

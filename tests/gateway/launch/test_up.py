@@ -5,7 +5,6 @@ import os
 import signal
 import stat
 import threading
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.client import SwarmClient
 from swarm.errors import ConfigError
-from swarm.http.serve import bind
+from swarm.http.serve import bind, free_port
 from swarm.job import TrainJob
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
@@ -391,8 +390,7 @@ def test_an_incumbent_is_served_before_all_is_ready_and_started_again_when_it_di
         [incumbent] = [child for child in psutil.Process().children() if "models" in child.cmdline()]
         incumbent.kill()
 
-    with closing(bind("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    port = free_port()
     run = Run("steps", tmp_path, state=serve, incumbent_recovered=recovered, ready=ready)
     incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",), ("default",))
     run.plan = replace(run.plan, incumbents=(incumbent,))

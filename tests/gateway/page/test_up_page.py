@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import yaml
 
@@ -26,7 +25,10 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium on PATH"),
 ]
 
-HOOK = "def on_compute_relative_reward(task, candidates, context):\n    return [len(one.text) for one in candidates]\n"
+HOOK = """
+def on_compute_relative_reward(task, candidates, context):
+    return [len(candidate.text) for candidate in candidates]
+"""
 
 
 async def test_the_page_of_the_gateway_of_up(tmp_path: Path, chrome: Browser) -> None:
@@ -51,10 +53,6 @@ async def test_the_page_of_the_gateway_of_up(tmp_path: Path, chrome: Browser) ->
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-api-key": app}, timeout=60)
             assert answer.status_code == 200, answer.text
 
-        def process() -> psutil.Process:
-            [found] = [one for one in psutil.Process(up.process.pid).children() if "serve" in one.cmdline()]
-            return found
-
         ask("hello there")
         async with chrome.tab() as tab:
             await tab.goto(f"{url}/ui")
@@ -71,14 +69,14 @@ async def test_the_page_of_the_gateway_of_up(tmp_path: Path, chrome: Browser) ->
             await tab.press("1")
             await tab.sees("You picked 1.")
             # it hangs
-            process().send_signal(signal.SIGSTOP)
+            up.child("serve").send_signal(signal.SIGSTOP)
             await tab.press("Escape")
             await tab.sees("The gateway takes long to answer", "#banner")
-            process().send_signal(signal.SIGCONT)
+            up.child("serve").send_signal(signal.SIGCONT)
             await tab.sees(SCREENS["#/groups"])
             await tab.until("document.querySelector('#banner').hidden")
             # it dies; another one at the same address knows no login
-            process().kill()
+            up.child("serve").kill()
             up.expect("gateway_recovered", 120)
             await tab.sees("log in: the page needs a key of the gateway")
             await tab.write(ada)
