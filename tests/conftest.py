@@ -103,6 +103,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Find what a slow test left open now: found later, another test would fail for it."""
+    if not is_fast(item.config):
+        gc.collect()
+
+
 def run_fewer(item: pytest.Function) -> None:
     """Divide the number of examples that the test sets for itself."""
     # hypothesis has no public way to reach the settings of a decorated function

@@ -11,6 +11,7 @@ Invariant: whatever it starts is dead when it returns. What it cannot see: the m
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import random
 import signal
@@ -27,6 +28,7 @@ import psutil
 import yaml
 
 from gateway.keys.store import KeyFile
+from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.server.journal.schema import reading
 from swarm.tokens import TrainBatch
 from tests.gateway.conftest import write_hooks
@@ -214,20 +216,23 @@ class Storm:
 
     async def _traffic(self, requests: int) -> None:
         numbers = iter(range(requests))
-        async with httpx.AsyncClient(base_url=self._url, timeout=_PATIENCE, trust_env=False) as http:
+        http = HttpClient()
 
-            async def user() -> None:
-                for number in numbers:
-                    if self._over.is_set():
-                        return
-                    await self._one(http, number)
-                    self._done += 1
+        async def user() -> None:
+            for number in numbers:
+                if self._over.is_set():
+                    return
+                await self._one(http, number)
+                self._done += 1
 
+        try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(_AT_ONCE):
                     group.create_task(user())
+        finally:
+            await http.close()
 
-    async def _one(self, http: httpx.AsyncClient, number: int) -> None:
+    async def _one(self, http: HttpClient, number: int) -> None:
         draw = random.Random(f"{self.seed} {number}")
         who = draw.choice(list(CALLERS))
         route, headers, private = CALLERS[who]
@@ -254,18 +259,19 @@ class Storm:
             await asyncio.sleep(0.3)
 
     async def _send(
-        self, http: httpx.AsyncClient, path: str, body: Any, headers: Any, *, cut: bool, draw: random.Random
+        self, http: HttpClient, path: str, body: Any, headers: Any, *, cut: bool, draw: random.Random
     ) -> str:
+        content, headers = json.dumps(body).encode(), headers | {"content-type": "application/json"}
         try:
-            async with asyncio.timeout(draw.uniform(0.0, 0.1) if cut and not body["stream"] else None):
-                async with http.stream("POST", path, json=body, headers=headers) as answer:
-                    async for _ in answer.aiter_raw():
+            async with asyncio.timeout(draw.uniform(0.0, 0.1) if cut and not body["stream"] else _PATIENCE):
+                async with http.posted(self._url + path, content, headers) as answer:
+                    async for _ in answer.parts():
                         if cut:
                             return "left"
-                    return str(answer.status_code)
+                    return str(answer.status)
         except TimeoutError:
-            return "left"
-        except httpx.HTTPError:
+            return "left" if cut else "nobody"
+        except ConnectionBrokenError:
             return "nobody"
 
     # ------------------------------------------------------------------ the search
