@@ -296,6 +296,7 @@ class Lineage(Model):
     others: int = Field(default=0, description="the same, of clients that name no route")
     run_id: str = Field(default="", description="of the run that did the last of these steps")
     parent: str = Field(default="", description="the step of another run that this run goes on from; empty: none")
+    held_out: list[str] = Field(default=[], description="what `policies eval` found of it, a sentence each")
 
 
 class KeptVersion(Model):

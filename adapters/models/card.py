@@ -138,8 +138,11 @@ def _number(step: StepResult, name: str) -> str:
 
 
 def _evaluations(lineage: Lineage) -> list[str]:
+    held_out = (
+        ["", "## Held-out prompts", "", *(f"- {found}" for found in lineage.held_out)] if lineage.held_out else []
+    )
     if not lineage.evaluations:
-        return [
+        return held_out or [
             "",
             "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
         ]
@@ -154,7 +157,8 @@ def _evaluations(lineage: Lineage) -> list[str]:
                 "" if success is None else f"{success:.1%}",
             )
         )
-    return ["", "## Evaluation", "", *_table(("weights of step", "episodes", "mean reward", "success"), rows)]
+    table = _table(("weights of step", "episodes", "mean reward", "success"), rows)
+    return ["", "## Evaluation", "", *table, *held_out]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

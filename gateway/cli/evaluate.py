@@ -46,7 +46,8 @@ def evaluate(
 ) -> None:
     """Answer held-out prompts with a kept version and with another one, and say which is better, prompt by prompt.
 
-    Each is served on this machine by a vLLM of its own, one after the other; a run may go on meanwhile.
+    Each is served on this machine by a vLLM of its own, one after the other; a run may go on meanwhile. What is found
+    stays with the version: `policies show` and the model card of an export say it.
     """
     import asyncio
 
@@ -54,7 +55,7 @@ def evaluate(
     from gateway.launch.versions import label_of, served
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
-    from gateway.replay.run import make_config, replay
+    from gateway.replay.run import make_config, read_prompts, replay
     from gateway.replay.senders import HttpSender
     from gateway.reports.printing import print_report, write_report
     from reward_hooks import load_hooks
@@ -67,6 +68,8 @@ def evaluate(
     for step in filter(None, (version, against)):
         check_kept(checkpoint_folder(job, run_dir), step)
     judge = load_hooks(hooks)
+    # before a model is served for them
+    next(read_prompts(data))
 
     def replayed(step: int) -> Report:
         name = label_of(step)
@@ -102,5 +105,14 @@ def evaluate(
         write_report(result, report)
     if as_json:
         print_json(result.model_dump(mode="json"))
-        return
-    print_report(result)
+    else:
+        print_report(result)
+    assert result.comparison is not None
+    load_attribute("swarm.server.journal.held_out:keep")(
+        run_dir,
+        version,
+        earlier=earlier.label,
+        data=result.data,
+        hook=f"{Path(hooks).name} ({judge.code[:12]})" if judge.code else hooks,
+        verdict=result.comparison.verdict,
+    )

@@ -190,6 +190,7 @@ def _lines(record: PolicyRecord) -> list[str]:
         for evaluation in record.evaluations
         if evaluation.step == record.step
     ] or ["evaluation: none"]
+    lines += [f"held out: {sentence}" for sentence in record.held_out]
     lines += [f"verdict: {verdict}" for verdict in record.verdicts] or ["verdict: nothing was compared"]
     lines += [f"stage: {move}" for move in record.moves]
     return [printable(line) for line in lines]

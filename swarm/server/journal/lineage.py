@@ -21,6 +21,7 @@ from swarm.job import TrainJob, parse_job
 from swarm.measures import EVAL, MetricSums
 from swarm.server.journal.ancestry import line_to
 from swarm.server.journal.codec import notes_of
+from swarm.server.journal.held_out import kept
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.status import Lineage, PolicyRecord
@@ -122,6 +123,7 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
         others=routes[""],
         run_id=run_id,
         parent=before[-1] if before else "",
+        held_out=[comparison.sentence for comparison in kept(journal.parent, step)],
     )
 
 

@@ -70,12 +70,19 @@ def test_a_version_is_compared_with_an_earlier_one(
     assert len((run_dir / "exports").read_text().split()) == 1 + ("--against" in arguments)
     served = [json.loads(line) for line in (run_dir / "models").read_text().splitlines()]
     assert [flags["--name"] for flags in served] == [comparison["earlier"], report["label"]]
+    shown = CliRunner().invoke(app, ["policies", "show", arguments[0], "--run-dir", str(run_dir)]).stdout
+    assert f"held out: against {comparison['earlier']} on held_out.jsonl, judged by hook (" in shown
+    assert f": {verdict}\n" in shown
     assert {flags.get("--gpu-memory-utilization") for flags in served} == {"0.3" if "--vllm" in arguments[-1] else None}
 
 
 def test_what_cannot_be_compared_says_why(run_dir: Path) -> None:
     assert "kept are 1, 2" in str(evaluate(run_dir, "3").exception)
     assert "compared with itself" in str(evaluate(run_dir, "2", "--against", "2").exception)
+    held_out = run_dir.parent / "held_out.jsonl"
+    held_out.rename(aside := run_dir.parent / "aside.jsonl")
+    assert "held_out.jsonl" in str(evaluate(run_dir, "2").exception)
+    aside.rename(held_out)
     assert not (run_dir / "models").exists(), "before anything is started"
     (run_dir / "no-export").touch()
     refused = str(evaluate(run_dir, "2", "--against", "1").exception)

@@ -14,6 +14,7 @@ import yaml
 
 from gateway.cli import main
 from swarm.job import TrainJob, dump_job
+from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import Row, RunRow, StepRow
 from swarm.types import StepResult
@@ -120,6 +121,9 @@ def test_the_model_is_whole_and_unrounded_with_a_card_of_what_trained_it(
     model = saved_checkpoint.build(tmp_path / "tiny")
     job = TrainJob(model=str(tmp_path / "tiny"), overrides={"actor_rollout_ref.actor.clip_ratio": 0.3})
     journal(tmp_path / "run", job, *steps("r", 1, 2, 3))
+    keep(tmp_path / "run", 1, earlier="the model before", data="held.jsonl", hook="mine", verdict="better by 0.1")
+    with (tmp_path / "run" / "held_out.jsonl").open("a") as file:
+        file.write('{"step": 3, "against"')  # of a disk that was full
     checkpoints = tmp_path / "run" / "checkpoints"
     for ranks, dtype in ((1, "float32"), (3, "bfloat16")):
         folder = checkpoints / f"global_step_{ranks}"
@@ -148,6 +152,9 @@ def test_the_model_is_whole_and_unrounded_with_a_card_of_what_trained_it(
     assert "Steps 1 to 3 trained on 24 answers to 6 tasks; the rewards of 3 tasks differed." in text
     assert "| `actor_rollout_ref.actor.clip_ratio` | 0.3 |" in text
     assert "no evaluation" in text and str(tmp_path) not in text
+    card = (tmp_path / "out-1" / "README.md").read_text()
+    assert "- against the model before on held.jsonl, judged by mine, " in card and ": better by 0.1\n" in card
+    assert "no evaluation" not in card
 
 
 @pytest.mark.slow
