@@ -40,9 +40,11 @@ the group from training; the user still gets an answer.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, FiniteFloat
@@ -266,3 +268,82 @@ class Hooks:
     session_end: SessionHook | None = None
     parts: tuple[Hooks, ...] = ()
     code: str = ""
+
+
+class ResultError(ValueError):
+    """What a hook returned is not what it must return; the message quotes nothing of it but types and numbers."""
+
+
+def default_task(request: UserRequest) -> Task:
+    """The task of a request without a submit hook: its id is the request id, its query the user's last message."""
+    listed: Any = request.body.get("messages")
+    listed = cast("list[Any]", listed) if isinstance(listed, list) else []
+    messages = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
+    prompt: Any = request.body.get("prompt")
+    if not messages and isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+    asked = ["\n".join(texts_of(entry)) for entry in messages if entry.get("role") == "user"]
+    return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
+
+
+def checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission | PassThrough:
+    """What :data:`SUBMIT` returned for ``request``.
+
+    Raises:
+        ResultError: it is not what the hook must return.
+    """
+    if isinstance(result, PassThrough):
+        return result
+    if isinstance(result, Submission):
+        task, listed = result.task, cast("list[Any]", result.requests)
+    elif isinstance(result, list | tuple):
+        task, listed = default_task(request), list(cast("Sequence[Any]", result))
+    else:
+        raise ResultError(
+            f"returned a {type(result).__name__}; return a list of request bodies, a Submission or a PassThrough"
+        )
+    if len(listed) != context.num_repeat:
+        raise ResultError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
+    checked: set[int] = set()
+    for index, body in enumerate(listed):
+        if not isinstance(body, dict):
+            raise ResultError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
+        if id(cast(object, body)) not in checked:  # usually the same body N times
+            try:
+                json.dumps(body, allow_nan=False)
+            except (TypeError, ValueError) as exc:
+                raise ResultError(f"returned request {index} that is not JSON: {exc}") from exc
+            checked.add(id(cast(object, body)))
+    return Submission(task=task, requests=listed)
+
+
+def checked_rewards(result: object, count: int, of: str) -> list[Reward]:
+    """The ``count`` rewards that a hook returned ``of`` as many candidates or turns; errors as above."""
+    if not isinstance(result, list | tuple):
+        raise ResultError(f"returned a {type(result).__name__}; return a list with one reward per {of[:-1]}")
+    values = list(cast("Sequence[object]", result))
+    if len(values) != count:
+        raise ResultError(f"returned {len(values)} rewards for {count} {of}")
+    if not values:
+        raise ResultError(f"was given no {of}")
+    return [_checked_reward(value, index) for index, value in enumerate(values)]
+
+
+def checked_outcome(result: object, turns: int) -> Reward | list[Reward] | None:
+    """What :data:`SESSION_END` returned of a session with ``turns``; errors as above."""
+    if result is None or isinstance(result, list | tuple):
+        return None if result is None else checked_rewards(cast("Sequence[object]", result), turns, "turns")
+    return _checked_reward(result, 0)
+
+
+def _checked_reward(value: object, index: int) -> Reward:
+    reward = value if isinstance(value, Reward) else None
+    number = reward.value if reward is not None else value
+    if not isinstance(number, Real):
+        raise ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
+    if not math.isfinite(number):
+        raise ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
+    if reward is None:
+        return Reward(value=float(number))
+    # validated again: model_construct and subclasses can hold anything
+    return Reward.model_validate(reward.model_dump())

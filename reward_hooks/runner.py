@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import json
-import math
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
-from numbers import Real
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from reward_hooks.contract import (
     REWARD,
@@ -32,12 +30,16 @@ from reward_hooks.contract import (
     HookContext,
     Hooks,
     PassThrough,
+    ResultError,
     Reward,
     Session,
     Submission,
     UserRequest,
+    checked_outcome,
+    checked_rewards,
+    checked_submission,
+    default_task,
     sendable,
-    texts_of,
 )
 from swarm.errors import HookError
 from swarm.types import Model, Task
@@ -48,10 +50,6 @@ T = TypeVar("T")
 CANCEL_GRACE = 0.5
 
 
-class _ResultError(ValueError):
-    """What a hook returned is not what it must return; the message quotes nothing of it but types and numbers."""
-
-
 @dataclass(frozen=True)
 class Done:
     """How a call ended: ``error`` is set, or ``value`` is what it returned."""
@@ -60,26 +58,32 @@ class Done:
     error: BaseException | None = None
 
 
-#: What a thread of hooks gets to do; ``None`` ends the thread.
-_Calls = SimpleQueue[Callable[[], None] | None]
+class _HookThread(Thread):
+    """Makes the ``calls`` that it is given, and reports how each ended; ``None`` ends it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="reward-hook", daemon=True)
+        self.calls = SimpleQueue[tuple[Callable[[], Any], Callable[[Done], None]] | None]()
+
+    def run(self) -> None:
+        while (work := self.calls.get()) is not None:
+            call, report = work
+            report(_outcome(call))
+            # what it was called with is nobody's to keep; the traceback of an error leads to this frame
+            del work, call, report
 
 
-def _hook_thread() -> _Calls:
-    calls = _Calls()
-
-    def work() -> None:
-        while (call := calls.get()) is not None:
-            call()
-            # what it was called with is nobody's to keep
-            del call
-
-    Thread(target=work, name="reward-hook", daemon=True).start()
-    return calls
+def _end(threads: list[_HookThread]) -> None:
+    for thread in threads:
+        thread.calls.put(None)
 
 
-def _end(threads: list[_Calls]) -> None:
-    for calls in threads:
-        calls.put(None)
+def _outcome(call: Callable[[], Any]) -> Done:
+    """What ``call`` returns or raises."""
+    try:
+        return Done(value=call())
+    except BaseException as exc:  # SystemExit must not be printed
+        return Done(error=exc)
 
 
 class HookThreads:
@@ -95,7 +99,7 @@ class HookThreads:
         self._places = asyncio.Semaphore(limit)
         self._abandoned = 0
         #: threads without a call
-        self._idle: list[_Calls] = []
+        self._idle: list[_HookThread] = []
         weakref.finalize(self, _end, self._idle)
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Done:  # noqa: ASYNC109
@@ -114,17 +118,13 @@ class HookThreads:
         loop, context = asyncio.get_running_loop(), copy_context()
         outcome: asyncio.Future[Done] = loop.create_future()
         started = finished = abandoned = False
-        thread: _Calls
+        thread: _HookThread
 
-        def run() -> None:
-            try:
-                done = Done(value=context.run(function, *args))
-            except BaseException as exc:  # SystemExit must not be printed
-                done = Done(error=exc)
+        def report(done: Done) -> None:
             try:
                 loop.call_soon_threadsafe(finish, done)
             except RuntimeError:  # the loop is closed, nobody waits
-                thread.put(None)
+                thread.calls.put(None)
 
         def finish(done: Done) -> None:
             nonlocal finished
@@ -140,11 +140,11 @@ class HookThreads:
             async with asyncio.timeout(timeout):
                 await self._places.acquire()
                 try:
-                    thread = self._idle.pop() if self._idle else _hook_thread()
+                    thread = self._thread()
                 except RuntimeError as exc:
                     self._places.release()
                     raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
-                thread.put(run)
+                thread.calls.put((partial(context.run, function, *args), report))
                 started = True
                 return await outcome
         except TimeoutError:
@@ -152,6 +152,15 @@ class HookThreads:
                 abandoned = True
                 self._abandoned += 1
             raise
+
+    def _thread(self) -> _HookThread:
+        """One without a call; a hook may have ended some by an exception that came late."""
+        while self._idle:
+            if (idle := self._idle.pop()).is_alive():
+                return idle
+        thread = _HookThread()
+        thread.start()
+        return thread
 
 
 class HookRunner:
@@ -203,7 +212,7 @@ class HookRunner:
                 task=default_task(request), requests=[dict(request.body) for _ in range(context.num_repeat)]
             )
         return await self._checked(
-            SUBMIT, self._hooks.submit, context, lambda result: _checked_submission(result, request, context), request
+            SUBMIT, self._hooks.submit, context, lambda result: checked_submission(result, request, context), request
         )
 
     async def score(self, task: Task, candidates: Sequence[Candidate], context: HookContext) -> GroupScore:
@@ -212,7 +221,7 @@ class HookRunner:
             REWARD,
             self._hooks.reward,
             context,
-            lambda result: _checked_rewards(result, len(candidates), "candidates"),
+            lambda result: checked_rewards(result, len(candidates), "candidates"),
             task,
             list(candidates),
         )
@@ -227,7 +236,7 @@ class HookRunner:
             SESSION_END,
             self._hooks.session_end,
             context,
-            lambda result: _checked_outcome(result, len(session.turns)),
+            lambda result: checked_outcome(result, len(session.turns)),
             session,
         )
 
@@ -245,7 +254,7 @@ class HookRunner:
         try:
             return check(result)
         except Exception as exc:  # objects of user code may raise whenever they are touched
-            public = str(exc) if isinstance(exc, _ResultError) else f"returned what is no result: {type(exc).__name__}"
+            public = str(exc) if isinstance(exc, ResultError) else f"returned what is no result: {type(exc).__name__}"
             raise self._error(name, str(exc), "hook_result", public) from exc
 
     async def _call(self, name: str, hook: Callable[..., Any], context: HookContext, *args: Any) -> Any:
@@ -311,18 +320,6 @@ class HookRunner:
         return error
 
 
-def default_task(request: UserRequest) -> Task:
-    """The task of a request without a submit hook: its id is the request id, its query the user's last message."""
-    listed: Any = request.body.get("messages")
-    listed = cast("list[Any]", listed) if isinstance(listed, list) else []
-    messages = [cast("dict[str, Any]", entry) for entry in listed if isinstance(entry, dict)]
-    prompt: Any = request.body.get("prompt")
-    if not messages and isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]
-    asked = ["\n".join(texts_of(entry)) for entry in messages if entry.get("role") == "user"]
-    return Task(task_id=request.request_id, main_query=asked[-1] if asked else "", init_messages=messages)
-
-
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -343,62 +340,6 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
         made = copy.deepcopy(value)
     copies[id(value)] = made
     return made
-
-
-def _checked_submission(result: object, request: UserRequest, context: HookContext) -> Submission | PassThrough:
-    if isinstance(result, PassThrough):
-        return result
-    if isinstance(result, Submission):
-        task, listed = result.task, cast("list[Any]", result.requests)
-    elif isinstance(result, list | tuple):
-        task, listed = default_task(request), list(cast("Sequence[Any]", result))
-    else:
-        raise _ResultError(
-            f"returned a {type(result).__name__}; return a list of request bodies, a Submission or a PassThrough"
-        )
-    if len(listed) != context.num_repeat:
-        raise _ResultError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
-    checked: set[int] = set()
-    for index, body in enumerate(listed):
-        if not isinstance(body, dict):
-            raise _ResultError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
-        if id(cast(object, body)) not in checked:  # usually the same body N times
-            try:
-                json.dumps(body, allow_nan=False)
-            except (TypeError, ValueError) as exc:
-                raise _ResultError(f"returned request {index} that is not JSON: {exc}") from exc
-            checked.add(id(cast(object, body)))
-    return Submission(task=task, requests=listed)
-
-
-def _checked_rewards(result: object, count: int, of: str) -> list[Reward]:
-    if not isinstance(result, list | tuple):
-        raise _ResultError(f"returned a {type(result).__name__}; return a list with one reward per {of[:-1]}")
-    values = list(cast("Sequence[object]", result))
-    if len(values) != count:
-        raise _ResultError(f"returned {len(values)} rewards for {count} {of}")
-    if not values:
-        raise _ResultError(f"was given no {of}")
-    return [_checked_reward(value, index) for index, value in enumerate(values)]
-
-
-def _checked_outcome(result: object, turns: int) -> Reward | list[Reward] | None:
-    if result is None or isinstance(result, list | tuple):
-        return None if result is None else _checked_rewards(cast("Sequence[object]", result), turns, "turns")
-    return _checked_reward(result, 0)
-
-
-def _checked_reward(value: object, index: int) -> Reward:
-    reward = value if isinstance(value, Reward) else None
-    number = reward.value if reward is not None else value
-    if not isinstance(number, Real):
-        raise _ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
-    if not math.isfinite(number):
-        raise _ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
-    if reward is None:
-        return Reward(value=float(number))
-    # validated again: model_construct and subclasses can hold anything
-    return Reward.model_validate(reward.model_dump())
 
 
 def _describe(error: BaseException, hook: Callable[..., Any]) -> str:

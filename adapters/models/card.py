@@ -139,7 +139,7 @@ def _number(step: StepResult, name: str) -> str:
 
 def _evaluations(lineage: Lineage) -> list[str]:
     held_out = (
-        ["", "## Held-out prompts", "", *(f"- {found}" for found in lineage.held_out)] if lineage.held_out else []
+        ["", "## Held-out prompts", "", *(f"- {sentence}" for sentence in lineage.held_out)] if lineage.held_out else []
     )
     if not lineage.evaluations:
         return held_out or [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,9 @@ def evaluate(
             help="one more argument for vLLM, such as --vllm=--gpu-memory-utilization=0.3 beside a run; may be repeated"
         ),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="folder for report.json")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="folder for report.json; the answers of each version are below it")
+    ] = None,
     run_dir: RunDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,10 +55,10 @@ def evaluate(
     import asyncio
 
     from gateway.launch.plan import COMMAND
-    from gateway.launch.versions import label_of, served
+    from gateway.launch.versions import ends_by_signals, label_of, served, written
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
-    from gateway.replay.run import make_config, read_prompts, replay
+    from gateway.replay.run import ALL_SENT, make_config, read_prompts, replay
     from gateway.replay.senders import HttpSender
     from gateway.reports.printing import print_report, write_report
     from reward_hooks import load_hooks
@@ -71,7 +74,7 @@ def evaluate(
     # before a model is served for them
     next(read_prompts(data))
 
-    def replayed(step: int) -> Report:
+    def replayed(step: int, model: str) -> Report:
         name = label_of(step)
         config = make_config(
             data=data,
@@ -90,17 +93,29 @@ def evaluate(
                     return await replay(config, sender, None, bar)
 
         if not as_json:
-            typer.echo(f"{name}: is written and served, which takes a while", err=True)
-        with served(run_dir, job, step, COMMAND, vllm or ()) as base_url:
-            report_of_version = asyncio.run(send_all(base_url))
-        if report_of_version.interrupted:
+            typer.echo(f"{name}: is served, which takes a while", err=True)
+        with served(model, run_dir, job, step, COMMAND, vllm or ()) as base_url:
+            replay_report = asyncio.run(send_all(base_url))
+        if report is not None:
+            # before it is judged: a hook that fails loses no answers
+            write_report(replay_report, report / name.replace(" ", "-"))
+        if replay_report.interrupted:
             raise typer.Exit(130)
-        if not report_of_version.answered:
-            raise ConfigError(f"{name} answered nothing: {', '.join(report_of_version.failures)}")
-        return report_of_version
+        failures = "; ".join(
+            f"{failure.count} of {replay_report.requests} requests failed: {kind}: {failure.example}"
+            for kind, failure in replay_report.failures.items()
+        )
+        if not replay_report.answered or replay_report.stopped_because != ALL_SENT:
+            raise ConfigError(f"{name} did not answer: {failures or replay_report.stopped_because}")
+        if failures:
+            typer.echo(f"{name}: {failures}", err=True)
+        return replay_report
 
-    earlier = replayed(against)
-    result = asyncio.run(scored(replayed(version), earlier, judge))
+    with ends_by_signals(), ExitStack() as models:
+        # both are written first: a run that goes on may remove a version
+        of_step = {step: models.enter_context(written(run_dir, job, step, COMMAND)) for step in (version, against)}
+        earlier, later = replayed(against, of_step[against]), replayed(version, of_step[version])
+    result = asyncio.run(scored(later, earlier, judge))
     if report is not None:
         write_report(result, report)
     if as_json:

@@ -243,7 +243,7 @@ class Incumbents:
         if stage is None or stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
-        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=free_port())
+        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=0)
         self._tell("succeeding", {"name": _label(succession), "route": plan.route, "why": stage.why})
         if folder.is_dir():
             self._boot(succession, succession.next)
@@ -264,7 +264,9 @@ class Incumbents:
         self._boot(succession, succession.next)
 
     def _boot(self, succession: _Succession, successor: Successor) -> None:
-        succession.booting = self._started(self._incumbent(succession.plan, successor))
+        # chosen no sooner: somebody else may take it while the model is written
+        succession.next = successor.model_copy(update={"port": free_port()})
+        succession.booting = self._started(self._incumbent(succession.plan, succession.next))
 
     def _take_over(self, succession: _Succession, process: LastingProcess, now: float) -> None:
         assert succession.next is not None

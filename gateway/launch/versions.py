@@ -1,16 +1,23 @@
 """A version that a run folder keeps is written as a model folder and served by a vLLM of its own, for as long as
 somebody asks it.
 
-Invariant: whatever ends that, no process and no folder is left.
+Invariant: whatever ends that, no process is left and no folder; what a SIGKILL leaves goes with the next time.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 from gateway.launch.children import Child
 from gateway.launch.plan import IncumbentPlan, export_command
@@ -22,38 +29,66 @@ from swarm.job import TrainJob
 
 _GRACE = 10.0
 _POLL = 0.2
-#: Seconds until a version must be written, and until vLLM must listen.
-_LONGEST_EXPORT, _LONGEST_BOOT = 1800.0, 600.0
+#: Seconds until a version must be written, and until vLLM must listen. Each that dies before is noticed at once.
+_LONGEST_EXPORT, _LONGEST_BOOT = 1800.0, 1800.0
+#: Begins the names of folders in the run folder; then comes the process that they are of.
+_OURS = ".eval-"
 
 
 @contextmanager
-def served(
-    run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm_arguments: Sequence[str] = ()
-) -> Generator[str]:
-    """The base URL of the version of ``step``; 0: the model that the run began with.
+def ends_by_signals() -> Generator[None]:
+    """A SIGTERM, or a terminal that is closed, ends the block as an exception does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def written(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> Generator[str]:
+    """The model of the version of ``step``, in a folder of its own; 0: the model that the run began with.
 
     Args:
         run_dir: keeps the version.
         job: of the run.
         step: of the version.
         command: starts our command line.
-        vllm_arguments: more of them for vLLM.
 
     Raises:
-        ConfigError: the version cannot be written or served; with the last line of the log.
+        ConfigError: it cannot be written; with the last line of the log, and where that is.
     """
-    with tempfile.TemporaryDirectory(prefix=".eval-", dir=run_dir) as folder:
-        model = job.model
-        if step:
-            model = str(Path(folder, "model"))
-            arguments = export_command(run_dir, step, Path(model), merged=job.lora is not None)
-            with _child("export", [*command, *arguments], Path(folder)) as export:
-                _wait(export, _LONGEST_EXPORT)
-        lengths = job.max_prompt_length, job.max_response_length
-        plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
-        with _child("vLLM", [*command, *plan.command(Path(folder))], Path(folder)) as vllm:
-            _wait(vllm, _LONGEST_BOOT, plan.port)
-            yield f"http://127.0.0.1:{plan.port}/v1"
+    if not step:
+        yield job.model
+        return
+    with _folder(run_dir) as folder:
+        arguments = export_command(run_dir, step, folder / "model", merged=job.lora is not None)
+        with _child(f"export of {label_of(step)}", [*command, *arguments], run_dir) as export:
+            _wait(export, _LONGEST_EXPORT)
+        yield str(folder / "model")
+
+
+@contextmanager
+def served(
+    model: str, run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm_arguments: Sequence[str] = ()
+) -> Generator[str]:
+    """The base URL of ``model``, which is the version of ``step``; arguments and errors are those of :func:`written`.
+
+    Args:
+        vllm_arguments: more of them for vLLM.
+    """
+    lengths = job.max_prompt_length, job.max_response_length
+    plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
+    with (
+        _folder(run_dir) as folder,
+        _child(f"vLLM of {label_of(step)}", [*command, *plan.command(folder)], run_dir) as vllm,
+    ):
+        _wait(vllm, _LONGEST_BOOT, plan.port)
+        yield f"http://127.0.0.1:{plan.port}/v1"
 
 
 def label_of(step: int) -> str:
@@ -62,8 +97,20 @@ def label_of(step: int) -> str:
 
 
 @contextmanager
-def _child(name: str, command: Sequence[str], folder: Path) -> Generator[Child]:
-    child = Child(name, command, folder / f"{name}.log", {"PYTHONPATH": python_path()})
+def _folder(run_dir: Path) -> Generator[Path]:
+    for left in run_dir.glob(f"{_OURS}*"):
+        pid = left.name.removeprefix(_OURS).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    prefix = f"{_OURS}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=run_dir, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _child(name: str, command: Sequence[str], run_dir: Path) -> Generator[Child]:
+    log = run_dir / "logs" / f"eval-{name.replace(' ', '-')}.log"
+    child = Child(name, command, log, {"PYTHONPATH": python_path()})
     try:
         yield child
     finally:
@@ -76,9 +123,14 @@ def _wait(child: Child, seconds: float, port: int | None = None) -> None:
     while time.monotonic() < deadline:
         if (code := child.exit_code) is not None:
             if code or port is not None:
-                raise ConfigError(ended(child).with_last_line)
+                raise ConfigError(f"{ended(child).with_last_line} (see {child.log})")
             return
         if port is not None and listens(("127.0.0.1", port)):
             return
         time.sleep(_POLL)
-    raise ConfigError(": ".join((f"the {child.name} took longer than {seconds:.0f} s", *child.last_lines(1))))
+    last = ": ".join((f"the {child.name} took longer than {seconds:.0f} s", *child.last_lines(1)))
+    raise ConfigError(f"{last} (see {child.log})")
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)

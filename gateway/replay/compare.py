@@ -180,7 +180,12 @@ async def _judged(
     prompts: Mapping[str, list[dict[str, Any]]],
     hooks: Hooks,
 ) -> dict[str, list[float]]:
-    """By prompt the mean reward of each side; without prompts on which the hook fails, or which it lets pass."""
+    """By prompt the mean reward of each side; without prompts on which the hook fails, or which it lets pass.
+
+    Raises:
+        ConfigError: it fails on all of them; with its first error.
+    """
+    failure = ""
     runner, groups = HookRunner(hooks, HOOK_SECONDS), dict[str, tuple[RecordedGroup, list[int]]]()
     for key, answers in sides:
         if not all(answers):
@@ -194,7 +199,8 @@ async def _judged(
             submission = await runner.submit(
                 request, HookContext(num_repeat=len(listed), deadline_seconds=HOOK_SECONDS)
             )
-        except HookError:
+        except HookError as exc:
+            failure = failure or exc.message
             continue
         if isinstance(submission, Submission):
             candidates = [_candidate(index, answer, body) for index, (_, answer) in enumerate(listed)]
@@ -206,11 +212,14 @@ async def _judged(
     judged = await run_offline(hooks, [group for group, _ in groups.values()], config=config)
     means: dict[str, list[float]] = {}
     for (key, (_, order)), report in zip(groups.items(), judged.groups, strict=True):
+        failure = failure or report.error
         if not report.error:
             rewards = list(zip(order, report.rewards, strict=True))
             means[key] = [
                 fmean(reward.value for side, reward in rewards if side == number) for number in sorted(set(order))
             ]
+    if failure and not means:
+        raise ConfigError(f"--hooks judges no prompt: {failure}")
     return means
 
 

@@ -31,6 +31,8 @@ from swarm.status import ServerStatus
 from swarm.types import Model, StepResult
 from swarm.validation import validated
 
+#: Why a replay ended that nothing cut short.
+ALL_SENT = "all prompts sent"
 _POLL = 1.0
 _FAILURE_PAUSE = 0.5
 
@@ -136,7 +138,7 @@ async def replay(
     progress = ReplayProgress(config.max_requests)
     run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
     began = time.monotonic()
-    because, interrupted = "all prompts sent", False
+    because, interrupted = ALL_SENT, False
     try:
         async with asyncio.timeout(config.time_limit):
             await run.look()

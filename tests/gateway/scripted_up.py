@@ -7,7 +7,8 @@ The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` 
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
 ``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that name,
 and the others follow ``steps``. A model is served once its folder has the file ``serves``, and answers with its own
-name; it is exported unless the run folder has ``no-export``. Every command that the server gets is appended to
+name, or refuses a prompt with TOO LONG; with ``no-memory`` it ends instead. It is exported unless the run folder has
+``no-export``. Every command that the server gets is appended to
 ``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they are the command line itself, with
 the engines of the resilience and kill tests.
 """
@@ -126,6 +127,8 @@ def serve_model(flags: dict[str, str]) -> None:
     folder = Path(flags["--folder"]).parent
     with (folder / "models").open("a") as file:
         file.write(json.dumps(flags) + "\n")
+    if (folder / "no-memory").exists():
+        sys.exit("Engine core initialization failed. See root cause above.")
     while not (folder / "serves").exists():
         time.sleep(0.02)
 
@@ -133,10 +136,14 @@ def serve_model(flags: dict[str, str]) -> None:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
+            asked = self.rfile.read(int(self.headers.get("content-length", 0)))
             message = {"role": "assistant", "content": flags["--name"]}
-            data = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-            self.send_response(200)
+            body: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+            if refused := b"TOO LONG" in asked:
+                body = {"error": {"message": "the prompt is too long"}}
+            data = json.dumps(body).encode()
+            self.send_response(400 if refused else 200)
+            self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

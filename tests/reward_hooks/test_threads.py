@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -39,18 +40,34 @@ async def test_calls_at_once_have_threads_of_their_own_which_later_calls_use_aga
         assert not thread.is_alive()
 
 
-async def test_an_idle_thread_holds_nothing_of_its_last_call() -> None:
+@pytest.mark.parametrize("hook", [id, int], ids=["returns", "raises"])
+async def test_an_idle_thread_holds_nothing_of_its_last_call(
+    hook: Callable[[object], int],
+) -> None:
     class Answer:
         pass
 
     pool, answer = HookThreads(1), Answer()
     held = weakref.ref(answer)
-    await pool.call(id, answer, timeout=LONG)
-    del answer
-    async with asyncio.timeout(LONG):
-        while held() is not None:
-            await asyncio.sleep(0)
-            gc.collect()
+    gc.disable()
+    try:
+        done = await pool.call(hook, answer, timeout=LONG)
+        assert isinstance(done.error, TypeError) == (hook is int)
+        del answer, done
+        async with asyncio.timeout(LONG):
+            while held() is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        gc.enable()
+
+
+async def test_a_thread_that_a_hook_has_ended_is_not_used_again() -> None:
+    pool = HookThreads(1)
+    thread = (await pool.call(threading.current_thread, timeout=LONG)).value
+    # an exception that a hook has sent to its thread may come late, too
+    thread.calls.put(None)
+    await asyncio.to_thread(thread.join, LONG)
+    assert (await pool.call(int, "7", timeout=LONG)).value == 7
 
 
 async def test_a_thread_that_cannot_be_started_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,4 +90,57 @@ def test_what_cannot_be_compared_says_why(run_dir: Path) -> None:
     assert not (run_dir / "models").exists(), "before anything is started"
     (run_dir / "no-export").touch()
     refused = str(evaluate(run_dir, "2", "--against", "1").exception)
-    assert "the export ended with exit code 1" in refused and "step 2 is not kept" in refused
+    assert "the export of step 2 ended with exit code 1" in refused and "step 2 is not kept" in refused
+    (run_dir / "no-export").unlink()
+    (run_dir / "no-memory").touch()
+    refused = str(evaluate(run_dir, "2").exception)
+    assert (
+        "Engine core initialization failed" in refused
+        and (log := run_dir / "logs" / "eval-vLLM-of-the-model-before.log").exists()
+    )
+    assert str(log) in refused
+
+
+def test_what_was_not_answered_or_judged_is_told_and_no_verdict_of_it_is_kept(run_dir: Path) -> None:
+    data, hook = run_dir.parent / "held_out.jsonl", run_dir.parent / "hook" / "on_compute_relative_reward.py"
+    rows = data.read_text()
+    data.write_text(rows + '{"question": "TOO LONG"}\n')
+    result = evaluate(run_dir, "2")
+    assert result.exit_code == 0 and "on 8 prompts" in result.stdout
+    for name in ("the model before", "step 2"):
+        assert f"{name}: 1 of 9 requests failed" in result.stderr and "the prompt is too long" in result.stderr
+    (run_dir / "held_out.jsonl").unlink()
+    hook.write_text("def on_compute_relative_reward(task, candidates, context):\n    raise ValueError('no judge')\n")
+    report = run_dir.parent / "report"
+    result = evaluate(run_dir, "2", "--report", str(report))
+    assert "judges no prompt" in str(result.exception) and "no judge" in str(result.exception)
+    for name in ("the-model-before", "step-2"):
+        assert len(json.loads((report / name / "report.json").read_text())["scores"]) == 8, "the answers are lost"
+    data.write_text('{"question": "TOO LONG"}\n')
+    result = evaluate(run_dir, "2")
+    assert "the model before did not answer" in str(result.exception) and "too long" in str(result.exception)
+    assert not (run_dir / "held_out.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_process_and_no_folder(run_dir: Path, number: signal.Signals) -> None:
+    (run_dir / "serves").unlink()
+    left = run_dir / ".eval-4194305-killed"
+    left.mkdir()
+    files = ["--data", str(run_dir.parent / "held_out.jsonl"), "--hooks", str(run_dir.parent / "hook")]
+    # SIGINT is ignored by what a shell starts in the background
+    start = "import signal, gateway.cli, gateway.launch.plan as plan; signal.signal(2, signal.default_int_handler); "
+    start += f"plan.COMMAND = {plan.COMMAND!r}; gateway.cli.main()"
+    command = [sys.executable, "-c", start, "policies", "eval", "2", *files, "--run-dir", str(run_dir)]
+    with nothing_left_behind(), subprocess.Popen(command) as evaluating:
+        try:
+            deadline = time.monotonic() + 60.0
+            while not (run_dir / "models").exists():
+                assert evaluating.poll() is None and time.monotonic() < deadline, "no model is started"
+                time.sleep(0.02)
+            assert len(list(run_dir.glob(".eval-*"))) == 2 and not left.exists()
+            evaluating.send_signal(number)
+            assert evaluating.wait(60.0) == 128 + number
+        finally:
+            evaluating.kill()
+    assert not list(run_dir.glob(".eval-*"))
