@@ -534,7 +534,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
 
     assert up.interrupt() in (0, 130)
     assert up.expect("stopped", 10.0)
-    assert until(lambda: not up.processes(), 10.0), up.processes()
+    assert until(lambda: not up.processes(), 60.0), up.processes()
     assert not ray.exists() and not (tmp_path / "run" / "ray").is_symlink()
     left = segments() - up.segments
     assert left == in_use(left), "shared memory of this run is left"

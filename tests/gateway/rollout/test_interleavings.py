@@ -216,7 +216,7 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
                     reading = asyncio.create_task(_read(asked.result()))
                 await turn()
             if not asked.done():
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     while not asked.done():
                         for place in range(SIZE):
                             world.end(place, "ok")

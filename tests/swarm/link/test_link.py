@@ -73,7 +73,7 @@ async def test_server_addresses_one_role(link: EngineLink) -> None:
         await hello(link)
         await hello(link)
         await link.send("rollout", Stop())
-        assert await asyncio.to_thread(rollout.receive, 5.0) == Stop()
+        assert await asyncio.to_thread(rollout.receive, 60.0) == Stop()
         assert driver.receive(0) is None
 
 
@@ -176,7 +176,7 @@ async def test_engine_learns_that_the_server_is_lost() -> None:
         await hello(link)
         assert not end.lost
     try:
-        assert await asyncio.to_thread(lost.wait, 5.0)
+        assert await asyncio.to_thread(lost.wait, 60.0)
         assert end.lost
     finally:
         end.close()
@@ -193,7 +193,7 @@ async def test_engine_ignores_frames_that_it_cannot_read() -> None:
             await router.send_multipart([identity, b"junk"])
             await router.send_multipart([identity, encode(Heartbeat())])
             await router.send_multipart([identity, encode(Stop())])
-            assert await asyncio.to_thread(end.receive, 5.0) == Stop()
+            assert await asyncio.to_thread(end.receive, 60.0) == Stop()
     finally:
         router.close(linger=0)
         context.term()
