@@ -122,12 +122,12 @@ def evaluate(
         print_json(result.model_dump(mode="json"))
     else:
         print_report(result)
-    assert result.comparison is not None
-    load_attribute("swarm.server.journal.held_out:keep")(
-        run_dir,
-        version,
-        earlier=earlier.label,
-        data=result.data,
-        hook=f"{Path(hooks).name} ({judge.code[:12]})" if judge.code else hooks,
-        verdict=result.comparison.verdict,
-    )
+    if result.comparison is not None and result.comparison.prompts:
+        load_attribute("swarm.server.journal.held_out:keep")(
+            run_dir,
+            version,
+            earlier=earlier.label,
+            data=result.data,
+            hook=f"{Path(hooks).name} ({judge.code[:12]})" if judge.code else hooks,
+            verdict=result.comparison.verdict,
+        )
