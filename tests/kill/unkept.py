@@ -261,16 +261,17 @@ class Storm:
     async def _send(
         self, http: HttpClient, path: str, body: Any, headers: Any, *, cut: bool, draw: random.Random
     ) -> str:
+        leaves = cut and not body["stream"]
         content, headers = json.dumps(body).encode(), headers | {"content-type": "application/json"}
         try:
-            async with asyncio.timeout(draw.uniform(0.0, 0.1) if cut and not body["stream"] else _PATIENCE):
+            async with asyncio.timeout(draw.uniform(0.0, 0.1) if leaves else _PATIENCE):
                 async with http.posted(self._url + path, content, headers) as answer:
                     async for _ in answer.parts():
                         if cut:
                             return "left"
                     return str(answer.status)
         except TimeoutError:
-            return "left" if cut else "nobody"
+            return "left" if leaves else "nobody"
         except ConnectionBrokenError:
             return "nobody"
 
