@@ -96,6 +96,10 @@ def lesson(tmp_path: Path, server: str) -> Path:
         "".join(f'{{"question": "What is {n} and {n}?", "answer": "#### {2 * n}"}}\n' for n in range(64))
     )
     (folder / MATH).write_text(on_this_machine((AGENTJET / MATH).read_text(), server, folder))
+    for package in MATH.parents:
+        if (AGENTJET / package / "__init__.py").exists():
+            # a package of the checkout would hide a folder of its name here
+            (folder / package / "__init__.py").touch()
     return folder
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, NotFoundError, RequestError
-from swarm.evidence.stages import WATCH, JobTerms, ServingStage
+from swarm.evidence.stages import SERVER, WATCH, JobTerms, ServingStage
 from swarm.evidence.verdict import PairedEvidence
 from swarm.protocol import FollowedRoute
 from swarm.server.journal.rows import StageRow
@@ -59,6 +59,7 @@ class Stages:
         self._run_id = ""
         self._served: int | None = None
         self._followed: dict[Key, float] = {}
+        self._incumbent_versions: dict[Key, int] = {}
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
@@ -88,6 +89,9 @@ class Stages:
         back = self._served is None or version < self._served
         self._served = version
         for stage in self.current:
+            if self._is_succeeded(stage) and stage.share > stage.rules.first and not stage.pinned:
+                why = f"version {stage.challenger} is the incumbent of other gateways, and version {version} is served"
+                stage = self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
             self._set(stage.serving(version, self._wall()))
         return back
 
@@ -117,13 +121,13 @@ class Stages:
                 stage = stage.set_rules(rules, self._wall())
             self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
             self._followed[key] = self._clock()
+            self._incumbent_versions[key] = followed.incumbent_version
 
     @property
     def current(self) -> list[ServingStage]:
         """The pointers, without those of incumbents that another one of the route has followed: no gateway asks for
         them any more."""
-        since = self._clock() - FOLLOWED_SECONDS
-        followed = {key for key, at in self._followed.items() if at > since}
+        followed = self._followed_now
         routes = {route for route, _ in followed}
         return [stage for key, stage in self.pointers.items() if key in followed or stage.route not in routes]
 
@@ -141,6 +145,8 @@ class Stages:
             for version, what in ((answering, "promoted"), (stage.pinned_challenger, "pinned")):
                 if version is not None:
                     held.setdefault(version, []).append(f"{what} on {stage.route}")
+        for route, version in self._incumbents:
+            held.setdefault(version, [f"the incumbent on {route}"])
         return {version: ", ".join(why) for version, why in sorted(held.items())}
 
     @property
@@ -149,7 +155,10 @@ class Stages:
         return self.next_lapse() is not None
 
     def next_lapse(self) -> float | None:
-        """When, on the clock, training goes on unless gateways go on following; ``None``: it does not wait."""
+        """When, on the clock, training goes on unless gateways go on following; ``None``: it does not wait.
+
+        It waits for no challenger that a gateway has as the next incumbent already, also where another gateway stays
+        with the incumbent before."""
         self._end_trials()
         ahead = self._clock() - self._wall()
         lapses = [
@@ -158,7 +167,7 @@ class Stages:
                 math.inf if stage.until is None else stage.until + ahead,
             )
             for key, stage in self.pointers.items()
-            if stage.trial
+            if stage.trial and not self._is_succeeded(stage)
         ]
         latest = max(lapses, default=-math.inf)
         return latest if latest > self._clock() else None
@@ -240,6 +249,22 @@ class Stages:
         return self._set(self._unmoved(seen, version).set_pinned(pinned, by, why))
 
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _followed_now(self) -> set[Key]:
+        since = self._clock() - FOLLOWED_SECONDS
+        return {key for key, at in self._followed.items() if at > since}
+
+    @property
+    def _incumbents(self) -> set[tuple[str, int]]:
+        """The routes whose gateways have a version as their incumbent now, and the version."""
+        followed = ((route, self._incumbent_versions.get((route, name), 0)) for route, name in self._followed_now)
+        return {(route, version) for route, version in followed if version}
+
+    def _is_succeeded(self, stage: ServingStage) -> bool:
+        """Whether some gateways have its challenger as their incumbent, while others stay with the incumbent before."""
+        version = stage.challenger
+        return (stage.route, version) in self._incumbents and self._incumbent_versions.get(stage.key) != version
 
     def _end_trials(self) -> None:
         now = self._wall()

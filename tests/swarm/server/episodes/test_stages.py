@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swarm.checkpoints import held_steps
 from swarm.errors import ConflictError, RequestError, SwarmGatewayError
-from swarm.evidence.stages import ServingStage, StageRules
+from swarm.evidence.stages import SERVER, ServingStage, StageRules
 from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
@@ -269,6 +269,26 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     # who follows the first one again sees what is served
     stages.follow([followed("chat")])
     assert stages.find("chat", "gpt").challenger == 6
+    assert restored(rows).pointers == stages.pointers
+
+
+def test_training_waits_for_no_challenger_that_is_the_incumbent_of_other_gateways() -> None:
+    stages, rows = opened()
+    rules = RULES.model_copy(update={"mode": "manual"})
+    elsewhere, next_one = followed("chat", rules), followed("chat", rules, "tiny, version 2", 2)
+    stages.follow([elsewhere])
+    stages.serves(2)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
+    stages.roll_back(stages.find("code", "gpt"), None, "ann", "not of this test")
+    assert stages.holds, "what was proven is what answers"
+    stages.follow([next_one])
+    stages.follow([elsewhere])
+    assert not stages.holds
+    assert stages.find("chat", "gpt").share == 1, "the same weights as before"
+    stages.serves(3)
+    left = stages.find("chat", "gpt")
+    assert (left.share, left.by) == (0.0, SERVER) and "version 2 is the incumbent of other gateways" in left.why
+    assert stages.held == {2: "the incumbent on chat"} and not stages.holds
     assert restored(rows).pointers == stages.pointers
 
 
