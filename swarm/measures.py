@@ -22,6 +22,8 @@ REPETITION = f"{TRAIN}repetition"
 MAX_LOGGED, MAX_NAME = 64, 100
 #: Begins the name of what workflows log.
 LOGGED = "log/"
+#: Logged by an episode whose reward is another's of its group: a control run, which must not learn.
+SHUFFLED = "shuffled"
 
 
 class MetricSums:

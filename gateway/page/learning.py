@@ -65,7 +65,7 @@ class Servers:
             return ""
         chance = [rewards_of(self._statuses[other].steps) for other in sorted(controls) if other in self._statuses]
         measured = (status.steps, status.evaluations, status.alarms)
-        return learning_of(*measured, control=chance[0] if chance else None, shuffled=url in controls)
+        return learning_of(*measured, control=chance[0] if chance else None)
 
     async def _ask(self, swarm: Swarm) -> dict[str, Any]:
         async with self._locks[swarm.url]:

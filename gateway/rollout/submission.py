@@ -19,6 +19,7 @@ from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
+from swarm.measures import SHUFFLED
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -126,16 +127,18 @@ def workflow_outputs(
         notes: of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
         delivered: whether the user got it, for each.
-        shuffled: permute the rewards and credits, for a control run; rank, components and reasons stay in place.
+        shuffled: permute the rewards and credits, for a control run, and log that; rank, components and reasons stay in
+            place.
     """
     ranks = [1 + sum([other > value + EQUAL_WITHIN for other in score.values]) for value in score.values]
     own = [(value, credit.get(index, 0.0)) for index, value in enumerate(score.values)]
     paired = random.sample(own, len(own)) if shuffled else own
+    marks = {SHUFFLED: 1.0} if shuffled else {}
     return [
         WorkflowOutput(
             reward=value,
             credit=credited,
-            log_metrics=_components(reward, credit.get(index)),
+            log_metrics=marks | _components(reward, credit.get(index)),
             notes=notes.model_copy(
                 update={
                     "rank": ranks[index],

@@ -20,6 +20,7 @@ from swarm.client.episodes import AllFailedError, attempts_of, sweep, with_retri
 from swarm.client.portal import each_in_thread
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConfigError, ConflictError
+from swarm.measures import SHUFFLED
 from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Model, Task, WorkflowOutput
@@ -224,7 +225,12 @@ class DatasetTraining:
             done = [task.result() for task in running]
             rewards = random.sample([output.reward for output in done], len(done))
             outputs = zip(episodes, done, rewards, strict=True)
-            ends = {api.episode_uuid: output.model_copy(update={"reward": reward}) for api, output, reward in outputs}
+            ends = {
+                api.episode_uuid: output.model_copy(
+                    update={"reward": reward, "log_metrics": {SHUFFLED: 1.0} | output.log_metrics}
+                )
+                for api, output, reward in outputs
+            }
             await self._client.end_group(task, ends)
             return done
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from swarm.evidence.alarms import Alarm
 from swarm.intervals import Interval, trend_interval
-from swarm.measures import EVAL, REWARD, SPREAD
+from swarm.measures import EVAL, LOGGED, REWARD, SHUFFLED, SPREAD, TRAIN
 from swarm.types import EvalResult, StepResult
 
 _CONFIDENCE = 0.95
@@ -46,12 +46,12 @@ def learning_of(
     alarms: Sequence[Alarm] = (),
     *,
     control: Mapping[int, float] | None = None,
-    shuffled: bool = False,
 ) -> str:
-    """:func:`learning` of what a journal has, or a status."""
+    """:func:`learning` of what a journal has, or a status; a run whose latest step has shuffled rewards is a control."""
     name = f"{EVAL}reward_mean"
     held_out = [HeldOut(each.step, each.metrics[name], each.episodes) for each in evaluations if name in each.metrics]
     spread = steps[-1].metrics.get(SPREAD) if steps else None
+    shuffled = bool(steps) and f"{TRAIN}{LOGGED}{SHUFFLED}" in steps[-1].metrics
     return learning(rewards_of(steps), held_out, spread, alarms, control=control, shuffled=shuffled)
 
 

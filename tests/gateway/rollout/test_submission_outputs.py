@@ -72,7 +72,7 @@ def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: 
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
     assert [one.credit for one in told] == [0.5, 0.0, 0.0]
     assert ranks(told) == [3, 2, 1]
-    assert [one.log_metrics["n"] for one in told] == [1.0, 2.0, 3.0]
+    assert [(one.log_metrics["n"], one.log_metrics["shuffled"]) for one in told] == [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]
 
 
 def test_what_a_hook_says_at_length_is_cut() -> None:

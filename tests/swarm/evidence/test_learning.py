@@ -38,6 +38,16 @@ def test_a_trend_that_is_proven_either_way_and_one_that_is_not() -> None:
     )
 
 
+def test_a_run_of_shuffled_rewards_is_a_control() -> None:
+    steps = [
+        StepResult(step=step, batch_id=str(step), metrics={"swarm/reward_mean": reward}, seconds=1.0)
+        for step, reward in RISES.items()
+    ]
+    assert learning_of(steps, []).startswith("learning: ")
+    steps[-1].metrics["swarm/log/shuffled"] = 1.0
+    assert learning_of(steps, []).startswith("control, whose rewards are shuffled, so that it gains by chance alone: ")
+
+
 def test_held_out_tasks_decide_where_they_prove_something() -> None:
     rose, fell = (HeldOut(0, 0.2, 100), HeldOut(20, 0.5, 100)), (HeldOut(0, 0.5, 100), HeldOut(20, 0.2, 100))
     assert learning(FALLS, rose, 0.3).startswith(
