@@ -47,7 +47,7 @@ def learning_of(
     *,
     control: Mapping[int, float] | None = None,
 ) -> str:
-    """:func:`learning` of what a journal has, or a status; a run whose latest step has shuffled rewards is a control."""
+    """:func:`learning` of what a journal has, or a status; a control is known by its latest step."""
     name = f"{EVAL}reward_mean"
     held_out = [HeldOut(each.step, each.metrics[name], each.episodes) for each in evaluations if name in each.metrics]
     spread = steps[-1].metrics.get(SPREAD) if steps else None
