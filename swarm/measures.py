@@ -22,8 +22,17 @@ REPETITION = f"{TRAIN}repetition"
 MAX_LOGGED, MAX_NAME = 64, 100
 #: Begins the name of what workflows log.
 LOGGED = "log/"
+#: Logged by an episode: 1 if its answer declines to answer, else 0.
+REFUSED = "refused"
 #: Logged by an episode whose reward is another's of its group: a control run, which must not learn.
 SHUFFLED = "shuffled"
+#: What is logged beside the components of a reward.
+MARKS = (REFUSED, SHUFFLED)
+
+
+def components_of(log_metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a hook or an agent logged of one episode, without :data:`MARKS`."""
+    return {name: value for name, value in log_metrics.items() if name not in MARKS}
 
 
 class MetricSums:

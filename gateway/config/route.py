@@ -109,6 +109,12 @@ SHIPPED = [PassRule.model_validate(rule) for rule in _SHIPPED]
 
 #: Lines that differ from one conversation to the next: the first one of Claude Code has a hash of the conversation.
 _VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
+_REFUSALS = [
+    r"(?i)(sorry|i apologi[sz]e|(i['’]m|i am) (very |so |really )?sorry),? (but |that )?(i|as)\b",
+    r"(?i)(unfortunately, )?i (can['’]t|cannot|can not|won['’]t|will not) (help|assist|provide|comply|fulfil|engage)",
+    r"(?i)(unfortunately, )?(i['’]m|i am) (unable|not able|not allowed) to\b",
+    r"(?i)as an? (ai|language model)\b",
+]
 
 
 class DataConfig(Model):
@@ -196,6 +202,11 @@ class RouteSettings(Model):
         "default: Claude Code's billing line; []: none",
     )
 
+    refusal_openings: list[re.Pattern[str]] = Field(
+        default_factory=lambda: [re.compile(opening) for opening in _REFUSALS],
+        description="an answer whose text begins with one of these patterns counts as refused, for the watch and the "
+        "gate; default: the usual ones in English; []: none",
+    )
     data: DataConfig = Field(default=DataConfig(), description="consent of those who send requests, and redaction")
 
     share: Share | None = Field(

@@ -17,7 +17,7 @@ from gateway.observability.request import deleted, notes, phase, span
 from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup
 from gateway.rollout.server import Training
-from gateway.rollout.submission import add_up, submit, workflow_outputs
+from gateway.rollout.submission import add_up, refuses, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
 from gateway.sessions.watching import GroupWatcher, WatchedGroup, tell
 from gateway.stats import Accounted, DropReason, hook_failed
@@ -297,7 +297,10 @@ class GroupRun:
         stats.groups.uninformative += not score.informative
         task = self.shaped.submission.task
         delivered = [index in self._delivered for index in indices]
-        outputs = workflow_outputs(score, credit, self._notes, task, delivered, shuffled=settings.control == "shuffle")
+        answers = [self.samples[index].answer for index in indices]
+        refused = [refuses(answer.message, answer.finish_reason, settings.refusal_openings) for answer in answers]
+        shuffled = settings.control == "shuffle"
+        outputs = workflow_outputs(score, credit, self._notes, task, delivered, refused, shuffled=shuffled)
         self._give_back(self._open.difference(indices), DropReason.SAMPLE)
         self._open.clear()
         self._settled = True

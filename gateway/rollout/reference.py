@@ -6,12 +6,14 @@ the hook gave, within its declared bounds; whatever else happens, the pair says 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple, cast
 
 from gateway.rollout.sampling import Sample, Shaped
+from gateway.rollout.submission import refuses
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner
 from reward_hooks.contract import sendable, texts_of
 from swarm.errors import HookError, SwarmGatewayError
@@ -20,7 +22,6 @@ from swarm.types import Task
 
 #: How a caller names who gave a candidate, see :class:`reward_hooks.Candidate`.
 INCUMBENT = "incumbent"
-_REFUSES = "content_filter"
 
 
 class Drawn(NamedTuple):
@@ -40,16 +41,24 @@ class Reference:
         terms: under which both are compared, but for what only the group knows.
         drawn: who answered the user, and what else a pair has of that.
         gate: judges both; ``None``: the hook that trains does.
+        openings: with which an answer declines to answer.
     """
 
     def __init__(
-        self, candidate: Candidate, tokens: int | None, terms: Terms, drawn: Drawn, gate: HookRunner | None = None
+        self,
+        candidate: Candidate,
+        tokens: int | None,
+        terms: Terms,
+        drawn: Drawn,
+        gate: HookRunner | None,
+        openings: Sequence[re.Pattern[str]],
     ) -> None:
         self._candidate = candidate
         self._tokens = tokens
         self._terms = terms
         self._drawn = drawn
         self._gate = gate
+        self._openings = openings
         self._ours: Sequence[float] = ()
         self._theirs: float | None = None
         self._failure = "nothing was judged"
@@ -119,10 +128,10 @@ class Reference:
                     "num_repeat": len(outcomes),
                 }
             ),
-            challenger=_side(list(samples.values()), len(outcomes), failed, None if why else fmean(rewards)),
+            challenger=self._side(list(samples.values()), len(outcomes), failed, None if why else fmean(rewards)),
             incumbent=SideResult(
                 reward=None if why else theirs,
-                refused=_refuses(self._candidate.message, self._candidate.finish_reason),
+                refused=refuses(self._candidate.message, self._candidate.finish_reason, self._openings),
                 latency_seconds=self._candidate.latency_seconds,
                 characters=_characters(self._candidate.message),
                 tokens=self._tokens,
@@ -134,25 +143,23 @@ class Reference:
             unjudged=why[:MAX_NAME],
         )
 
+    def _side(self, samples: Sequence[Sample], answers: int, failed: int, reward: float | None) -> SideResult:
+        def mean(amount: Callable[[Sample], float]) -> float | None:
+            return fmean(map(amount, samples)) if samples else None
 
-def _side(samples: Sequence[Sample], answers: int, failed: int, reward: float | None) -> SideResult:
-    def mean(amount: Callable[[Sample], float]) -> float | None:
-        return fmean(map(amount, samples)) if samples else None
+        def refused(sample: Sample) -> bool:
+            return refuses(sample.answer.message, sample.answer.finish_reason, self._openings)
 
-    return SideResult(
-        answers=answers,
-        reward=reward,
-        failed=failed / answers if answers else 1.0,
-        refused=mean(lambda sample: _refuses(sample.answer.message, sample.answer.finish_reason)) or 0.0,
-        latency_seconds=mean(lambda sample: sample.latency),
-        characters=mean(lambda sample: _characters(sample.answer.message)),
-        tokens=mean(lambda sample: int(sample.answer.usage.get("completion_tokens") or 0)),
-        finish=sendable(",".join(sorted({sample.answer.finish_reason for sample in samples})))[:MAX_NAME],
-    )
-
-
-def _refuses(message: Mapping[str, object], finish: str) -> float:
-    return float(bool(message.get("refusal")) or finish == _REFUSES)
+        return SideResult(
+            answers=answers,
+            reward=reward,
+            failed=failed / answers if answers else 1.0,
+            refused=mean(refused) or 0.0,
+            latency_seconds=mean(lambda sample: sample.latency),
+            characters=mean(lambda sample: _characters(sample.answer.message)),
+            tokens=mean(lambda sample: int(sample.answer.usage.get("completion_tokens") or 0)),
+            finish=sendable(",".join(sorted({sample.answer.finish_reason for sample in samples})))[:MAX_NAME],
+        )
 
 
 def _characters(message: Mapping[str, Any]) -> int:

@@ -10,16 +10,17 @@ import asyncio
 import json
 import logging
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.observability.request import phase
 from gateway.stats import Accounted, DropReason, Stats
-from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable
+from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable, texts_of
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
-from swarm.measures import SHUFFLED
+from swarm.measures import REFUSED, SHUFFLED
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -32,6 +33,7 @@ MAX_COMPONENTS, MAX_COMPONENT_NAME = 64, 100
 MAX_TASK = 8000
 #: The component that holds the session's credit.
 SESSION = "session"
+_FILTERED = "content_filter"
 
 
 async def submit(
@@ -110,12 +112,22 @@ def add_up(total: Accounted, account: Accounted) -> None:
     total.why.update(account.why)
 
 
+def refuses(message: Mapping[str, Any], finish: str, openings: Sequence[re.Pattern[str]]) -> bool:
+    """Whether an answer declines to answer: its ``refusal`` or finish says so, or it calls no tool and its text begins
+    with one of ``openings``."""
+    if message.get("refusal") or finish == _FILTERED:
+        return True
+    text = "" if message.get("tool_calls") else "".join(texts_of(message)[:1]).lstrip()
+    return any(opening.match(text) for opening in openings)
+
+
 def workflow_outputs(
     score: GroupScore,
     credit: Mapping[int, float],
     notes: Notes,
     task: Task,
     delivered: Sequence[bool],
+    refused: Sequence[bool],
     *,
     shuffled: bool = False,
 ) -> list[WorkflowOutput]:
@@ -127,6 +139,7 @@ def workflow_outputs(
         notes: of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
         delivered: whether the user got it, for each.
+        refused: whether it declines to answer, for each; logged, for the watch over the training.
         shuffled: permute the rewards and credits, for a control run, and log that; rank, components and reasons stay in
             place.
     """
@@ -138,7 +151,7 @@ def workflow_outputs(
         WorkflowOutput(
             reward=value,
             credit=credited,
-            log_metrics=marks | _components(reward, credit.get(index)),
+            log_metrics={REFUSED: float(refused[index]), **marks, **_components(reward, credit.get(index))},
             notes=notes.model_copy(
                 update={
                     "rank": ranks[index],

@@ -227,7 +227,8 @@ class Shadow:
         self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
     ) -> Reference:
         tokens = _count(answer, "completion_tokens")
-        return Reference(_candidate(answer, seconds), tokens, self.terms(training, draw.stage), drawn, training.gate)
+        terms, openings = self.terms(training, draw.stage), training.settings.refusal_openings
+        return Reference(_candidate(answer, seconds), tokens, terms, drawn, training.gate, openings)
 
     def terms(self, training: Training, stage: ServingStage | None) -> Terms:
         """Of a comparison in ``stage``, but for the challenger's version and the size of its groups."""

@@ -49,7 +49,7 @@ class WatchRules(Model):
         "its best, while the mean reward rose: more",
     )
     lower_is_better: tuple[str, ...] = Field(
-        default=("faults", "banned_count", "losses", "contradicted", "spread", "place_swing"),
+        default=("refused", "faults", "banned_count", "losses", "contradicted", "spread", "place_swing"),
         description="components that may fall, by the last part of their names",
     )
     length: Watched = Field(
@@ -58,6 +58,9 @@ class WatchRules(Model):
     repetition: Watched = Field(
         default=Watched(limit=0.2),
         description="rise of the share of an answer's last four-token sequences that it has said before: more",
+    )
+    refusals: Watched = Field(
+        default=Watched(limit=0.1), description="rise of the share of answers that refuse, since the first: more"
     )
     signal: Watched = Field(
         default=Watched(limit=0.1), description="share of the groups of two steps in a row whose rewards differ: less"

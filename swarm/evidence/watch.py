@@ -17,7 +17,18 @@ from functools import partial
 from typing import NamedTuple
 
 from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
-from swarm.measures import EVAL, LOGGED, REPETITION, RESPONSE_TOKENS, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL, TRAIN
+from swarm.measures import (
+    EVAL,
+    LOGGED,
+    REFUSED,
+    REPETITION,
+    RESPONSE_TOKENS,
+    REWARD,
+    SPREAD,
+    TASKS,
+    TASKS_WITH_SIGNAL,
+    TRAIN,
+)
 from swarm.types import EvalResult, StepResult
 
 _SURE, _SURE_OF_BEST = 3.0, 5.0
@@ -115,6 +126,7 @@ class _Steps:
         self._reward, self._spread = self._curve(REWARD), self._curve(SPREAD)
         self._tokens, self._repetition = self._curve(RESPONSE_TOKENS), self._curve(REPETITION)
         logged = TRAIN + LOGGED
+        self._refusals = self._curve(logged + REFUSED)
         self._components = {
             name.removeprefix(logged): self._curve(name)
             for name in steps[-1].metrics
@@ -130,6 +142,7 @@ class _Steps:
         yield "components", self._components_fell
         yield "length", self._longer
         yield "repetition", self._repeats
+        yield "refusals", self._refuses
         yield "signal", self._silent
         for name in _LEVELS:
             yield name, partial(self._beyond, name)
@@ -186,6 +199,12 @@ class _Steps:
         if change is None or change.now - change.then <= self._rules.repetition.limit:
             return ""
         return f"{change.now:.0%} of what answers end with they have said before, at first {change.then:.0%}"
+
+    def _refuses(self, index: int) -> str:
+        change = self._refusals.differ(index, self._refusals.first, _SURE)
+        if change is None or change.now - change.then <= self._rules.refusals.limit:
+            return ""
+        return f"{change.now:.0%} of the answers refuse, at first {change.then:.0%}"
 
     def _silent(self, index: int) -> str:
         last = [step.metrics for step in self._steps[max(0, index + 1 - _SILENT_STEPS) : index + 1]]

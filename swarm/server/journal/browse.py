@@ -14,6 +14,7 @@ from typing import Any
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
 from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
+from swarm.measures import components_of
 from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
 from swarm.server.journal.schema import reading
 from swarm.tokens import Trajectory
@@ -116,7 +117,7 @@ def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
         reward=reward,
         rank=notes.rank,
         is_success=output.get("is_success"),
-        components=output.get("log_metrics") or {},
+        components=components_of(output.get("log_metrics") or {}),
         reason=clean(notes.reason),
         delivered=notes.delivered,
         ended_at=ended_at,

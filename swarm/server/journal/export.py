@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, cast
 from msgspec import structs
 
 from swarm.errors import ConfigError
+from swarm.measures import components_of
 from swarm.server.journal.codec import (
     STATE_NAMES,
     clean,
@@ -227,7 +228,7 @@ def _row(
         "trace_id": _trace_id(notes.traceparent),
         "reward": reward,
         "rank": notes.rank,
-        "components": result.get("log_metrics") or {},
+        "components": components_of(result.get("log_metrics") or {}),
         "reason": clean(notes.reason),
         "output": None if output is None else result,
         "how": how,

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, workflow_outputs
+from gateway.config.route import RouteSettings
+from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, refuses, workflow_outputs
 from reward_hooks.contract import GroupScore, Reward
 from swarm.client.wire import end_key
+from swarm.measures import components_of
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -32,7 +34,12 @@ def outputs(
     shuffled: bool = False,
 ) -> list[WorkflowOutput]:
     delivered = delivered or [False] * len(given.rewards)
-    return workflow_outputs(given, credit or {}, notes or Notes(), task, delivered, shuffled=shuffled)
+    refused = [False] * len(delivered)
+    return workflow_outputs(given, credit or {}, notes or Notes(), task, delivered, refused, shuffled=shuffled)
+
+
+def components(output: WorkflowOutput) -> dict[str, float]:
+    return components_of(output.log_metrics)
 
 
 def ranks(told: Sequence[WorkflowOutput]) -> list[int | None]:
@@ -48,7 +55,7 @@ def test_each_answer_has_its_rank_components_and_reason() -> None:
         Notes(group_id="g", hook="mine", rank=rank, reason=f"it is {value}", delivered=rank == 1, task=task)
         for rank, value, task in ((2, 0.5, KEPT), (1, 2.0, None), (2, 0.5, None), (4, -1.0, None))
     ]
-    assert [one.log_metrics for one in told] == [{"n": 0.5}, {"n": 2.0}, {"n": 0.5}, {"n": -1.0}]
+    assert [components(one) for one in told] == [{"n": 0.5}, {"n": 2.0}, {"n": 0.5}, {"n": -1.0}]
 
 
 def test_what_no_advantage_can_come_of_is_a_tie() -> None:
@@ -58,9 +65,9 @@ def test_what_no_advantage_can_come_of_is_a_tie() -> None:
 def test_what_the_session_earned_is_beside_the_reward_and_of_one_answer_alone() -> None:
     first, second = outputs(score(1.0, 1.5), {0: 1.0})
     assert (first.reward, first.credit, *ranks([first])) == (1.0, 1.0, 2)
-    assert first.log_metrics == {"n": 1.0, "session": 1.0}
+    assert components(first) == {"n": 1.0, "session": 1.0}
     assert (second.reward, second.credit, *ranks([second])) == (1.5, 0.0, 1)
-    assert second.log_metrics == {"n": 1.5}
+    assert components(second) == {"n": 1.5}
 
 
 def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +83,12 @@ def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: 
 
 
 def test_what_a_hook_says_at_length_is_cut() -> None:
-    components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
-    loud = GroupScore(rewards=[Reward(value=1.0, components=components, reason="y" * 100_000)])
+    loud_components = {f"{number} {'x' * 1000}": 1.0 for number in range(1000)}
+    loud = GroupScore(rewards=[Reward(value=1.0, components=loud_components, reason="y" * 100_000)])
     [told] = outputs(loud)
     assert told.notes is not None and told.notes.reason == "y" * MAX_REASON
-    assert len(told.log_metrics) == MAX_COMPONENTS
-    assert all(len(name) == MAX_COMPONENT_NAME for name in told.log_metrics)
+    assert len(components(told)) == MAX_COMPONENTS
+    assert all(len(name) == MAX_COMPONENT_NAME for name in components(told))
 
 
 def test_a_reward_without_a_reason_has_none() -> None:
@@ -119,5 +126,32 @@ def test_what_a_hook_says_can_be_sent() -> None:
     [told] = outputs(odd)
     assert told.notes is not None
     assert told.notes.reason.startswith("half \\ud800half") and len(told.notes.reason) == MAX_REASON
-    assert told.log_metrics == {"\\ud800": 1.0}
+    assert components(told) == {"\\ud800": 1.0}
     end_key("t", {"e": told})
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "refused"),
+    [
+        ({"content": "I'm sorry, but I can't help with that."}, "stop", True),
+        ({"content": "\n Sorry, I cannot do this."}, "stop", True),
+        ({"content": "I apologize, but as a model"}, "stop", True),
+        ({"content": "Unfortunately, I can’t assist you."}, "stop", True),
+        ({"content": "I am unable to open it."}, "stop", True),
+        ({"content": "As an AI language model, I have no taste."}, "stop", True),
+        ({"content": None, "refusal": "no"}, "stop", True),
+        ({"content": ""}, "content_filter", True),
+        ({"content": "I am sorry about that. Here is the file:"}, "stop", False),
+        ({"content": "I can help with that."}, "stop", False),
+        ({"content": "Say: I cannot help you."}, "stop", False),
+        ({"content": "I can't help with that.", "tool_calls": [{"id": "1"}]}, "tool_calls", False),
+        ({"content": None}, "stop", False),
+        ({"content": [{"type": "text", "text": "I won't provide it."}]}, "stop", True),
+    ],
+)
+def test_an_answer_refuses_by_its_field_its_finish_or_its_first_words(
+    message: dict[str, Any], finish: str, refused: bool
+) -> None:
+    openings = RouteSettings.model_fields["refusal_openings"].get_default(call_default_factory=True)
+    assert refuses(message, finish, openings) is refused
+    assert refuses({"content": message.get("content")}, "stop", []) is False

@@ -26,6 +26,7 @@ Truth = Callable[[float], dict[str, Any]]
 def truth(**changes: float | Callable[[float], float]) -> Truth:
     """Flat, unless ``changes`` say how something changes."""
     curves: dict[str, Any] = {"reward": 0.4, "entropy": 1.2, "tokens": 40.0, "repetition": 0.05, "substance": 0.9}
+    curves["refused"] = 0.05
     curves |= changes
     return lambda at: {name: curve(at) if callable(curve) else curve for name, curve in curves.items()}
 
@@ -36,7 +37,7 @@ def ramp(before: float, after: float, begins: float = 0.3) -> Callable[[float], 
 
 def run(of: Truth, seed: int, steps: int = STEPS) -> list[StepResult]:
     """What ``steps`` steps of four groups of eight answers measure, each with other prompts."""
-    noise, done = random.Random(seed), list[StepResult]()
+    noise, declines, done = random.Random(seed), random.Random(seed), list[StepResult]()
     for number in range(1, steps + 1):
         true = of(number / steps)
         prompts = sum(noise.gauss(0, SPREAD * 0.6) for _ in range(GROUPS)) / GROUPS
@@ -55,6 +56,7 @@ def run(of: Truth, seed: int, steps: int = STEPS) -> list[StepResult]:
             "rollout_corr/rollout_is_eff_sample_size": 0.98,
             "rollout_corr/kl": noise.gauss(0, 0.005),
             "rollout_corr/chi2_token": 0.01,
+            "swarm/log/refused": sum(declines.random() < true["refused"] for _ in range(ANSWERS)) / ANSWERS,
         }
         done.append(StepResult(step=number, batch_id=str(number), metrics=metrics, seconds=1.0))
     return done
@@ -77,11 +79,13 @@ HEALTHY = {
         reward=lambda at: 0.2 + 0.5 * (1 - math.exp(-8 * at)), entropy=lambda at: 0.2 + math.exp(-16 * at)
     ),
     "becomes concise": truth(reward=lambda at: 0.2 + 0.3 * at, tokens=lambda at: 60 - 35 * at, entropy=ramp(1.2, 0.8)),
+    "refuses less": truth(reward=lambda at: 0.2 + 0.3 * at, refused=ramp(0.6, 0.05)),
 }
 COLLAPSES = {
     "entropy": truth(entropy=lambda at: 1.2 * math.exp(-4 * max(0.0, at - 0.3))),
     "length": truth(reward=ramp(0.4, 0.5), tokens=ramp(40, 160)),
     "repetition": truth(repetition=ramp(0.05, 0.7)),
+    "refusals": truth(refused=ramp(0.05, 0.6)),
     "components": truth(reward=lambda at: 0.4 + 0.3 * at, substance=lambda at: 1.0 - 0.3 * at),
     "reward": truth(reward=ramp(0.5, 0.1)),
 }
