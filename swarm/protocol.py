@@ -296,6 +296,15 @@ class PromotePolicyRequest(MovePolicyRequest):
     )
 
 
+class RollBackPolicyRequest(MovePolicyRequest):
+    """``POST /policies/rollback``."""
+
+    recall: bool = Field(
+        default=False,
+        description="take back also the version that became the incumbent: that of the gateway's file answers again",
+    )
+
+
 class PinPolicyRequest(MovePolicyRequest):
     """``POST /policies/pin``."""
 

@@ -81,15 +81,21 @@ def rollback(
     reason: Reason,
     name: Name = "",
     incumbent: Before = "",
+    recall: Annotated[
+        bool,
+        typer.Option(
+            "--recall", help="also take back the version that became the incumbent: that of `up`'s file answers"
+        ),
+    ] = False,
     version: Seen = None,
     as_json: AsJson = False,
 ) -> None:
     """Let the incumbent answer everybody from now on; what runs ends as it began, and training goes on."""
     from swarm.client import SwarmClient
-    from swarm.protocol import MovePolicyRequest
+    from swarm.protocol import RollBackPolicyRequest
 
-    fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason}
-    _move(target, SwarmClient.roll_back_policy, MovePolicyRequest, fields, as_json)
+    fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "recall": recall}
+    _move(target, SwarmClient.roll_back_policy, RollBackPolicyRequest, fields, as_json)
 
 
 @app.command()
@@ -153,6 +159,7 @@ def _line(policy: PolicyStatus) -> str:
     parts = [
         f"{stage.route}: {challenger} against {stage.incumbent}",
         f"{stage.label}{' (rolled back)' if stage.rolled_back else ''}{' (pinned)' if stage.pinned else ''}"
+        f"{', the incumbent is recalled' if stage.recalled else ''}"
         f", stage version {stage.version}, by {stage.by}: {stage.why}",
         policy.verdict.sentence if policy.verdict is not None else "nothing is compared yet in this stage",
     ]

@@ -44,6 +44,7 @@ _LINES = {
     "({attempt} of {of}); until then its users get errors in the shadow",
     "incumbent_recovered": "{name}: answers after {seconds:.0f} s",
     "succeeding": "{name} is proven live on the route {route} and becomes the next incumbent",
+    "recalled": "version {version} is taken back from the route {route} ({why}); {name} is to answer",
     "succeeded": "{name} is the incumbent of the route {route} from now on; the newest weights challenge it",
     "gateway_restarting": "gateway: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of})",

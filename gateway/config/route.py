@@ -110,9 +110,9 @@ SHIPPED = [PassRule.model_validate(rule) for rule in _SHIPPED]
 #: Lines that differ from one conversation to the next: the first one of Claude Code has a hash of the conversation.
 _VOLATILE_LINES = ["x-anthropic-billing-header:.*"]
 _REFUSALS = [
-    r"(?i)(sorry|i apologi[sz]e|(i['’]m|i am) (very |so |really )?sorry),? (but |that )?(i|as)\b",
-    r"(?i)(unfortunately, )?i (can['’]t|cannot|can not|won['’]t|will not) (help|assist|provide|comply|fulfil|engage)",
-    r"(?i)(unfortunately, )?(i['’]m|i am) (unable|not able|not allowed) to\b",
+    r"(?i)(sorry|i apologi[sz]e|(i['\u2019]m|i am) (very |so |really )?sorry),? (but |that )?(i|as)\b",
+    r"(?i)(unfortunately, )?i (can['\u2019]t|cannot|can not|won['\u2019]t) (help|assist|provide|comply|fulfil|engage)",
+    r"(?i)(unfortunately, )?(i['\u2019]m|i am) (unable|not able|not allowed) to\b",
     r"(?i)as an? (ai|language model)\b",
 ]
 

@@ -2,7 +2,8 @@
 
 Where a route's ``incumbent.policy`` is ``promoted``, a challenger that is proven live becomes the next incumbent: its
 checkpoint is written as a model folder, another vLLM serves that, the gateway reads its settings anew, and the vLLM of
-the incumbent before it stops once the last answers of that have ended.
+the incumbent before it stops once the last answers of that have ended. A version that people recall gives its place
+back to the incumbent of the user's file, in the same way.
 
 Invariant: who answers a route is what ``incumbents.yaml`` in the run folder says, else the user's file. That changes
 once the next incumbent answers: a death at any moment leaves one of the two.
@@ -107,8 +108,9 @@ class _Succession:
         next: on its way.
         writing: makes its folder.
         booting: its vLLM.
-        taking: its vLLM, once the gateway was told of it, at ``told_at``.
-        refused: versions that did not get there.
+        taking: its vLLM, once the gateway was told of it, at ``told_at``; ``None``: that is not one of ours.
+        awaited: the incumbent that the gateway is to follow by then, as stages name it; empty: the one that it follows.
+        refused: versions that did not get there; 0: the incumbent of the file.
     """
 
     plan: SuccessionPlan
@@ -119,12 +121,18 @@ class _Succession:
     booting: LastingProcess | None = None
     taking: _Served | None = None
     told_at: float = 0.0
+    awaited: str = ""
     looked_at: float = 0.0
     refused: set[int] = field(default_factory=set[int])
 
+    def among(self, stages: Sequence[ServingStage]) -> dict[str, ServingStage]:
+        """The stages of its route, by their incumbents."""
+        return {stage.incumbent: stage for stage in stages if stage.route == self.plan.route}
+
     def follows(self, version: int) -> None:
-        """The incumbent is ``version`` from now on."""
-        self.version, self.stage_of = version, self.plan.stage_name(version)
+        """The incumbent is ``version`` from now on; 0: that of the file."""
+        self.version = version
+        self.stage_of = self.plan.stage_name(version) if version else self.plan.first
 
 
 class Incumbents:
@@ -219,7 +227,8 @@ class Incumbents:
             elif succession.booting is not None:
                 succession.booting.look()
                 if succession.booting.serves:
-                    self._take_over(succession, succession.booting, now)
+                    with suppress(SwarmGatewayError):
+                        self._take_over(succession, succession.booting, read(succession.plan.server), now)
             elif now >= succession.looked_at + _LOOK:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
@@ -230,16 +239,19 @@ class Incumbents:
             self._refuse(succession, str(exc))
 
     def _read(self, succession: _Succession, stages: Sequence[ServingStage], now: float) -> None:
-        mine = {stage.incumbent: stage for stage in stages if stage.route == succession.plan.route}
-        if succession.taking is not None and succession.next is not None:
-            if succession.plan.stage_name(succession.next.version) in mine:
-                self._followed(succession, succession.next, now)
+        mine = succession.among(stages)
+        if succession.awaited:
+            if succession.awaited in mine:
+                self._followed(succession, now)
             elif now > succession.told_at + _FOLLOWS:
                 succession.told_at = now
                 message = f"{_label(succession)} serves, but the gateway does not ask it: see the gateway's log"
                 self._tell("warning", {"message": message})
             return
         stage = mine.get(succession.stage_of)
+        if stage is not None and stage.recalled and succession.version and 0 not in succession.refused:
+            self._recall(succession, stage, now)
+            return
         if stage is None or stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
@@ -268,30 +280,64 @@ class Incumbents:
         succession.next = successor.model_copy(update={"port": free_port()})
         succession.booting = self._started(self._incumbent(succession.plan, succession.next))
 
-    def _take_over(self, succession: _Succession, process: LastingProcess, now: float) -> None:
-        assert succession.next is not None
-        self._write(succession.plan.route, succession.next)
-        succession.booting, succession.told_at = None, now
+    def _recall(self, succession: _Succession, stage: ServingStage, now: float) -> None:
+        """Give the place of a version back to the incumbent of the file."""
+        plan = succession.plan
+        values = {"version": succession.version, "route": plan.route, "why": stage.why, "name": plan.first}
+        self._tell("recalled", values)
+        planned = next((planned for planned in self._plan.incumbents if plan.route in planned.routes), None)
+        if planned is None:
+            self._ask(succession, None, now)
+            return
+        address = ("127.0.0.1", planned.port)
+        served = next((served for served in self._served if served.process.address == address), None)
+        if served is None:
+            succession.booting = self._started(planned)
+        else:
+            # its last answers, or other routes, have kept it
+            served.ends = None
+            self._ask(succession, served, now)
+
+    def _take_over(
+        self, succession: _Succession, process: LastingProcess, stages: Sequence[ServingStage], now: float
+    ) -> None:
+        stage = succession.among(stages).get(succession.stage_of)
+        if succession.next is not None and stage is not None and stage.successor != succession.next.version:
+            self._tell("warning", {"message": f"{_label(succession)} was taken back before it was the incumbent"})
+            process.child.stop(_GRACE)
+            succession.next = succession.booting = None
+            return
         # it answers from now on, beside the one before it
-        succession.taking = _Served(process, {succession.plan.route})
-        self._served.append(succession.taking)
+        served = _Served(process, set())
+        self._served.append(served)
+        succession.booting = None
+        self._ask(succession, served, now)
+
+    def _ask(self, succession: _Succession, served: _Served | None, now: float) -> None:
+        """Have the gateway ask ``served``, or the upstream of the file."""
+        plan, successor = succession.plan, succession.next
+        self._write(plan.route, successor)
+        if served is not None:
+            served.routes.add(plan.route)
+        succession.taking, succession.told_at = served, now
+        succession.awaited = plan.first if successor is None else plan.stage_name(successor.version)
         self._reload()
 
-    def _followed(self, succession: _Succession, successor: Successor, now: float) -> None:
+    def _followed(self, succession: _Succession, now: float) -> None:
+        version = 0 if succession.next is None else succession.next.version
         for served in self._served:
             if served is not succession.taking:
                 served.routes.discard(succession.plan.route)
             if not served.routes and served.ends is None:
                 served.ends = now + succession.plan.lingers
         self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
-        succession.next = succession.taking = None
-        succession.follows(successor.version)
+        succession.next, succession.taking, succession.awaited = None, None, ""
+        succession.follows(version)
 
     def _refuse(self, succession: _Succession, reason: str) -> None:
         """Its incumbent stays; another version may succeed it, and this one after the next start."""
         message = f"{_label(succession)} does not become the incumbent of the route {succession.plan.route}: {reason}"
-        if succession.next is not None:
-            succession.refused.add(succession.next.version)
+        succession.refused.add(0 if succession.next is None else succession.next.version)
         if succession.booting is not None:
             succession.booting.child.stop(_GRACE)
         succession.next = succession.writing = succession.booting = None
@@ -323,8 +369,10 @@ class Incumbents:
         process.address, process.serves = ("127.0.0.1", planned.port), False
         return process
 
-    def _write(self, route: str, successor: Successor) -> None:
-        successors = {**self._successors, route: successor}
+    def _write(self, route: str, successor: Successor | None) -> None:
+        successors = {name: other for name, other in self._successors.items() if name != route}
+        if successor is not None:
+            successors[route] = successor
         write_section(self.file, _FILE.dump_python(successors, mode="json"))
         self._successors = successors
 
@@ -341,8 +389,8 @@ class Incumbents:
 
 
 def _label(succession: _Succession) -> str:
-    version = succession.next.version if succession.next is not None else succession.version
-    return f"version {version} of {succession.plan.name}"
+    plan, successor = succession.plan, succession.next
+    return plan.first if successor is None else f"version {successor.version} of {plan.name}"
 
 
 def _is_free(port: int) -> bool:

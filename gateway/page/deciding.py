@@ -19,7 +19,7 @@ from gateway.keys.ring import KeyRing
 from gateway.page.login import Visitor
 from gateway.runtime import Gateway
 from swarm.errors import ForbiddenError, NotFoundError
-from swarm.protocol import MovePolicyRequest, PinPolicyRequest, PolicyStatus, PromotePolicyRequest
+from swarm.protocol import PinPolicyRequest, PolicyStatus, PromotePolicyRequest, RollBackPolicyRequest
 from swarm.subjects import user_digest
 
 Move = Literal["promote", "rollback", "pin", "unpin"]
@@ -70,7 +70,7 @@ async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless
             case "promote":
                 return await client.promote_policy(PromotePolicyRequest(**named), sender)
             case "rollback":
-                return await client.roll_back_policy(MovePolicyRequest(**named), sender)
+                return await client.roll_back_policy(RollBackPolicyRequest(**named), sender)
             case pin:
                 return await client.pin_policy(PinPolicyRequest(**named, pinned=pin == "pin"), sender)
 

@@ -40,6 +40,7 @@ from swarm.protocol import (
     PolicyStatus,
     PromotePolicyRequest,
     ResumeRequest,
+    RollBackPolicyRequest,
 )
 from swarm.states import EngineState
 from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord, ServerStatus
@@ -279,7 +280,7 @@ class EngineSetup:
             wanted = wanted.model_copy(update={"share": share, "version": version})
         return await self._move("promote", wanted, sender)
 
-    async def roll_back_policy(self, wanted: MovePolicyRequest, sender: str = "") -> PolicyStatus:
+    async def roll_back_policy(self, wanted: RollBackPolicyRequest, sender: str = "") -> PolicyStatus:
         """Let the incumbent answer everybody; see :meth:`promote_policy`."""
         return await self._move("rollback", wanted, sender)
 

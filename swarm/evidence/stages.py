@@ -107,6 +107,8 @@ class ServingStage(BaseModel):
         promoted: the version that was last promoted and not taken back: its checkpoint stays.
         successor: the version that is proven live: where ``incumbent.policy`` is ``promoted``, the next incumbent.
         pinned_challenger: the version that was served when it was pinned: its checkpoint stays.
+        incumbent_version: the version that the incumbent is; 0: none.
+        recalled: the incumbent is to answer nobody any more: that of the gateway's file takes its place.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -131,10 +133,12 @@ class ServingStage(BaseModel):
     promoted: int | None = None
     successor: int | None = None
     pinned_challenger: int | None = None
+    incumbent_version: int = 0
+    recalled: bool = False
 
     @classmethod
-    def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str, tried: int = 0) -> Self:
-        """The first of a route; ``tried`` is the version that the incumbent is, with which nothing is compared."""
+    def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str, version: int = 0) -> Self:
+        """The first of a route; with ``version``, which the incumbent is, nothing is compared."""
         share = rules.first
         why = f"serve.stage is {rules.begins}"
         return cls(
@@ -147,7 +151,8 @@ class ServingStage(BaseModel):
             why=why,
             at=at,
             salt=salt,
-            tried=tried,
+            tried=version,
+            incumbent_version=version,
         )
 
     @computed_field
@@ -203,6 +208,10 @@ class ServingStage(BaseModel):
         """Held where it is, or no longer."""
         challenger = self.challenger if pinned else None
         return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON], pinned_challenger=challenger)
+
+    def set_recalled(self, recalled: bool) -> Self:
+        """With an incumbent that is to answer nobody any more, or that answers again."""
+        return self if recalled == self.recalled else self._next(recalled=recalled)
 
     def begun_again(self, at: float, why: str, from_step: int = 0) -> Self:
         """Back to where a comparison begins, or below: of the weights before, those up to ``from_step`` are left."""

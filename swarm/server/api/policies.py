@@ -31,6 +31,7 @@ from swarm.protocol import (
     PolicyStatus,
     PromotePolicyRequest,
     ResumeRequest,
+    RollBackPolicyRequest,
 )
 from swarm.server.api.engine import BACKLOG
 from swarm.server.audit import AuditLog, sender_of
@@ -102,9 +103,9 @@ class PolicyRoutes:
         """Let the challenger answer more of the users."""
         return await self._moved(request, wanted, partial(Stages.promote, share=wanted.share))
 
-    async def roll_back(self, request: Request, wanted: MovePolicyRequest) -> PolicyStatus:
-        """Let the incumbent answer everybody from now on, and training go on."""
-        return await self._moved(request, wanted, Stages.roll_back)
+    async def roll_back(self, request: Request, wanted: RollBackPolicyRequest) -> PolicyStatus:
+        """Let the incumbent answer everybody from now on, or the one before it, and training go on."""
+        return await self._moved(request, wanted, Stages.recall if wanted.recall else Stages.roll_back)
 
     async def pin(self, request: Request, wanted: PinPolicyRequest) -> PolicyStatus:
         """Let no verdict move the challenger, or let verdicts move it again."""

@@ -12,7 +12,6 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,7 +58,6 @@ class Stages:
         self._run_id = ""
         self._served: int | None = None
         self._followed: dict[Key, float] = {}
-        self._incumbent_versions: dict[Key, int] = {}
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
@@ -115,13 +113,16 @@ class Stages:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
                 if not may_hold:
                     rules = rules.model_copy(update={"trial_every": None})
-                tried = followed.incumbent_version
-                stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), tried)
+                version = followed.incumbent_version
+                stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), version)
             elif sets_rules:
                 stage = stage.set_rules(rules, self._wall())
+            if key not in self._followed_now:
+                # what was recalled and answers again has been promoted again
+                stage = stage.set_recalled(False)
             self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
             self._followed[key] = self._clock()
-            self._incumbent_versions[key] = followed.incumbent_version
+        self._leave_incumbents_before()
 
     @property
     def current(self) -> list[ServingStage]:
@@ -133,20 +134,16 @@ class Stages:
 
     @property
     def held(self) -> dict[int, str]:
-        """The versions whose checkpoints stay, and why; of a route's incumbents that followed one another, those of the
-        last two."""
+        """The versions whose checkpoints stay, and why."""
         held: dict[int, list[str]] = {}
-        promoting = Counter[str]()
-        for stage in sorted(self.pointers.values(), key=lambda stage: -stage.at):
+        for stage in self.pointers.values():
             answering = stage.promoted or stage.successor
-            promoting[stage.route] += answering is not None
-            if promoting[stage.route] > 2:
-                answering = None
             for version, what in ((answering, "promoted"), (stage.pinned_challenger, "pinned")):
                 if version is not None:
                     held.setdefault(version, []).append(f"{what} on {stage.route}")
-        for route, version in self._incumbents:
-            held.setdefault(version, [f"the incumbent on {route}"])
+        for stage in self.current:
+            if stage.incumbent_version:
+                held.setdefault(stage.incumbent_version, []).append(f"the incumbent on {stage.route}")
         return {version: ", ".join(why) for version, why in sorted(held.items())}
 
     @property
@@ -232,6 +229,25 @@ class Stages:
             return seen
         return self._set(self._unmoved(seen, version).moved(0.0, self._wall(), by, why))
 
+    def recall(self, seen: ServingStage, version: int | None, by: str, why: str) -> ServingStage:
+        """Let no challenger of the route answer, and no version of the job: the incumbent of the gateway's file is to
+        take the place of that of now; a repetition changes nothing.
+
+        Raises:
+            ConflictError: it moved since ``version``, or the incumbent is no version.
+        """
+        if not seen.incumbent_version:
+            raise ConflictError(
+                f"{seen.incumbent} is the incumbent of the gateway's file, and no promoted version", code="not_promoted"
+            )
+        if seen.recalled:
+            return seen
+        stage = self._unmoved(seen, version)
+        for other in list(self.pointers.values()):
+            if other.route == stage.route and other.share > 0 and other is not stage:
+                self._set(other.moved(0.0, self._wall(), by, why))
+        return self._set(stage.moved(0.0, self._wall(), by, why).set_recalled(True))
+
     def roll_back_all(self, why: str) -> None:
         """The watch over the training lets each incumbent answer everybody, unless a person holds the challenger."""
         for stage in list(self.pointers.values()):
@@ -258,13 +274,25 @@ class Stages:
     @property
     def _incumbents(self) -> set[tuple[str, int]]:
         """The routes whose gateways have a version as their incumbent now, and the version."""
-        followed = ((route, self._incumbent_versions.get((route, name), 0)) for route, name in self._followed_now)
-        return {(route, version) for route, version in followed if version}
+        followed = (self.pointers[key] for key in self._followed_now)
+        return {(stage.route, stage.incumbent_version) for stage in followed if stage.incumbent_version}
+
+    def _leave_incumbents_before(self) -> None:
+        """A comparison with an incumbent that a later version succeeded begins again, should that incumbent come back:
+        what is live there is no longer what was proven."""
+        latest: dict[str, int] = {}
+        for route, version in self._incumbents:
+            latest[route] = max(version, latest.get(route, 0))
+        for key, stage in list(self.pointers.items()):
+            left = key not in self._followed_now and stage.incumbent_version < latest.get(stage.route, 0)
+            if left and stage.share > stage.rules.first and not stage.pinned:
+                why = f"version {latest[stage.route]} became the incumbent"
+                self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
 
     def _is_succeeded(self, stage: ServingStage) -> bool:
         """Whether some gateways have its challenger as their incumbent, while others stay with the incumbent before."""
         version = stage.challenger
-        return (stage.route, version) in self._incumbents and self._incumbent_versions.get(stage.key) != version
+        return (stage.route, version) in self._incumbents and stage.incumbent_version != version
 
     def _end_trials(self) -> None:
         now = self._wall()

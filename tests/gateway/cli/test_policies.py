@@ -15,6 +15,7 @@ from gateway.keys.store import KeyFile
 from swarm.checkpoints import held_steps
 from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
+from swarm.protocol import FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from tests.gateway.conftest import gateway_before
@@ -63,12 +64,17 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == {3: "promoted on default"}, 20, "held")
             down = await command("rollback", *swarm, "--reason", "users complain")
             assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
+            first = await command("rollback", *through, "--recall", "--reason", "it too")
+            assert "is the incumbent of the gateway's file" in str(first.exception)
+            stages.follow([FollowedRoute(route="other", incumbent="tiny, version 3", incumbent_version=3)])
+            recalled = await command("rollback", *through, "--recall", "-r", "it too", "other")
+            assert "other: version 3 against tiny, version 3 | shadow, the incumbent is recalled" in recalled.stdout
             assert "no alarm is raised" in (await command("resume", *through, "--reason", "mended")).stdout
             # as training steps would have it
             admin = {"authorization": f"Bearer {key}"}
             alarm = Alarm(kind="signal", text="nothing was learned", since=2, action="pause", pauses=True)
             server.state.controller.pool.watch.alarms = [alarm]
-            assert (await command("list", *through)).stdout.splitlines()[1:] == [f"alarm: {alarm.sentence}"]
+            assert (await command("list", *through)).stdout.splitlines()[2:] == [f"alarm: {alarm.sentence}"]
             while not (swarms := (await http.get("/status", headers=admin)).json()["swarms"])[0]["alarms"]:
                 pass
             assert swarms[0]["alarms"] == [alarm.model_dump()]
@@ -77,7 +83,7 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
     moves = [("promote", "done"), ("promote", "refused"), ("pin", "done")]
-    moves += [("promote", "done"), ("rollback", "done")]
+    moves += [("promote", "done"), ("rollback", "done"), ("rollback", "refused"), ("rollback", "done")]
     assert whats == [*moves, ("resume", "done"), ("resume", "done")]
     assert log[-1]["details"] == {"reason": "mended", "alarms": [alarm.sentence]}
     assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"

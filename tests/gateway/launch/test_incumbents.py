@@ -54,9 +54,12 @@ class Site:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.reloads = 0
         self.stages = [self.stage(first)]
-        self.incumbents = Incumbents(self.plan, lambda kind, values: self.events.append((kind, values)), self._reload)
+        self.incumbents = Incumbents(self.plan, self.event, self.reload)
 
-    def _reload(self) -> None:
+    def event(self, kind: str, values: dict[str, Any]) -> None:
+        self.events.append((kind, values))
+
+    def reload(self) -> None:
         self.reloads += 1
 
     def stage(self, incumbent: str, successor: int | None = None) -> ServingStage:
@@ -189,6 +192,67 @@ def test_a_death_at_any_moment_leaves_one_of_the_two(tmp_path: Path, reached: st
         if answers == "base":
             site.until(lambda: site.reloads == 1)
             assert site.asked["model"] == "tiny"
+
+
+@pytest.mark.parametrize("before", ["ended", "lingers", "upstream"])
+def test_a_version_that_is_recalled_gives_its_place_back(tmp_path: Path, before: str) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path, lingers=1000.0 if before == "lingers" else 0.0) as site:
+        if before == "upstream":
+            site.incumbents.stop(threading.Event())
+            site.plan = replace(site.plan, incumbents=())
+            site.incumbents = Incumbents(site.plan, site.event, site.reload)
+            site.incumbents.start()
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        site.stages = [site.stage("tiny, version 2")]
+        site.until(lambda: site.told("succeeded"))
+        site.until(lambda: len(site.running()) == 1 + (before == "lingers"))
+        site.stages = [site.stages[0].model_copy(update={"recalled": True, "why": "users complain"})]
+        site.until(lambda: site.reloads == 2)
+        assert site.asked == SECTION["serve"]["incumbent"] and "incumbent tiny" in site.running()
+        # its last answers end, once the gateway asks the one of the file
+        site.stages.append(site.stage(site.first))
+        site.until(lambda: len(site.told("succeeded")) == 2)
+        recalled = {"version": 2, "route": "default", "why": "users complain", "name": site.first}
+        assert site.told("recalled") == [recalled] and site.told("succeeded")[1]["name"] == site.first
+        if before != "lingers":
+            site.until(lambda: "incumbent tiny" not in site.running())
+        # what is proven against it succeeds it again
+        site.stages = [site.stage(site.first, successor=4)]
+        site.until(lambda: site.reloads == 3)
+        assert site.asked["policy"] == 4
+    with up(tmp_path) as site:
+        assert site.asked["policy"] == 4
+
+
+def test_a_recalled_version_whose_successor_in_the_file_does_not_start_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        site.stages = [site.stage("tiny, version 2")]
+        site.until(lambda: site.running() == ["incumbent tiny"])
+        monkeypatch.setattr(incumbents.IncumbentPlan, "command", _without_flags)
+        site.stages = [site.stages[0].model_copy(update={"recalled": True})]
+        site.until(lambda: site.told("warning"))
+        assert f"{site.first} does not become the incumbent" in site.told("warning")[0]["message"]
+        assert site.running() == ["incumbent tiny"] and site.asked["policy"] == 2
+
+
+def test_a_challenger_that_is_taken_back_on_its_way_does_not_become_the_incumbent(tmp_path: Path) -> None:
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: len(site.told("starting_incumbent")) == 2)
+        site.stages = [site.stage(site.first)]
+        (tmp_path / "serves").touch()
+        site.until(lambda: site.told("warning"))
+        assert site.told("warning")[0]["message"] == "version 2 of tiny was taken back before it was the incumbent"
+        assert site.running() == ["incumbent base"] and not site.reloads
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
 
 
 def _without_flags(plan: IncumbentPlan, folder: Path) -> list[str]:

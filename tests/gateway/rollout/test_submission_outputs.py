@@ -136,7 +136,7 @@ def test_what_a_hook_says_can_be_sent() -> None:
         ({"content": "I'm sorry, but I can't help with that."}, "stop", True),
         ({"content": "\n Sorry, I cannot do this."}, "stop", True),
         ({"content": "I apologize, but as a model"}, "stop", True),
-        ({"content": "Unfortunately, I can’t assist you."}, "stop", True),
+        ({"content": "Unfortunately, I can\u2019t assist you."}, "stop", True),
         ({"content": "I am unable to open it."}, "stop", True),
         ({"content": "As an AI language model, I have no taste."}, "stop", True),
         ({"content": None, "refusal": "no"}, "stop", True),

@@ -260,15 +260,16 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     again = stages.find("chat", "")
     assert (again.incumbent, again.challenger, again.trial) == ("tiny, version 2", 4, True)
     stages.promote(again, None, "ann", "good", share=1.0)
-    assert stages.held == {2: "promoted on chat", 4: "promoted on chat"}
+    assert stages.held == {2: "the incumbent on chat", 4: "promoted on chat"}
     now += FOLLOWED_SECONDS
     stages.follow([followed("chat", incumbent="tiny, version 4", version=4)])
     stages.serves(6)
     stages.promote(stages.find("chat", "tiny, version 4"), None, "ann", "good", share=1.0)
-    assert stages.held == {4: "promoted on chat", 6: "promoted on chat"}, "of 2 nothing is left to go back to"
+    assert stages.held == {4: "the incumbent on chat", 6: "promoted on chat"}, "of 2 nothing is left to go back to"
     # who follows the first one again sees what is served
     stages.follow([followed("chat")])
-    assert stages.find("chat", "gpt").challenger == 6
+    first = stages.find("chat", "gpt")
+    assert (first.challenger, first.share, first.why) == (6, 0.0, "version 2 became the incumbent")
     assert restored(rows).pointers == stages.pointers
 
 
@@ -290,6 +291,29 @@ def test_training_waits_for_no_challenger_that_is_the_incumbent_of_other_gateway
     assert (left.share, left.by) == (0.0, SERVER) and "version 2 is the incumbent of other gateways" in left.why
     assert stages.held == {2: "the incumbent on chat"} and not stages.holds
     assert restored(rows).pointers == stages.pointers
+
+
+def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challenger() -> None:
+    now = 0.0
+    stages, rows = opened(clock=lambda: now)
+    with pytest.raises(ConflictError, match="gpt is the incumbent of the gateway's file"):
+        stages.recall(stages.find("chat", "gpt"), None, "ann", "bad")
+    stages.serves(2)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
+    stages.serves(4)
+    stages.promote(stages.find("chat", "tiny, version 2"), None, "ann", "good", share=1.0)
+    with pytest.raises(ConflictError, match="has moved since version 1"):
+        stages.recall(stages.find("chat", "tiny, version 2"), 1, "ann", "bad")
+    recalled = stages.recall(stages.find("chat", "tiny, version 2"), None, "ann", "both are bad")
+    assert (recalled.recalled, recalled.share, recalled.why) == (True, 0.0, "both are bad")
+    assert stages.find("chat", "gpt").share == 0 and not recalled.trial
+    assert stages.recall(recalled, None, "ann", "both are bad") is recalled
+    assert restored(rows).pointers == stages.pointers
+    # a version that answers again, a minute later, was promoted again
+    now = FOLLOWED_SECONDS
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
+    assert not stages.find("chat", "tiny, version 2").recalled
 
 
 @pytest.mark.anyio
