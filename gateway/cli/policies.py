@@ -120,7 +120,7 @@ def pin(
 @app.command()
 @targeted
 def resume(target: ServerTarget, reason: Reason, as_json: AsJson = False) -> None:
-    """Let training go on in spite of the alarms that paused it; one that begins later pauses it again."""
+    """Let training go on in spite of the alarms or the rollback that paused it; later ones pause it again."""
     with target.connect() as client:
         policies = client.resume_training(reason)
     lines = _of_training(policies) or ["training goes on, and no alarm is raised"]
@@ -133,6 +133,11 @@ def _of_training(policies: PoliciesResponse) -> list[str]:
     alarms = [printable(f"alarm: {alarm.sentence}") for alarm in policies.alarms]
     if not policies.training_waits or any(alarm.pauses for alarm in policies.alarms):
         return alarms
+    if any(policy.stage.paused for policy in policies.policies):
+        return [
+            *alarms,
+            "training waits for a person, for a challenger was taken back: `swarm-gateway policies resume`",
+        ]
     return [*alarms, "training waits for a verdict, or because a challenger answers users"]
 
 

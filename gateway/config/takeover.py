@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 
 from swarm.errors import ConfigError
 from swarm.evidence.pairs import MAX_NAME, GateRules
-from swarm.evidence.stages import Between, Mode, StageName, StageRules, rising
+from swarm.evidence.stages import AfterRollback, Between, Mode, StageName, StageRules, rising
 from swarm.types import Model
 
 
@@ -114,6 +114,11 @@ class GateConfig(GateRules):
     trial_hours: float = Field(
         default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"
     )
+    after_rollback: AfterRollback = Field(
+        default="train",
+        description="once a verdict, the watch or a person took the challenger back. train: it learns on; pause: "
+        "training waits for a person, who lets it go on (`swarm-gateway policies resume`) or forks an earlier version",
+    )
 
 
 class CanaryConfig(Model):
@@ -187,6 +192,7 @@ class ServeConfig(Model):
             trial_every=self.gate.trial_every,
             trial_requests=self.gate.trial_requests,
             trial_hours=self.gate.trial_hours,
+            after_rollback=self.gate.after_rollback,
             gate=self.gate_rules,
         )
 

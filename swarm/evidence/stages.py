@@ -21,6 +21,7 @@ from swarm.evidence.verdict import PairedEvidence
 
 StageName: TypeAlias = Literal["shadow", "canary", "live"]
 Mode: TypeAlias = Literal["auto", "manual", "never"]
+AfterRollback: TypeAlias = Literal["train", "pause"]
 Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 #: who moved a stage, where no person did
 VERDICT, SERVER, CONFIGURATION = "the verdict", "the swarm server", "the configuration"
@@ -50,6 +51,7 @@ class StageRules(BaseModel):
     trial_every: int | None = Field(default=None, ge=1)
     trial_requests: int = Field(default=1000, ge=1)
     trial_hours: float = Field(default=1.0, gt=0, le=1000)
+    after_rollback: AfterRollback = "train"
     gate: GateRules = GateRules()
     hook: str = Field(default="", max_length=MAX_NAME)
     code: str = Field(default="", max_length=MAX_NAME)
@@ -107,6 +109,7 @@ class ServingStage(BaseModel):
         promoted: the version that was last promoted and not taken back: its checkpoint stays.
         successor: the version that is proven live: where ``incumbent.policy`` is ``promoted``, the next incumbent.
         pinned_challenger: the version that was served when it was pinned: its checkpoint stays.
+        paused: training waits for a person, since the challenger was taken back.
         incumbent_version: the version that the incumbent is; 0: none.
         recalled: the incumbent is to answer nobody any more: that of the gateway's file takes its place.
     """
@@ -133,6 +136,7 @@ class ServingStage(BaseModel):
     promoted: int | None = None
     successor: int | None = None
     pinned_challenger: int | None = None
+    paused: bool = False
     incumbent_version: int = 0
     recalled: bool = False
 
@@ -193,7 +197,9 @@ class ServingStage(BaseModel):
         if share == 0 and promoted == self.challenger:
             promoted = None
         changes: dict[str, Any] = {"by": by, "why": why[:MAX_REASON], "trial": trial, "promoted": promoted}
-        changes |= {"successor": None}
+        # other weights and other rules take nobody back
+        taken_back = share == 0 < self.share and by not in (SERVER, CONFIGURATION)
+        changes |= {"successor": None, "paused": taken_back and self.rules.after_rollback == "pause"}
         moved = self._next(share=share, before=before, at=at, **changes)
         return moved._timed(at)
 
@@ -209,6 +215,10 @@ class ServingStage(BaseModel):
         challenger = self.challenger if pinned else None
         return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON], pinned_challenger=challenger)
 
+    def resumed(self) -> Self:
+        """A person lets training go on after a rollback."""
+        return self._next(paused=False) if self.paused else self
+
     def set_recalled(self, recalled: bool) -> Self:
         """With an incumbent that is to answer nobody any more, or that answers again."""
         return self if recalled == self.recalled else self._next(recalled=recalled)
@@ -218,7 +228,9 @@ class ServingStage(BaseModel):
         share = self.share if self.pinned else min(self.rules.first, self.share)
         moved = self.moved(share, at, SERVER, why) if share < self.share else self
         left = self._held_up_to(from_step)
-        return moved._next(version=self.version + 1, challenger=None, trial=False, until=None, tried=0, **left)
+        return moved._next(
+            version=self.version + 1, challenger=None, trial=False, until=None, tried=0, paused=False, **left
+        )
 
     def serving(self, version: int, at: float) -> Self:
         """The weights of ``version`` are served from now on."""

@@ -112,7 +112,7 @@ class PolicyRoutes:
         return await self._moved(request, wanted, partial(Stages.pin, pinned=wanted.pinned))
 
     async def resume(self, request: Request, wanted: ResumeRequest) -> PoliciesResponse:
-        """Let training go on in spite of the alarms that paused it; what begins later pauses it again."""
+        """Let training go on in spite of the alarms or the rollback that paused it; later ones pause it again."""
         async with self.audit.command(request, "policies resume") as details:
             details |= {"reason": wanted.reason, "alarms": [alarm.sentence for alarm in self.alarms() if alarm.pauses]}
             await self.episodes.resume_training()
@@ -187,8 +187,7 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
         f"route {stage.route}: {version} against {stage.incumbent}",
         f"stage {stage.label} since {since}, by {stage.by}: {stage.why}",
         f"mode {stage.rules.mode}{pinned}; shares "
-        f"{', '.join(f'{share:g}' for share in stage.rules.shares)}; "
-        + (f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"),
+        f"{', '.join(f'{share:g}' for share in stage.rules.shares)}; " + _training(stage),
     ]
     if evidence is None or (verdict := status.verdict) is None:
         return [*lines, f"nothing is compared yet of {version} in the stage {stage.label}"]
@@ -204,6 +203,12 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
         f"promotable: {'yes' if verdict.promotable else 'no'}",
     ]
     return [*lines, f"waits for a person: {status.waits}"] if status.waits else lines
+
+
+def _training(stage: ServingStage) -> str:
+    if stage.paused:
+        return "training waits for a person (`policies resume`), for the challenger was taken back"
+    return f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"
 
 
 def _sides(verdict: Verdict, share: float) -> list[str]:

@@ -233,8 +233,9 @@ class EpisodeRequests:
         return stage
 
     async def resume_training(self) -> None:
-        """Let training go on in spite of the alarms of now, see :meth:`TrainingWatch.resume`."""
+        """Let training go on in spite of the alarms of now and of rollbacks, see :meth:`TrainingWatch.resume`."""
         self.run.pool.watch.resume()
+        self.run.pool.stages.resume()
         self.pool_changed()
         await self.synced()
 

@@ -148,7 +148,7 @@ class Stages:
 
     @property
     def holds(self) -> bool:
-        """Whether training waits: a trial is open that a gateway follows."""
+        """Whether training waits: on a route that a gateway follows a trial is open, or a challenger was taken back."""
         return self.next_lapse() is not None
 
     def next_lapse(self) -> float | None:
@@ -164,7 +164,7 @@ class Stages:
                 math.inf if stage.until is None else stage.until + ahead,
             )
             for key, stage in self.pointers.items()
-            if stage.trial and not self._is_succeeded(stage)
+            if stage.paused or (stage.trial and not self._is_succeeded(stage))
         ]
         latest = max(lapses, default=-math.inf)
         return latest if latest > self._clock() else None
@@ -253,6 +253,11 @@ class Stages:
         for stage in list(self.pointers.values()):
             if stage.share > 0 and not stage.pinned:
                 self._set(stage.moved(0.0, self._wall(), WATCH, why))
+
+    def resume(self) -> None:
+        """Training goes on although challengers were taken back."""
+        for stage in list(self.pointers.values()):
+            self._set(stage.resumed())
 
     def pin(self, seen: ServingStage, version: int | None, by: str, why: str, *, pinned: bool) -> ServingStage:
         """Let no verdict move it, or let verdicts move it again; a repetition changes nothing.

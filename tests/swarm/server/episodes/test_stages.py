@@ -293,6 +293,26 @@ def test_training_waits_for_no_challenger_that_is_the_incumbent_of_other_gateway
     assert restored(rows).pointers == stages.pointers
 
 
+def test_training_waits_after_a_rollback_until_a_person_lets_it_go_on() -> None:
+    stages, rows = opened()
+    pausing = RULES.model_copy(update={"after_rollback": "pause"})
+    stages.follow([followed("chat", pausing)])
+    stages.serves(1)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=0.25)
+    assert stages.holds
+    stages.roll_back(stages.find("chat", "gpt"), None, "ann", "bad")
+    assert stages.holds and not stages.find("chat", "gpt").trial
+    again = restored(rows)
+    assert again.holds
+    again.resume()
+    assert not again.holds and again.find("chat", "gpt").share == 0
+    # nobody took a challenger back whose weights are gone
+    again.serves(2)
+    again.promote(again.find("chat", "gpt"), None, "ann", "good", share=0.25)
+    again.begin_run("another")
+    assert again.find("chat", "gpt").share == 0 and not again.holds
+
+
 def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challenger() -> None:
     now = 0.0
     stages, rows = opened(clock=lambda: now)
