@@ -11,6 +11,7 @@
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
+* ``policies``: which degraded and which healthy policies the gate lets pass, with the real engine.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 * ``redaction``: what the rules of redaction find and miss among look-alikes, and what they cost.
 * ``deletion``: how long the deletion of one key among a million episodes takes.
@@ -30,6 +31,7 @@ from benchmarks import (
     lifecycle,
     loop,
     overhead,
+    policies,
     redaction,
     serving,
     soak,
@@ -49,6 +51,7 @@ BENCHMARKS = {
     "study": study,
     "loop": loop,
     "gate": gate,
+    "policies": policies,
     "training": training,
     "redaction": redaction,
     "deletion": deletion,
