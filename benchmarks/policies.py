@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -248,6 +247,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    import torch
+
     # so small a network computes on one core as fast as on several
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, progress(Console(stderr=True)) as bar:
