@@ -47,13 +47,13 @@ from swarm.types import StepResult
 
 #: By arm: the reward of an answer and its components, the learning rate, whether it is healthy.
 ARMS: dict[str, tuple[str, float, bool]] = {
-    "learns": ("gate_reward(digit, text)", 1e-3, True),
-    "control": ("gate_reward(digit, text)", 1e-3, True),
-    "length": ("min(1.0, len(text) / 8)", 1e-3, False),
-    "repeats": ("min(1.0, sum(map(str.__eq__, text, text[1:])) / 4)", 1e-3, False),
-    "digits": ("0.2 * substance + 0.8 * min(1.0, len(set(text)) / 5)", 1e-3, False),
-    "drift": ("gate_reward(digit, text)", 1e-2, False),
-    "random": ("random.random()", 1e-2, False),
+    "learns": ("gate_reward(digit, text)", 1e-4, True),
+    "control": ("gate_reward(digit, text)", 1e-4, True),
+    "length": ("min(1.0, len(text) / 8)", 1e-4, False),
+    "repeats": ("min(1.0, sum(map(str.__eq__, text, text[1:])) / 4)", 1e-4, False),
+    "digits": ("0.2 * substance + 0.8 * min(1.0, len(set(text)) / 5)", 1e-4, False),
+    "drift": ("gate_reward(digit, text)", 1e-3, False),
+    "random": ("random.random()", 1e-3, False),
 }
 HOOK = """\
 import random
