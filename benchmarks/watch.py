@@ -84,14 +84,14 @@ def loose(digit: str, draw: random.Random) -> str:
 
 @dataclass
 class Run:
-    """One training; ``truth`` by version, the first step after which the watch raised an alarm, and the step at which a
-    tenth of the truth was lost."""
+    """One training; ``truth`` by version, what its ``steps`` measured, the first one after which the watch raised an
+    alarm, and the version with which a tenth of the truth was lost."""
 
     arm: str
     seed: int
     healthy: bool
     truth: dict[int, float] = field(default_factory=dict[int, float])
-    rewards: list[float] = field(default_factory=list[float])
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     alarmed: int | None = None
     alarm: str = ""
     lost: int | None = None
@@ -209,9 +209,10 @@ def one_run(place: Path, arm: str, seed: int, options: argparse.Namespace) -> Ru
         if version != "None":
             by_version[int(version)].append(float(value))
     outcome = Run(arm, seed, healthy, {version: round(fmean(values), 3) for version, values in by_version.items()})
-    outcome.rewards = [round(step.metrics["swarm/reward_mean"], 3) for step in steps]
-    if (alarm := first_alarm(steps)) is not None:
-        outcome.alarmed, outcome.alarm = alarm
+    outcome.steps = [step.model_dump(mode="json") for step in steps]
+    if (alarmed := first_alarm(steps)) is not None:
+        outcome.alarmed, outcome.alarm = alarmed
     outcome.lost, outcome.seconds = first_loss(outcome.truth), round(time.monotonic() - began)
-    print(f"{arm} {seed}: {outcome.verdict}, {asdict(outcome)}", file=sys.stderr, flush=True)
+    alarm = f"alarm after step {outcome.alarmed} ({outcome.alarm})"
+    print(f"{arm} {seed}: {outcome.verdict}; {alarm}; lost at {outcome.lost}", file=sys.stderr, flush=True)
     return outcome
