@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.concurrency import ClientGoneError, until_gone
+from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
 from swarm.job import TrainJob
 from swarm.protocol import FollowStagesRequest, RecordRatingRequest, StagesResponse
+from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import Stages
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
@@ -115,6 +117,7 @@ class Swarm:
         self.pairs: list[dict[str, Any]] = []
         self.ratings: list[SideRating] = []
         self.stages = Stages(lambda _: None)
+        self.comparisons = Comparisons(lambda _: None, on_evidence=self.stages.judged)
         self.aborted: set[str] = set()
         self.sampling = 0
         self.cancelled = 0
@@ -160,7 +163,8 @@ class Swarm:
         self.status_reads += 1
         await self._notify()
         model = self.job.model_name if self.job is not None else ""
-        status = ServerStatus(engine=self._engine(), model=model, job=self.job)
+        comparisons = self.comparisons.statuses()
+        status = ServerStatus(engine=self._engine(), model=model, job=self.job, comparisons=comparisons)
         return JSONResponse(status.model_dump(mode="json"))
 
     async def _engine_status(self, request: Request) -> Response:
@@ -195,13 +199,19 @@ class Swarm:
         if self.end_status:
             return error(self.end_status.pop(0), "scripted")
         self.ends.append(body)
+        self._compare(body["pair"])
         await self._notify()
         return JSONResponse({"success": True, "error": None})
 
     async def _record_pair(self, request: Request) -> Response:
-        self.pairs.append(await request.json())
+        self.pairs.append(body := await request.json())
+        self._compare(body["pair"])
         await self._notify()
         return JSONResponse({"success": True, "error": None})
+
+    def _compare(self, pair: dict[str, Any] | None) -> None:
+        if pair is not None:
+            self.comparisons.add(Pair.model_validate(pair))
 
     async def _record_rating(self, request: Request) -> Response:
         self.ratings.append(RecordRatingRequest.model_validate(await request.json()).rating)

@@ -74,7 +74,7 @@ def test_each_protected_suite_must_be_not_worse_by_itself() -> None:
     missing = verdict(live + sums, terms)
     assert (missing.finding, missing.promotable) == ("better", False)
     assert missing.suites == {"letters": "undecided", "sums": "better"}
-    assert missing.sentence.endswith("in 100 requests; 1 of 2 suites not worse")
+    assert missing.sentence.endswith("in 100 requests; 1 of 2 suites not worse, not proven: letters")
     worse = verdict([*live, *sums, *(pair(0.2, terms=terms, suite="letters") for _ in range(100))], terms)
     assert (worse.finding, worse.promotable) == ("worse", False)
     assert worse.sentence.endswith("1 of 2 suites not worse, worse: letters")
