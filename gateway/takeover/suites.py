@@ -28,7 +28,7 @@ from gateway.rollout.server import Training
 from gateway.takeover.shadow import Ask, Shadow, behind_users, whole_answer
 from gateway.types import Caller, Incoming
 from swarm.concurrency import all_of, backoff, first_of
-from swarm.data import read_tasks
+from swarm.data import read_tasks, task_digest
 from swarm.errors import ConfigError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
@@ -37,8 +37,8 @@ from swarm.types import Task
 
 logger = logging.getLogger(__name__)
 
-#: Prompts of one suite, all of which are held in memory.
-MAX_PROMPTS = 10_000
+#: Prompts of one suite, and the incumbent's answers to draws from it: all of them are held in memory.
+MAX_PROMPTS = MAX_DRAWS = 10_000
 #: Pauses after draws that failed.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
 
@@ -68,7 +68,9 @@ class Suite:
                 raise ConfigError(f"gate.suites.{name}: {source} holds more than {MAX_PROMPTS} prompts")
         if not tasks:
             raise ConfigError(f"gate.suites.{name}: {source} holds no prompt")
-        return cls(f"{name}@{digest_of(task.model_dump_json().encode() for task in tasks)}", tuple(tasks))
+        return cls(
+            f"{name}@{digest_of(task_digest(task.model_dump(), source).encode() for task in tasks)}", tuple(tasks)
+        )
 
     def drawn(self, number: int) -> Task:
         """The prompt of a draw: the same at every gateway and in every comparison."""
@@ -90,7 +92,7 @@ class Examination:
         self._shadow = shadow
         self._training = behind_users(training)
         self._ask = ask
-        most = training.stage_rules.trial_requests
+        most = min(training.stage_rules.trial_requests, MAX_DRAWS)
         # in an order of its own, so that several gateways, or one that began again, rarely repeat each other's draws
         self._numbers = random.sample(range(most), most)
         #: the incumbent's, with their seconds, by suite and number of the draw

@@ -176,8 +176,8 @@ class PairedEvidence:
         difference = pair.difference
         if difference is not None and pair.suite in self._rewards:
             self._rewards[pair.suite].add(difference)
-        elif difference is None and pair.incumbent.failed < 1:
-            # where the incumbent fails there is nothing to compare with: its loss, and nobody's fault here
+        elif difference is None and (pair.suite or pair.incumbent.failed < 1):
+            # where the incumbent fails a user there is nothing to compare with: its loss, and nobody's fault here
             self._unjudged[pair.suite] += 1
 
     @property

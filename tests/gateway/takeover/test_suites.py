@@ -13,12 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.app import create_app
+from gateway.config.gateway import read_config
 from gateway.takeover.suites import Suite
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import ConfigError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
-from tests.gateway.conftest import CHAT, Http, OpenGateway, ask
+from tests.gateway.conftest import CHAT, Http, OpenGateway, ask, serving, write_hooks
 from tests.gateway.takeover.test_shadow import known, pairs_of, serve
 from tests.gateway.takeover.test_stages import move
 from tests.standins.swarm import Swarm, as_one, error, made, said
@@ -193,16 +195,15 @@ async def test_several_gateways_count_a_draw_once(
 async def test_an_edit_of_the_file_begins_a_new_comparison(
     swarm: Swarm, upstream: Upstream, engine: Engine, open_gateway: OpenGateway, tmp_path: Path
 ) -> None:
-    suites = {"sums": written(tmp_path)}
-    async with open_gateway(**settings(upstream, suites), reward=JUDGE):
+    hooks = str(write_hooks(tmp_path / "hooks", JUDGE))
+    config = read_config({"swarm_url": swarm.url, "hooks": hooks, **settings(upstream, {"sums": written(tmp_path)})})
+    async with serving(create_app(config, lambda: config)) as http:
         await swarm.until(lambda: draws(swarm))
-    before = stage_of(swarm).rules.suites
-    first = len(draws(swarm))
-    written(tmp_path, prompts=4)
-    async with open_gateway(**settings(upstream, suites), reward=JUDGE):
-        await swarm.until(lambda: len(draws(swarm)) > first)
-    [edited] = stage_of(swarm).rules.suites
-    assert {edited} != {*before} and draws(swarm)[-1].suite == edited
+        [before] = stage_of(swarm).rules.suites
+        written(tmp_path, prompts=4)
+        assert (await http.post("/admin/reload")).json()["changed"] == ["serve.gate.suites"]
+        await swarm.until(lambda: draws(swarm)[-1].suite != before)
+    assert stage_of(swarm).rules.suites == (draws(swarm)[-1].suite,)
     assert len({pair.terms.digest for pair in draws(swarm)}) == 2
 
 
@@ -234,7 +235,7 @@ def test_a_suite_is_known_by_its_prompts(tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text("")
     with pytest.raises(ConfigError, match=r"gate\.suites\.sums: .*sums\.jsonl holds no prompt"):
         Suite.read("sums", str(tmp_path / "sums.jsonl"))
-    (tmp_path / "sums.jsonl").write_text('{"messages": [{"role": "odd"}]}\n')
+    (tmp_path / "sums.jsonl").write_text('{"messages": [{"role": 5, "content": "sum"}]}\n')
     with pytest.raises(ConfigError, match=r"gate\.suites\.sums: prompt 1 of .*sums\.jsonl: "):
         Suite.read("sums", str(tmp_path / "sums.jsonl"))
     with pytest.raises(ConfigError, match="there is no file"):
