@@ -109,7 +109,9 @@ class GateConfig(GateRules):
         "challenger answers users; null: it never waits, so that only a long step is ever decided",
     )
     trial_requests: int = Field(
-        default=1000, ge=1, description="compared requests after which a trial without a verdict ends"
+        default=1000,
+        ge=1,
+        description="compared requests, and draws of each suite, after which a trial without a verdict ends",
     )
     trial_hours: float = Field(
         default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"

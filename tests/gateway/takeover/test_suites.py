@@ -23,20 +23,21 @@ from swarm.evidence.stages import ServingStage
 from tests.gateway.conftest import CHAT, Http, OpenGateway, ask, serving, write_hooks
 from tests.gateway.takeover.test_shadow import known, pairs_of, serve
 from tests.gateway.takeover.test_stages import move
-from tests.standins.swarm import Swarm, as_one, error, made, said
+from tests.standins.swarm import Swarm, as_one, error, said
 from tests.standins.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
 #: Rewards by the words of an answer; the rows of the suite say what is right.
 JUDGE = """
-REWARDS = {"good": 1.0, "fair": 0.5, "bad": 0.0}
+REWARDS = {"good": 1.0, "bad": 0.0}
 
 def on_compute_relative_reward(task, candidates, context):
     assert task.metadata.get("right") == ("yes" if "sum" in task.main_query else None), task
-    return [REWARDS[one.text] for one in candidates]
+    return [REWARDS[candidate.text] for candidate in candidates]
 """
-DEAD = JUDGE + "    # never\n" + JUDGE.replace("    assert", "    assert 'sum' not in task.main_query\n    assert")
+#: Fails on the suite.
+DEAD = JUDGE.replace("    assert", "    assert 'sum' not in task.main_query\n    assert")
 GATE = {"mode": "auto", "trial_every": 5, "margin": 0.5, "better": True}
 
 
@@ -51,12 +52,12 @@ class Engine:
         self.left = asyncio.Event()
         self.go = asyncio.Event()
         self.go.set()
-        swarm.answer = lambda body, _: self._live("good")
+        swarm.answer = self._live
         swarm.app.router.routes.append(Route(CHAT, self._unrecorded, methods=["POST"]))
         upstream.answers[CHAT] = self._incumbent
 
-    def _live(self, text: str) -> Response:
-        return said(text)
+    def _live(self, body: dict[str, Any], number: int) -> Response:
+        return said("good")
 
     def _incumbent(self, body: dict[str, Any]) -> Response:
         prompt = body["messages"][-1]["content"]
@@ -68,16 +69,13 @@ class Engine:
     async def _unrecorded(self, request: Request) -> Response:
         self.sampled.append((await request.json())["messages"][-1]["content"])
         try:
-            await until_gone(request.receive, self._gate())
+            await until_gone(request.receive, self.go.wait())
         except ClientGoneError:
             self.left.set()
             return Response(status_code=499)
-        response = as_one([await made(said(self.suite))] * int(request.headers["x-swarm-samples"]))
+        response = as_one([said(self.suite)] * int(request.headers["x-swarm-samples"]))
         response.headers["x-swarm-policy-version"] = "7"
         return response
-
-    async def _gate(self) -> None:
-        await self.go.wait()
 
 
 @pytest.fixture
@@ -104,11 +102,11 @@ def stage_of(swarm: Swarm) -> ServingStage:
     return stage
 
 
-async def ask_until(http: Http, swarm: Swarm, condition: Callable[[], object]) -> None:
+async def ask_until(http: Http, condition: Callable[[], object]) -> None:
     """Users ask until ``condition`` holds."""
     async with asyncio.timeout(30):
         while not condition():
-            assert (await ask(http, headers={"x-swarm-side": "incumbent"})).status_code == 200
+            assert (await ask(http)).status_code == 200
 
 
 @pytest.mark.parametrize("suite", ["none", "good", "bad"])
@@ -129,7 +127,7 @@ async def test_a_challenger_that_is_worse_on_a_suite_is_not_promoted(
             assert status.verdict.sentence.endswith("0 of 1 suites not worse, worse: sums")
             assert (stage_of(swarm).share, status.verdict.finding) == (0, "worse")
             return
-        await ask_until(http, swarm, lambda: stage_of(swarm).share)
+        await ask_until(http, lambda: stage_of(swarm).share)
         assert stage_of(swarm).why.startswith("better by 1.00 [")
         assert stage_of(swarm).why.endswith("; 1 of 1 suites not worse" if suites else " requests")
         if not suites:
@@ -162,7 +160,7 @@ async def test_what_fails_counts_for_nobody_and_holds_back(
     suites, reward = {"sums": written(tmp_path)}, JUDGE if trouble == "incumbent" else DEAD
     async with open_gateway(**settings(upstream, suites, trial_requests=12), reward=reward) as http:
         await known(http, "shadow")
-        await ask_until(http, swarm, lambda: len(pairs_of(swarm)) - len(draws(swarm)) >= 12)
+        await ask_until(http, lambda: engine.asked and len(pairs_of(swarm)) - len(draws(swarm)) >= 12)
         if trouble == "judge":
             await swarm.until(lambda: not stage_of(swarm).trial)
             assert {pair.unjudged for pair in draws(swarm)} == {"the hook failed"} and len(draws(swarm)) == 12
@@ -170,13 +168,9 @@ async def test_what_fails_counts_for_nobody_and_holds_back(
             assert "not proven: sums; held back: 12 of 12 draws of sums were not judged" in status.verdict.sentence
             assert stage_of(swarm).share == 0
             return
-        async with asyncio.timeout(30):
-            while len(engine.asked) < 8:
-                upstream.arrived.clear()
-                await upstream.arrived.wait()
         assert (draws(swarm), stage_of(swarm).share, stage_of(swarm).trial) == ([], 0, True)
         engine.incumbent = "good"
-        await swarm.until(lambda: stage_of(swarm).share)
+        await swarm.until(lambda: stage_of(swarm).share, seconds=60)
 
 
 async def test_several_gateways_count_a_draw_once(
@@ -215,8 +209,7 @@ async def test_a_trial_that_ends_ends_its_draws(
         await known(http, "shadow")
         async with asyncio.timeout(30):
             while not engine.sampled:
-                upstream.arrived.clear()
-                await asyncio.wait_for(http.get("/status"), 10)
+                await http.get("/status")
         # a canary that began live users of its own is another comparison
         move(swarm, 0.5)
         await asyncio.wait_for(engine.left.wait(), 30)
