@@ -165,7 +165,8 @@ class Swarm:
         self.status_reads += 1
         await self._notify()
         model = self.job.model_name if self.job is not None else ""
-        status = ServerStatus(engine=self._engine(), model=model, job=self.job)
+        comparisons = self.comparisons.statuses()
+        status = ServerStatus(engine=self._engine(), model=model, job=self.job, comparisons=comparisons)
         return JSONResponse(status.model_dump(mode="json"))
 
     async def _engine_status(self, request: Request) -> Response:
