@@ -19,7 +19,6 @@ SHARED_FILES = {
     "__init__.py": "Python's",
     "__main__.py": "Python's",
     "app.py": "the application of a server, a gateway and a monitor",
-    "client.py": "swarm.agentjet.client is an import path of users",
 }
 
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
 from reward_hooks.judges.endpoint import Endpoint
+from reward_hooks.judges.judge_client import JudgeClient, Unparsable
 from swarm.errors import HookError
 from swarm.types import Model, Task
 
