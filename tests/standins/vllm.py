@@ -335,10 +335,13 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[str]:
-    """Serve ``app`` on a loopback port, by default a free one, in this event loop; yields the URL."""
+async def listening(app: ASGIApp, port: int = 0, keep_alive: int = 5) -> AsyncGenerator[str]:
+    """Serve ``app`` on a loopback port, by default a free one, in this event loop; yields the URL. An idle connection
+    is closed after ``keep_alive`` seconds, as uvicorn and vLLM do."""
     listener = bind("127.0.0.1", port)
-    server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
+    server = _Server(
+        uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, timeout_keep_alive=keep_alive)
+    )
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         # connections wait in the socket's backlog until the app has started
