@@ -103,7 +103,7 @@ class Models:
         """``count`` of the twenty, each worse by :data:`DROP` or more."""
         faults = [(kind, answer, share) for kind, (answer, shares) in FAULTS.items() for share in shares]
         drawn = draw.sample([*faults, *NOISES], count)
-        return [self._noised(one) if isinstance(one, float) else self._faulty(*one) for one in drawn]
+        return [self._faulty(*one) if isinstance(one, tuple) else self._noised(one) for one in drawn]
 
     def _faulty(self, kind: str, answer: Answer, share: float) -> Graded:
         network = self._taught(self._load(), _at_times(share, answer), FAULT_STEPS, self._count)
