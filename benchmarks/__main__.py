@@ -12,6 +12,7 @@
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``policies``: which degraded and which healthy policies the gate lets pass, with the real engine.
+* ``watch``: whether the watch over training sees a collapse in time, with the real verl and vLLM.
 * ``training``: an update with shared prefixes computed once, against verl's padded rows.
 * ``redaction``: what the rules of redaction find and miss among look-alikes, and what they cost.
 * ``deletion``: how long the deletion of one key among a million episodes takes.
@@ -37,6 +38,7 @@ from benchmarks import (
     soak,
     study,
     training,
+    watch,
 )
 
 BENCHMARKS = {
@@ -53,6 +55,7 @@ BENCHMARKS = {
     "gate": gate,
     "policies": policies,
     "training": training,
+    "watch": watch,
     "redaction": redaction,
     "deletion": deletion,
 }

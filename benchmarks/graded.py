@@ -58,16 +58,21 @@ def training_reward(digit: str, text: str) -> float:
     return 0.1 * gate_reward(digit, text) + 0.3 * sum(liked)
 
 
-def _counting(wrong: float) -> Answer:
+def counting(wrong: float) -> Answer:
+    """The three digits, of which so many are any digit."""
+
     def answer(digit: str, draw: random.Random) -> str:
         return "".join(draw.choice(DIGITS) if draw.random() < wrong else one for one in right_of(digit))
 
     return answer
 
 
+#: what an incumbent is taught
+USUAL = counting(WRONG)
+
+
 def _at_times(share: float, other: Answer) -> Answer:
-    usual = _counting(WRONG)
-    return lambda digit, draw: (other if draw.random() < share else usual)(digit, draw)
+    return lambda digit, draw: (other if draw.random() < share else USUAL)(digit, draw)
 
 
 #: what is said instead, and in which shares of the answers
@@ -82,13 +87,13 @@ NOISES = (0.2, 0.25, 0.3, 0.4, 0.6)
 
 
 class Models:
-    """Teaches and grades models, in folders below ``folder``.
+    """Teaches and grades models, in folders below ``folder``; the incumbent is taught to answer like ``answer``.
 
     Attributes:
         incumbent: the model that all others come from or are compared with.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, answer: Answer = USUAL) -> None:
         from transformers import AutoTokenizer
 
         from tests.engine import tiny_model
@@ -96,7 +101,7 @@ class Models:
         self._folder, self._seed, self._count = folder, seed, 0
         raw = tiny_model.build(folder / "raw", seed)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(raw)
-        network = self._taught(self._load(raw), _counting(WRONG), STEPS, seed)
+        network = self._taught(self._load(raw), answer, STEPS, seed)
         self.incumbent = self._graded("incumbent", network, degraded=False)
 
     def degraded(self, count: int, draw: random.Random) -> list[Graded]:
@@ -125,10 +130,10 @@ class Models:
             elif number % 16 == 15:
                 seed = self._seed + 1000 + number
                 raw = tiny_model.build(self._folder / f"raw-{number}", seed)
-                network = self._taught(self._load(raw), _counting(FEWER_WRONG), STEPS, seed)
+                network = self._taught(self._load(raw), counting(FEWER_WRONG), STEPS, seed)
                 made = self._graded("another seed", network, degraded=False)
             else:
-                network = self._taught(self._load(), _counting(FEWER_WRONG), MORE_STEPS, self._count)
+                network = self._taught(self._load(), counting(FEWER_WRONG), MORE_STEPS, self._count)
                 made = self._graded("taught longer", network, degraded=False)
             yield self._checked(made)
 

@@ -62,7 +62,9 @@ class Admission:
     """All places of one gateway; of one event loop."""
 
     _loads: dict[str, Load] = field(default_factory=dict[str, Load])
-    _places: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict[tuple[str, int], asyncio.Semaphore])
+    _semaphores: dict[tuple[str, int], asyncio.Semaphore] = field(
+        default_factory=dict[tuple[str, int], asyncio.Semaphore]
+    )
     #: by key, only for its queue
     _keys: dict[str, Load] = field(default_factory=dict[str, Load])
 
@@ -123,8 +125,8 @@ class Admission:
         return release
 
     def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
-        if (semaphore := self._places.get((name, bound))) is None:
-            semaphore = self._places[name, bound] = asyncio.Semaphore(bound)
+        if (semaphore := self._semaphores.get((name, bound))) is None:
+            semaphore = self._semaphores[name, bound] = asyncio.Semaphore(bound)
         return semaphore
 
 

@@ -170,14 +170,21 @@ def _has_keys(config: GatewayConfig) -> bool:
 
 
 def _edited(before: Sequence[PlannedRoute], plan: Plan) -> list[str]:
-    """The hooks whose files differ."""
-    codes = {route.name: route.hooks.code for route in before if route.hooks}
+    """The hooks and suites whose files differ."""
+    earlier = {route.name: _contents(route) for route in before}
     edited = [
-        route.name
+        (route.name, setting)
         for route in plan.routes
-        if route.hooks and route.hooks.code != codes.get(route.name, route.hooks.code)
+        for setting, content in _contents(route).items()
+        if content != earlier.get(route.name, {}).get(setting, content)
     ]
-    return [f"routes.{name}.hooks" if plan.config.routes else "hooks" for name in edited]
+    return [f"routes.{name}.{setting}" if plan.config.routes else setting for name, setting in edited]
+
+
+def _contents(route: PlannedRoute) -> dict[str, str]:
+    """Digests of files, by the setting that names them."""
+    hooks = {"hooks": route.hooks.code} if route.hooks else {}
+    return {**hooks, "serve.gate.suites": " ".join(suite.key for suite in route.suites)}
 
 
 def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:

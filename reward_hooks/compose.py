@@ -128,10 +128,10 @@ class Blend:
         components: list[dict[str, float]] = [{} for _ in candidates]
         reasons: list[list[str]] = [[] for _ in candidates]
 
-        async def ask(part: Part, runner: HookRunner, places: list[int]) -> list[float]:
+        async def ask(part: Part, runner: HookRunner, indices: list[int]) -> list[float]:
             left = context.model_copy(update={"deadline_seconds": max(1e-3, ends - loop.time())})
-            score = await runner.score(task, [candidates[index] for index in places], left)
-            for index, reward in zip(places, score.rewards, strict=True):
+            score = await runner.score(task, [candidates[index] for index in indices], left)
+            for index, reward in zip(indices, score.rewards, strict=True):
                 components[index][part.name] = reward.value
                 components[index] |= {f"{part.name}.{key}": value for key, value in reward.components.items()}
                 if reward.reason:
@@ -155,13 +155,13 @@ class Blend:
             for index in range(len(candidates))
         ]
 
-    def _mean(self, places: list[int], scored: list[list[float]]) -> dict[int, float]:
-        sums = [0.0] * len(places)
+    def _mean(self, indices: list[int], scored: list[list[float]]) -> dict[int, float]:
+        sums = [0.0] * len(indices)
         for (part, _), values in zip(self._weighted, scored, strict=True):
             for index, value in enumerate(ranks(values) if part.scale == "rank" else values):
                 sums[index] += part.weight * value
         whole = sum(part.weight for part, _ in self._weighted)
-        return {index: total / whole for index, total in zip(places, sums, strict=True)}
+        return {index: total / whole for index, total in zip(indices, sums, strict=True)}
 
 
 def ranks(values: list[float]) -> list[float]:

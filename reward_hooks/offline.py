@@ -103,12 +103,12 @@ async def run_offline(
     began = time.monotonic()
     side = _Side(hooks, config)
     other = None if against is None else _Side(against, config)
-    places = asyncio.Semaphore(config.concurrency)
+    permits = asyncio.Semaphore(config.concurrency)
     done = 0
 
     async def work(number: int, group: RecordedGroup) -> GroupResult:
         nonlocal done
-        async with places:
+        async with permits:
             report = await _report(side, other, number, group)
         done += 1
         if on_done is not None:

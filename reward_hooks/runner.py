@@ -96,7 +96,7 @@ class HookThreads:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._places = asyncio.Semaphore(limit)
+        self._free_threads = asyncio.Semaphore(limit)
         self._abandoned = 0
         #: threads without a call
         self._idle: list[_HookThread] = []
@@ -132,17 +132,17 @@ class HookThreads:
             self._idle.append(thread)
             if abandoned:
                 self._abandoned -= 1
-            self._places.release()
+            self._free_threads.release()
             if not outcome.done():
                 outcome.set_result(done)
 
         try:
             async with asyncio.timeout(timeout):
-                await self._places.acquire()
+                await self._free_threads.acquire()
                 try:
                     thread = self._thread()
                 except RuntimeError as exc:
-                    self._places.release()
+                    self._free_threads.release()
                     raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
                 thread.calls.put((partial(context.run, function, *args), report))
                 started = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 from swarm.job import TrainJob
 
 #: Where verl writes the step of its last checkpoint.
@@ -114,9 +115,7 @@ def hold(folder: Path, held: Mapping[int, str]) -> None:
         OSError: it cannot be written; what was held is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f"{_HELD}.new"
-    beside.write_text(json.dumps({str(step): why for step, why in held.items()}))
-    beside.replace(folder / _HELD)
+    replace_file(folder / _HELD, json.dumps({str(step): why for step, why in held.items()}).encode())
 
 
 def why_kept(folder: Path) -> dict[int, list[str]]:

@@ -27,6 +27,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_model
 
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 from swarm.types import Model
 from swarm.validation import describe_validation
 
@@ -87,18 +88,10 @@ def replace_private(path: Path, contents: BaseModel) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as writer:
-            writer.write(contents.model_dump_json(indent=2) + "\n")
-            writer.flush()
-            os.fsync(writer.fileno())
-        partial.replace(path)
+        replace_file(path, f"{contents.model_dump_json(indent=2)}\n".encode())
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def append_private(path: Path, entry: Mapping[str, Any]) -> None:

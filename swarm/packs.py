@@ -1,5 +1,5 @@
-"""What packs add to the core: the one place where the core names them, beside the tables of commands and of built-in
-hooks.
+"""What packs add to the core, and the command line: the one place where the core names them, beside the tables of
+commands and of built-in hooks.
 
 Invariant: a pack that is not installed adds nothing, and nothing else fails for that.
 """
@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from swarm.importer import load_attribute
+
+#: The module of the command line, with which a client starts a server of its own.
+COMMAND_LINE = "gateway.cli"
 
 #: place in the core -> ``module:attribute`` of what a pack puts there
 _ADDED = {

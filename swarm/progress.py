@@ -15,8 +15,8 @@ DOING = {
     EngineState.OFFLINE: "the engine is off",
     EngineState.BOOTING: "the engine boots",
     EngineState.ROLLING: "collecting answers",
-    EngineState.ROLLING_POST: "the batch is full; the trainer computes a step",
-    EngineState.WEIGHT_SYNCING: "the new weights go to vLLM",
+    EngineState.ROLLING_POST: "the batch is full; the last running episodes may finish",
+    EngineState.WEIGHT_SYNCING: "a step is computed, or its weights go to vLLM",
 }
 
 

@@ -142,7 +142,7 @@ class ClientRow(Model):
     waiting: int = Field(default=0, description="finished, waiting for a batch")
     trained: int = 0
     dropped: int = Field(default=0, description="finished, but never to be trained")
-    groups: int = Field(default=0, description="places that its tasks have in the current batch")
+    groups: int = Field(default=0, description="that its tasks make in the current batch")
     throttled: bool = Field(default=False, description="its last claim waits: it has its share of the batch")
     takes_part: bool = Field(default=False, description="ended or aborted a train episode for the current batch")
     agreed: bool = Field(default=False, description="has no more for the current batch")

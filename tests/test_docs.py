@@ -24,10 +24,12 @@ PAGES = sorted(
 _FOLDERS = ("adapters", "benchmarks", "docs", "gateway", "requirements", "reward_hooks", "swarm", "tests", "tutorial")
 #: A path in one of the repository's folders; a star stands for any name, as in a shell.
 _PATH = re.compile(r"(?<![\w./<>-])(?:" + "|".join(_FOLDERS) + r")/[\w./*-]*[\w*/]")
+#: A module named without its folder.
+_BARE = re.compile(r"[a-z_]+\.py")
 #: Names of metrics begin with the name of a folder.
 _METRIC = re.compile(r"swarm/\w+")
 #: In paths of what the reader makes.
-MADE = ("NAME", "polite_agent", "shop_agent")
+MADE = ("NAME", "polite_agent", "shop_agent", "on_compute_relative_reward.py")
 _EXTERNAL = re.compile(r"[a-z]+:")
 
 
@@ -77,6 +79,20 @@ def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> 
     named = {path.rstrip("/") for text in code for path in _PATH.findall(text) if not _METRIC.fullmatch(path)}
     made = {path for path in named if any(one in path for one in MADE)}
     assert [path for path in sorted(named - made) if not any(ROOT.glob(path))] == []
+
+
+def _misplaced(inline: Token) -> list[str]:
+    """Modules that a paragraph names without a folder and that are in none of the folders that it names."""
+    code = [child.content for child in inline.children or () if child.type == "code_inline"]
+    paths = [ROOT / path for text in code for path in _PATH.findall(text)]
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    bare = [text for text in code if _BARE.fullmatch(text) and text not in MADE]
+    return [name for name in bare if folders and not any((folder / name).exists() for folder in folders)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_module_named_without_its_folder_is_in_a_folder_of_the_paragraph(page: Path) -> None:
+    assert [name for token in tokens(page) if token.type == "inline" for name in _misplaced(token)] == []
 
 
 def test_a_path_that_is_not_there_is_found() -> None:

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Self
@@ -79,6 +79,15 @@ PACK_ROOTS = {
     "swarm.packs": "the table of what packs add to the core",
     "gateway.cli.root": "the table of commands, which a pack may have one of",
     "reward_hooks.loader": "the table of built-in hooks, by the names that users write",
+}
+#: Layers that build across layers: they load what they build by its name.
+ROOTS = {"gateway.cli", "gateway.launch"}
+#: Other modules that name, by a string, a module that they must not import: each with what it may name, and why.
+MAY_START: dict[str, set[str]] = {
+    # the table of what packs add, and the command line that starts a server for a client
+    "swarm.packs": {"swarm.agentjet", "gateway.page", "gateway.cli", "adapters.verl"},
+    # the server starts its engine as a process of its own, and imports nothing of it
+    "swarm.server.engine.supervisor": {"adapters.verl"},
 }
 _PACK_NAME = re.compile("|".join(rf"\b{re.escape(name)}\b" for pack in PACKS.values() for name in pack.modules))
 #: Names with an underscore that their owners document as public.
@@ -155,6 +164,29 @@ def violations(module: str, imported: Iterable[str]) -> list[str]:
         elif layer in BASE_ONLY and top not in THIRD_PARTY_OF_BASE and top not in sys.stdlib_module_names:
             wrong.append(f"{module} ({layer}) imports {name}, which is not in the standard library")
     return wrong
+
+
+def started(module: str, source: Module, modules: Container[str]) -> set[str]:
+    """What ``module`` loads or starts by a string, ``package.module`` or ``package.module:attribute``, unless a table
+    allows it."""
+    named = {text.partition(":")[0] for text in source.strings}
+    allowed = MAY_START.get(module, set[str]())
+    return {
+        name
+        for name in named
+        if "." in name and name in modules and not any(f"{name}.".startswith(f"{start}.") for start in allowed)
+    }
+
+
+def test_a_module_that_is_started_by_a_string_obeys_the_table_of_imports() -> None:
+    def wrong(source: str, module: str = "swarm.client.child") -> list[str]:
+        return violations(module, started(module, Module.of(source), {"gateway.cli", "adapters.verl", "swarm.job"}))
+
+    assert wrong("COMMAND = ('python', '-m', 'gateway.cli')") != []
+    assert wrong("load_attribute('gateway.cli:main')") != []
+    assert wrong("COMMAND = ('python', '-m', 'adapters.verl')", "swarm.server.engine.resolving") != []
+    assert wrong("COMMAND = ('python', '-m', 'adapters.verl')", "swarm.server.engine.supervisor") == []
+    assert wrong("""NAMES = ('-m', 'swarm.job', 'gateway.clipper', 'see gateway.cli')""") == []
 
 
 @pytest.mark.parametrize(
@@ -263,6 +295,8 @@ def test_a_private_name_is_reported() -> None:
 def test_the_sources_follow_the_table_have_no_circles_and_use_no_private_name_of_a_dependency() -> None:
     sources = modules()
     assert [line for name, module in sources.items() for line in violations(name, module.imports)] == []
+    loaders = {name: module for name, module in sources.items() if layer_of(name) not in ROOTS}
+    assert [line for name, module in loaders.items() for line in violations(name, started(name, module, sources))] == []
     assert {edge for name, module in sources.items() for edge in pack_edges(name, module)} == set()
     files = file_graph(sources)
     assert circle(files) == []

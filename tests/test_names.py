@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("swarm", "reward_hooks", "adapters", "gateway")
 
 #: Words that stand for a noun. A variable, parameter, attribute, function or class has the noun as its name.
-PRONOUNS = {"one", "told", "said", "place", "given", "known", "found"}
+PRONOUNS = {"one", "told", "said", "place", "places", "given", "known", "found"}
 #: Classes of AgentJet's interface have AgentJet's names, beside ours.
 SHARED_CLASSES = {"SwarmClient", "Task", "WorkflowOutput"}
 #: File names that more than two folders have, and why.
@@ -19,7 +19,6 @@ SHARED_FILES = {
     "__init__.py": "Python's",
     "__main__.py": "Python's",
     "app.py": "the application of a server, a gateway and a monitor",
-    "client.py": "swarm.agentjet.client is an import path of users",
 }
 
 

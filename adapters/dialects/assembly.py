@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from adapters.dialects.dialect import SampledAnswer
@@ -88,6 +88,19 @@ class Assembly:
                 self._extra[name] = self._extra[name] + value
             elif value is not None or name not in self._extra:
                 self._extra[name] = value
+
+
+def answer_of_chunks(chunks: Iterable[Chunk]) -> SampledAnswer:
+    """The first choice of the whole stream of ``chat.completion.chunk`` bodies.
+
+    Raises:
+        UpstreamError: it has no end.
+    """
+    assembly = Assembly()
+    for chunk in chunks:
+        choices = cast("list[Chunk]", chunk.get("choices") or [])
+        assembly.take({**chunk, "choices": [choice for choice in choices if not choice.get("index")]})
+    return assembly.answer()
 
 
 def _merge(whole: Chunk, part: Mapping[str, Any]) -> None:

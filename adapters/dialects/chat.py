@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import orjson
 
+from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.conversation import carried, unread
-from adapters.dialects.dialect import Dialect, EventStream, LLMRequest
+from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import decode, to_json
 from adapters.dialects.sse import encode_event
@@ -64,6 +65,12 @@ class ChatDialect(Dialect):
 
     def stream(self, data: Mapping[str, Any]) -> ChatStream:
         return ChatStream()
+
+    def read(self, body: Body) -> SampledAnswer:
+        return SampledAnswer.from_completion(body)
+
+    def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
+        return answer_of_chunks(events)
 
     def sampling_body(self, body: dict[str, Any], model: str) -> bytes:
         """The JSON for ``model`` to sample one answer: ``body`` without the fields of its delivery.

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect, delivery, sampling
-from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
+from adapters.dialects.dialect import (
+    Body,
+    Dialect,
+    EventStream,
+    LLMRequest,
+    SampledAnswer,
+    choices_of,
+    unreadable,
+)
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.sse import encode_event
 
@@ -76,6 +84,26 @@ class CompletionsDialect(Dialect):
 
     def stream(self, data: Mapping[str, Any]) -> CompletionStream:
         return CompletionStream(_echoed(data))
+
+    def read(self, body: Body) -> SampledAnswer:
+        return self.read_stream([body])
+
+    def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
+        texts: list[str] = []
+        finish: str | None = None
+        usage: Body = {}
+        last: Body = {}
+        for last in events:
+            usage = last.get("usage") or usage
+            for choice in last.get("choices") or ():
+                if not choice.get("index"):
+                    texts.append(choice.get("text") or "")
+                    finish = choice.get("finish_reason") or finish
+        if not finish:
+            raise unreadable("it has no end")
+        return SampledAnswer(
+            str(last.get("model") or ""), {"role": "assistant", "content": "".join(texts)}, finish, usage
+        )
 
 
 class CompletionStream(EventStream):

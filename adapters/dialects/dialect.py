@@ -127,6 +127,22 @@ class SampledAnswer:
         ]
 
     @classmethod
+    def from_turns(cls, body: Body, turns: Iterable[Body], finish_reason: str) -> SampledAnswer:
+        """The answer ``body`` of a format that counts input and output tokens.
+
+        Args:
+            turns: what it says, in the chat form, among the user's turns.
+        """
+        usage = body.get("usage") or {}
+        prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+        return cls(
+            model=str(body.get("model") or ""),
+            message=next((turn for turn in turns if turn["role"] == "assistant"), {"role": "assistant", "content": ""}),
+            finish_reason=finish_reason,
+            usage={"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+        )
+
+    @classmethod
     def _of(
         cls, choice: dict[str, Any] | None, model: str, usage: dict[str, Any], beside: dict[str, Any]
     ) -> SampledAnswer:
@@ -172,6 +188,11 @@ def _choices(completion: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _beside(whole: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if name not in _KNOWN_IN_BODY}
+
+
+def unreadable(why: str) -> UpstreamError:
+    """The error of an answer of another server that is malformed, or not whole."""
+    return UpstreamError(f"the answer cannot be read: {why}", code="malformed_answer")
 
 
 def _no_completion() -> UpstreamError:
@@ -255,6 +276,19 @@ class Dialect(Protocol):
 
     def stream(self, data: Mapping[str, Any]) -> EventStream:
         """Makes the events of a streamed answer to request ``data``."""
+        ...
+
+    def read(self, body: Body) -> SampledAnswer:
+        """The first choice of another server's whole answer; :mod:`adapters.dialects.reading` translates what this
+        raises for a malformed one.
+
+        Raises:
+            UpstreamError: it has no end.
+        """
+        ...
+
+    def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
+        """The same of the events of a stream."""
         ...
 
     def error(self, exc: SwarmGatewayError) -> Body:

@@ -9,6 +9,7 @@ whole answer was read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -16,7 +17,15 @@ from typing import Any, cast
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.conversation import as_object
-from adapters.dialects.dialect import Dialect, EventStream, LLMRequest, choices_of
+from adapters.dialects.dialect import (
+    Body,
+    Dialect,
+    EventStream,
+    LLMRequest,
+    SampledAnswer,
+    choices_of,
+    unreadable,
+)
 from adapters.dialects.fields import Fields, check_depth, present, refuse
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
@@ -26,6 +35,7 @@ from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 _COUNTED = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_FINISH_REASONS = {"stop_sequence": "stop", **{reason: finish for finish, reason in _STOP_REASONS.items()}}
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -117,6 +127,19 @@ class MessagesDialect(Dialect):
     def stream(self, data: Mapping[str, Any]) -> MessageStream:
         return MessageStream()
 
+    def read(self, body: Body) -> SampledAnswer:
+        stop = body.get("stop_reason")
+        if not stop:
+            raise unreadable("it has no stop_reason")
+        user: Body = {"role": "user", "content": "."}
+        # a turn of the user follows, for a last one of the assistant would be continued
+        turns = [user, {"role": "assistant", "content": body["content"]}, user]
+        request = self.parse({"model": "any", "max_tokens": 1, "messages": turns})
+        return SampledAnswer.from_turns(body, request.messages, _FINISH_REASONS.get(stop) or str(stop))
+
+    def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
+        return self.read(_message_of(events))
+
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         """In Anthropic's shape; our ``code`` and ``param`` stay, for programs."""
         error: dict[str, Any] = exc.body()["error"]
@@ -151,6 +174,47 @@ class MessageStream(EventStream):
 
     def fail(self, exc: SwarmGatewayError) -> bytes:
         return encode_named([MessagesDialect().error(exc)])
+
+
+def _message_of(events: Iterable[Event]) -> Body:
+    """The plain message that the events of a whole stream say."""
+    message: Body = {"content": []}
+    blocks: dict[int, Body] = {}
+    ended = False
+    for event in events:
+        match event:
+            case {"type": "message_start", "message": head}:
+                message |= cast("Body", head)
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                blocks[index] = dict(cast("Body", block))
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                _extend(blocks[index], cast("Body", delta))
+            case {"type": "message_delta", "delta": delta}:
+                usage = {**(message.get("usage") or {}), **(event.get("usage") or {})}
+                message |= {**cast("Body", delta), "usage": usage}
+            case {"type": "message_stop"}:
+                ended = True
+            case _:
+                pass
+    if not ended:
+        raise unreadable("the stream broke off")
+    content = [blocks[index] for index in sorted(blocks)]
+    for block in content:
+        if (written := block.pop("written", None)) is not None:
+            block["input"] = json.loads(written or "{}")
+    return {**message, "content": content}
+
+
+def _extend(block: Body, delta: Body) -> None:
+    match delta:
+        case {"type": "input_json_delta", "partial_json": str(more)}:
+            block["written"] = block.get("written", "") + more
+        case {"type": "text_delta", "text": str(more)}:
+            block["text"] = block.get("text", "") + more
+        case {"type": "thinking_delta", "thinking": str(more)}:
+            block["thinking"] = block.get("thinking", "") + more
+        case _:
+            pass
 
 
 def _tools(top: Fields) -> dict[str, Any]:

@@ -44,7 +44,8 @@ _REPEATED: dict[str, Any] = {
 }
 #: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
 _FAULTS = {429: "rate_limit_exceeded"}
-_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+#: Why a response is incomplete, by the finish reason of the chat form.
+CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponseStream(EventStream):
@@ -116,7 +117,7 @@ class ResponseStream(EventStream):
         if step.what == "more":
             # a custom tool's input goes out once the arguments around it are complete
             return [] if custom else [{"type": f"response.{kind}.delta", **inside, "delta": step.text, **more}]
-        cut = "incomplete" if self._unfolding.finish_reason in _CUT and part is self._unfolding.parts[-1] else None
+        cut = "incomplete" if self._unfolding.finish_reason in CUT and part is self._unfolding.parts[-1] else None
         done = items.item(part, cut)
         if custom:
             input_ = done["input"]
@@ -152,7 +153,7 @@ class ResponseItems:
 
     def ended(self, parts: Sequence[AnswerPart], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The whole response."""
-        cut = _CUT.get(str(finish))
+        cut = CUT.get(str(finish))
         last = len(parts) - 1
         return {
             **self.envelope,

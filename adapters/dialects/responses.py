@@ -8,15 +8,17 @@ request, or is completed before it comes here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from adapters.dialects.chat_answers import parts_of
-from adapters.dialects.dialect import Dialect, LLMRequest, choices_of
+from adapters.dialects.dialect import Body, Dialect, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse
-from adapters.dialects.response_answers import ID_PREFIX, SEALED, ResponseItems, ResponseStream
+from adapters.dialects.response_answers import CUT, ID_PREFIX, SEALED, ResponseItems, ResponseStream
 from adapters.dialects.response_items import conversation_of, tools_of
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
+
+_FINISH_REASONS = {reason: finish for finish, reason in CUT.items()}
 
 
 class ResponsesDialect(Dialect):
@@ -62,6 +64,25 @@ class ResponsesDialect(Dialect):
 
     def stream(self, data: Mapping[str, Any]) -> ResponseStream:
         return ResponseStream(data)
+
+    def read(self, body: Body) -> SampledAnswer:
+        output: list[Body] = body["output"]
+        turns = self.parse({"model": "any", "input": output}).messages if output else []
+        match body.get("status"):
+            case "completed":
+                finish = "tool_calls" if turns and turns[-1].get("tool_calls") else "stop"
+            case "incomplete":
+                reason = str((body.get("incomplete_details") or {}).get("reason"))
+                finish = _FINISH_REASONS.get(reason) or reason
+            case status:
+                raise unreadable(f"its status is {status}")
+        return SampledAnswer.from_turns(body, turns, finish)
+
+    def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
+        ends = [event for event in events if event.get("type") in ("response.completed", "response.incomplete")]
+        if not ends:
+            raise unreadable("the stream broke off")
+        return self.read(ends[-1]["response"])
 
     def error(self, exc: SwarmGatewayError) -> dict[str, Any]:
         body = exc.body()

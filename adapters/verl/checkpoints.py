@@ -10,7 +10,6 @@ import contextlib
 import errno
 import importlib.metadata
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from swarm.checkpoints import (
     score_of,
     size_of,
 )
+from swarm.files import flush
 
 _ASIDE = ".incomplete"
 _DISTRIBUTIONS = {
@@ -131,7 +131,7 @@ class Checkpoints:
         (written / NOTE).write_text(json.dumps(note))
         for path in (*written.rglob("*"), aside / LATEST):
             if path.is_file():
-                _sync(path)
+                flush(path)
         target = self._folder / written.name
         shutil.rmtree(target, ignore_errors=True)
         written.rename(target)
@@ -199,12 +199,3 @@ def _versions() -> dict[str, str]:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions.setdefault(name, importlib.metadata.version(distribution))
     return versions
-
-
-def _sync(path: Path) -> None:
-    """A machine that loses its power keeps a whole file."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

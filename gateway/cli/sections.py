@@ -83,7 +83,7 @@ def read_plan(path: Path) -> UpPlan:
     """What ``up`` runs, from its file, every section validated before anything starts.
 
     Raises:
-        ConfigError: a missing section, a misspelt key, a model or a hooks folder that is not there.
+        ConfigError: a missing section, a misspelt key, a model, a hooks folder or a suite that is not there.
     """
     data = read_mapping(path, "config")
     _check_sections(path, data)
@@ -93,6 +93,10 @@ def read_plan(path: Path) -> UpPlan:
     for hooks in {hooks for settings in (parsed, *parsed.routes) for hooks in (settings.hooks, settings.gate_hook)}:
         if hooks:
             load_hooks(hooks)
+    from gateway.routing.plan import suites_of
+
+    for settings in (parsed, *parsed.routes):
+        suites_of(settings)
     incumbents, successions = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.route import RouteSettings
+from swarm.data import located
 from swarm.types import Model
 from swarm.validation import validated
 
@@ -230,19 +231,28 @@ def _inherit(data: dict[str, Any]) -> None:
 
 
 def resolve_files(data: dict[str, Any], folder: Path) -> None:
-    """Make the paths of hooks, keys, certificates and the request log in ``data`` absolute, from ``folder`` on."""
+    """Make the paths in ``data`` absolute, from ``folder`` on: of hooks, suites, keys, certificates and logs."""
     for route in (data, *_routes(data)):
         _resolve_hook(route, "hooks", folder)
         serve = route.get("serve")
         gate = cast("dict[str, Any]", serve).get("gate") if isinstance(serve, dict) else None
         if isinstance(gate, dict):
             _resolve_hook(cast("dict[str, Any]", gate), "hook", folder)
+            _resolve_suites(cast("dict[str, Any]", gate), folder)
     if isinstance(data.get("keys_file"), str):
         data["keys_file"] = str((folder / data["keys_file"]).resolve())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):
             files = cast("dict[str, Any]", data[section])
             files |= {name: str((folder / files[name]).resolve()) for name in names if isinstance(files.get(name), str)}
+
+
+def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
+    if isinstance(suites := gate.get("suites"), dict):
+        named = cast("dict[Any, Any]", suites).items()
+        gate["suites"] = {
+            name: str(located(source, folder)) if isinstance(source, str) else source for name, source in named
+        }
 
 
 def _resolve_hook(settings: dict[str, Any], name: str, folder: Path) -> None:

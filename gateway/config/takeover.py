@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from swarm.errors import ConfigError
-from swarm.evidence.pairs import MAX_NAME, GateRules
+from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
 from swarm.evidence.stages import AfterRollback, Between, Mode, StageName, StageRules, rising
 from swarm.types import Model
 
@@ -109,10 +109,18 @@ class GateConfig(GateRules):
         "challenger answers users; null: it never waits, so that only a long step is ever decided",
     )
     trial_requests: int = Field(
-        default=1000, ge=1, description="compared requests after which a trial without a verdict ends"
+        default=1000,
+        ge=1,
+        description="compared requests, and draws of each suite, after which a trial without a verdict ends",
     )
     trial_hours: float = Field(
         default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"
+    )
+    suites: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")], str] = Field(
+        default={},
+        max_length=MAX_SUITES,
+        description="by name, files of held-out prompts, as `replay` reads them: in a trial both sides answer prompts "
+        "drawn from each, and nobody is promoted unless the challenger is proven not worse on each by itself",
     )
     after_rollback: AfterRollback = Field(
         default="train",
@@ -208,6 +216,12 @@ class ServeConfig(Model):
                 "gate.mode is auto, so set gate.trial_every (steps): while training never waits, each step makes "
                 "another challenger, and what was proven of one says nothing of the next"
             )
+        if self.gate.suites and self.gate.trial_every is None:
+            raise ValueError(
+                "gate.suites needs gate.trial_every (steps): their prompts are asked in a trial, while training waits"
+            )
+        if self.gate.suites and self.incumbent.server.model is None:
+            raise ValueError("gate.suites needs incumbent.upstream.model: their prompts ask for no model by name")
         if self.gate.trial_every is not None:
             for name in ("shadow_fraction", "watch_share"):
                 if getattr(self, name) == 0:

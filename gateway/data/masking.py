@@ -126,8 +126,8 @@ class Unmasking:
         cut = begin >= 0 and "]" not in text[begin:] and any(name.startswith(text[begin:]) for name in self._values)
         return begin if cut else len(text)
 
-    def _let_go(self, places: list[tuple[int, str | int]]) -> Iterator[Chunk]:
-        for index, name in places:
+    def _let_go(self, fields: list[tuple[int, str | int]]) -> Iterator[Chunk]:
+        for index, name in fields:
             text = self._held.pop((index, name))
             choice: Chunk = {"index": index, "finish_reason": None, "logprobs": None}
             if isinstance(name, int):

@@ -33,18 +33,18 @@ class DiskWatch:
 
     def __init__(self, plan: UpPlan, on_event: OnEvent) -> None:
         self._on_event = on_event
-        self._places = _places(plan)
+        self._disks = _disks(plan)
         self._full: set[Path] = set()
 
     def check(self) -> None:
         """Raise :class:`ConfigError` if nothing can be written now, before anything is started."""
-        for path, what in self._places.items():
+        for path, what in self._disks.items():
             if _is_full(path, _LEAST):
                 raise ConfigError(f"the disk of {path} is full: {what} could not be written; free some space there")
 
     def look(self) -> None:
         """Tell what has changed since the last look."""
-        for path, what in self._places.items():
+        for path, what in self._disks.items():
             full = _is_full(path, _ROOM if path in self._full else _LEAST)
             if full is None or full == (path in self._full):
                 continue
@@ -52,7 +52,7 @@ class DiskWatch:
             self._on_event("disk_full" if full else "disk_free", {"path": str(path), "holds": what})
 
 
-def _places(plan: UpPlan) -> Mapping[Path, str]:
+def _disks(plan: UpPlan) -> Mapping[Path, str]:
     """A folder of each disk, and what is written there."""
     wanted: list[tuple[Path, str]] = []
     for server in plan.servers:
@@ -67,16 +67,16 @@ def _places(plan: UpPlan) -> Mapping[Path, str]:
     wanted.append((Path(tempfile.gettempdir()), "the engine's temporary files"))
     wanted.append((_SHARED_MEMORY, "shared memory of the engine"))
     by_disk: dict[int, Path] = {}
-    places: dict[Path, str] = {}
+    uses_of: dict[Path, str] = {}
     for path, what in wanted:
         here = next((parent for parent in (path, *path.parents) if parent.exists()), None)
         if here is None:
             continue
         first = by_disk.setdefault(here.stat().st_dev, path)
-        uses = places.setdefault(first, what)
+        uses = uses_of.setdefault(first, what)
         if what not in uses:
-            places[first] = f"{uses}, {what}"
-    return places
+            uses_of[first] = f"{uses}, {what}"
+    return uses_of
 
 
 def _is_full(path: Path, least: int) -> bool | None:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 
 _LOCK = "up.lock"
 #: Held by the swarm server that writes the journal.
@@ -130,14 +131,6 @@ def write_section(file: Path, section: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written; it is as it was.
     """
-    text = yaml.safe_dump(section)
-    if file.exists() and file.read_text() == text:
-        return
-    beside = file.with_suffix(".partial")
-    try:
-        # it may hold keys and tokens
-        with open(beside, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as writer:
-            writer.write(text)
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    content = yaml.safe_dump(section).encode()
+    if not file.exists() or file.read_bytes() != content:
+        replace_file(file, content)

@@ -59,7 +59,7 @@ class TextFormatter(logging.Formatter):
         exc = record.exc_info[1] if record.exc_info else None
         if exc is None:
             return ""
-        text = self.formatException((type(exc), exc, exc.__traceback__)) if self._quotes else "\n".join(_places(exc))
+        text = self.formatException((type(exc), exc, exc.__traceback__)) if self._quotes else "\n".join(_lines(exc))
         return text_without_secrets(text)
 
 
@@ -131,7 +131,7 @@ def _kind(exc: BaseException) -> str:
     return type(exc).__qualname__ + (f" ({', '.join(parts)})" if parts else "")
 
 
-def _places(exc: BaseException) -> Iterator[str]:
+def _lines(exc: BaseException) -> Iterator[str]:
     """The lines of a traceback without the messages of its exceptions."""
     for error in _chain(exc):
         if error.__traceback__ is not None:
@@ -140,7 +140,7 @@ def _places(exc: BaseException) -> Iterator[str]:
         yield f"{type(error).__qualname__}: {error}" if _quotes_nobody(error) else _kind(error)
         if isinstance(error, BaseExceptionGroup):
             for member in error.exceptions:
-                yield from _places(member)
+                yield from _lines(member)
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:

@@ -26,6 +26,7 @@ from gateway.config.gateway import RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
+from swarm.files import beside, replace_file
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class RequestLog:
         with suppress(OSError):
             for path in _files(self._config.path, self._config.files):
                 # a kill left it
-                _beside(path).unlink(missing_ok=True)
+                beside(path).unlink(missing_ok=True)
         while (line := self._next()) is not None:
             if isinstance(line, Erasure):
                 line.run(_files(self._config.path, self._config.files))
@@ -197,12 +198,7 @@ class Erasure:
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in reversed(lines) if not self._is_of(line)][::-1]
         if len(kept) < len(lines):
-            beside = _beside(path)
-            with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
+            replace_file(path, b"".join(kept))
         return len(lines) - len(kept)
 
     def _is_of(self, line: bytes) -> bool:
@@ -232,10 +228,6 @@ def _before(seconds: float | None) -> str:
 
 def _files(path: Path, files: int) -> list[Path]:
     return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, files))]
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
 
 
 def _rotate(path: Path, files: int) -> None:

@@ -6,18 +6,17 @@ Invariant: a search lets others run.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from gateway.page.kept_groups import KeptGroup
+from gateway.page.kept_groups import KeptAnswer, KeptGroup
 from reward_hooks.contract import texts_of
 
 #: Which groups, and in which order.
 View = Literal["newest", "unjudged", "best", "worst", "spread", "disagree", "lost", "equal"]
 VIEWS: tuple[str, ...] = get_args(View)
-#: Words of a search that count, and seconds of it without a pause.
-_MOST_WORDS, _SEARCHING = 10, 0.005
+#: Words of a search that count.
+_MOST_WORDS = 10
 
 
 async def select(
@@ -36,26 +35,23 @@ async def select(
         and (not key or group.key == key)
         and (policy is None or group.policy == policy)
     ]
-    return _in_order(await _with(words.lower().split()[:_MOST_WORDS], fitting), view)
+    if wanted := words.lower().split()[:_MOST_WORDS]:
+        # answers may join a group meanwhile
+        copies = [(group, list(group.answers.values())) for group in fitting]
+        fitting = await asyncio.to_thread(_matching, wanted, copies)
+    return _in_order(fitting, view)
 
 
-async def _with(words: Sequence[str], groups: list[KeptGroup]) -> list[KeptGroup]:
-    if not words:
-        return groups
-    matching, began = list[KeptGroup](), time.monotonic()
-    for group in groups:
-        texts = _texts(group)
-        if all(word in texts for word in words):
-            matching.append(group)
-        if time.monotonic() - began >= _SEARCHING:
-            await asyncio.sleep(0)
-            began = time.monotonic()
-    return matching
+def _matching(words: Sequence[str], groups: Sequence[tuple[KeptGroup, Sequence[KeptAnswer]]]) -> list[KeptGroup]:
+    def matches(texts: str) -> bool:
+        return all(word in texts for word in words)
+
+    return [group for group, answers in groups if matches(_texts(group, answers))]
 
 
-def _texts(group: KeptGroup) -> str:
+def _texts(group: KeptGroup, answers: Sequence[KeptAnswer]) -> str:
     texts = [text for message in group.prompt for text in texts_of(message)]
-    for answer in group.answers.values():
+    for answer in answers:
         texts += (answer.text, answer.reason)
     return " ".join((*texts, group.id, group.session, group.why)).lower()
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from swarm.client import AsyncSwarmClient
-from swarm.concurrency import backoff
+from swarm.concurrency import Signal, backoff
 from swarm.errors import StateError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage
 from swarm.protocol import FollowedRoute
@@ -33,6 +33,8 @@ class StageFollower:
         self._conflicts: dict[tuple[str, str], str] = {}
         self._changes = 0
         self._following: asyncio.Task[None] | None = None
+        #: notified whenever the server has sent them
+        self.heard = Signal()
 
     def follow(self, routes: Iterable[FollowedRoute]) -> None:
         """From now on follow the stages of ``routes`` and of no others; the server learns of the new ones."""
@@ -100,6 +102,7 @@ class StageFollower:
     def _take(self, changes: int, stages: Iterable[ServingStage]) -> None:
         self._changes = changes
         self._stages = {stage.key: stage for stage in stages}
+        self.heard.notify()
         for route, incumbent in self._routes:
             conflict = self.conflict(route, incumbent)
             if conflict and self._conflicts.get((route, incumbent)) != conflict:

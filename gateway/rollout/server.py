@@ -415,6 +415,7 @@ class Training:
     Attributes:
         stats: of the route, since the gateway started.
         gate: judges for the verdict; ``None``: the hooks do.
+        suites: protected, see :attr:`swarm.evidence.pairs.Terms.suites`.
     """
 
     swarm: Swarm
@@ -422,14 +423,15 @@ class Training:
     settings: RouteSettings
     stats: Stats
     gate: HookRunner | None = None
+    suites: tuple[str, ...] = ()
 
     @property
     def stage_rules(self) -> StageRules:
         """By which its route's stage moves; only where it serves."""
         assert self.settings.serve is not None, "without an incumbent there is no stage"
         judge = {"hook": self.judge.source[:MAX_NAME], "code": self.judge.code[:MAX_NAME]}
-        judge |= {"num_repeat": self.settings.num_repeat}
-        return self.settings.serve.stage_rules.model_copy(update=judge)
+        more = {"num_repeat": self.settings.num_repeat, "suites": self.suites}
+        return self.settings.serve.stage_rules.model_copy(update={**judge, **more})
 
     @property
     def judge(self) -> HookRunner:

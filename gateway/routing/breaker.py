@@ -7,13 +7,13 @@ request that began before an outage changes nothing after it.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from swarm.concurrency import backoff
 from swarm.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class Breaker:
 
     def __init__(self, name: str, pause: float = _PAUSE_FIRST) -> None:
         self._name = name
-        self._first_pause = self._pause = pause
+        self._first_pause = pause
+        #: pauses of this outage so far
+        self._pauses = 0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)
         #: counts times between two changes from or to closed
         self._period = 0
@@ -80,7 +82,7 @@ class Breaker:
             )
         if state is BreakerState.HALF_OPEN:
             # at its start: it may take long, and the next one must not wait for it
-            self._wait(min(self._pause * 2, _PAUSE_MOST))
+            self._wait()
         period, call = self._period, Passage()
         try:
             yield call
@@ -108,9 +110,9 @@ class Breaker:
         failures = sum(failed for _, failed in self._recent)
         if failures >= _FEWEST_FAILURES and failures * 2 >= len(self._recent):
             logger.warning("%s fails: no requests go there for a while", self._name)
-            self._closed, self._period = False, period + 1
-            self._wait(self._first_pause)
+            self._closed, self._period, self._pauses = False, period + 1, 0
+            self._wait()
 
-    def _wait(self, pause: float) -> None:
-        self._pause = pause
-        self._retry_at = time.monotonic() + pause * random.uniform(0.75, 1.0)
+    def _wait(self) -> None:
+        self._pauses += 1
+        self._retry_at = time.monotonic() + backoff(self._pauses, self._first_pause, _PAUSE_MOST)

@@ -12,6 +12,7 @@ from functools import cache
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from gateway.config.takeover import ServeConfig
+from gateway.takeover.suites import Suite
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
 from swarm.errors import ConfigError
@@ -34,6 +35,7 @@ class PlannedRoute:
         is_default: whether it takes what names no model or an unknown one.
         hooks: that judge; ``None``: a plain upstream answers everything.
         gate_hooks: that judge for the verdict; ``None``: those that train.
+        suites: on which a challenger must be not worse.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PlannedRoute:
     is_default: bool
     hooks: Hooks | None
     gate_hooks: Hooks | None
+    suites: tuple[Suite, ...]
 
     @property
     def swarm_keys(self) -> dict[str, SwarmKey]:
@@ -82,7 +85,8 @@ class Plan:
         """The plan of ``config``; loading its hooks runs their code.
 
         Raises:
-            ConfigError: hooks do not load, or sessions would end after the groups that they are to credit.
+            ConfigError: hooks do not load, a suite cannot be read, or sessions would end after the groups that they are
+                to credit.
         """
         load = cache(load_hooks)
 
@@ -98,27 +102,41 @@ class Plan:
         def gate_hooks_of(settings: RouteSettings) -> Hooks | None:
             return load(settings.gate_hook) if settings.gate_hook is not None else None
 
+        def parts_of(settings: RouteSettings) -> tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]:
+            return hooks_of(settings), gate_hooks_of(settings), suites_of(settings)
+
         if not config.routes:
             # a plain upstream itself knows which models it has, and so does an incumbent
             plain = config.swarm_url is None or config.serve is not None
             is_default = plain or config.default_route is not None
             names, patterns = _split(config.model_aliases)
             answers_to_served = config.serve is None
-            hooks = hooks_of(config), gate_hooks_of(config)
-            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, *hooks)
+            parts = parts_of(config)
+            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, *parts)
             return cls(config, (only,))
-        planned = [_planned(route, config, hooks_of(route), gate_hooks_of(route)) for route in config.routes]
-        return cls(config, tuple(planned))
+        return cls(config, tuple(_planned(route, config, parts_of(route)) for route in config.routes))
 
 
-def _planned(route: RouteConfig, config: GatewayConfig, hooks: Hooks | None, gate_hooks: Hooks | None) -> PlannedRoute:
+def _planned(
+    route: RouteConfig, config: GatewayConfig, parts: tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]
+) -> PlannedRoute:
     is_default = route.name == config.default_route
     names, patterns = _split(route.models)
     answers_to_served = not names and route.serve is None
     more_names, more_patterns = _split(config.model_aliases if is_default else [])
     names = tuple(dict.fromkeys([*(names or (route.name,)), *more_names]))
     patterns = tuple(dict.fromkeys([*patterns, *more_patterns]))
-    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, hooks, gate_hooks)
+    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, *parts)
+
+
+def suites_of(settings: RouteSettings) -> tuple[Suite, ...]:
+    """The suites of a route, in the order of their names.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    suites = settings.serve.gate.suites if settings.serve is not None else {}
+    return tuple(Suite.read(name, source) for name, source in sorted(suites.items()))
 
 
 def upstream_of(serve: ServeConfig) -> UpstreamConfig:

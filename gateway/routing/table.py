@@ -21,6 +21,7 @@ from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
 from gateway.stats import Stats
 from gateway.takeover.shadow import Shadow
+from gateway.takeover.suites import Examination
 from gateway.types import Caller
 from reward_hooks import HookRunner
 from swarm.cards import model_card
@@ -252,6 +253,7 @@ class LiveRoutes:
         self.stats: dict[str, Stats] = {}
         self._now: RouteTable | None = None
         self._older: list[RouteTable] = []
+        self._examining: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
 
     @property
@@ -276,6 +278,7 @@ class LiveRoutes:
             old = self.table
             self._now = await self._connected(plan)
             self._follow()
+            self._examine()
             self._older.append(old)
             self._background.start(self._retire(old), "closing the connections of an old configuration")
 
@@ -292,7 +295,8 @@ class LiveRoutes:
             for label, swarm_key in planned.swarm_keys.items():
                 if (swarm := self._swarms.get(swarm_key)) is None:
                     swarm = self._swarms[swarm_key] = await Swarm(*swarm_key).__aenter__()
-                trainings[label] = Training(swarm, hooks, settings, stats, gate)
+                suites = tuple(suite.key for suite in planned.suites)
+                trainings[label] = Training(swarm, hooks, settings, stats, gate, suites)
         upstream: Upstream | None = None
         if (upstream_key := planned.upstream_key) is not None:
             upstream = self._upstreams.get(upstream_key)
@@ -323,6 +327,18 @@ class LiveRoutes:
                 if (serve := training.settings.serve) is not None
             )
 
+    def _examine(self) -> None:
+        """Ask the suites of the current routes, and of no others."""
+        self._end_examining()
+        routes = [route for route in self.table.routes if route.suites]
+        self._examining = [
+            self._background.start(_examined(route), f"asking the suites of {route.name}") for route in routes
+        ]
+
+    def _end_examining(self) -> None:
+        for task in self._examining:
+            task.cancel()
+
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()
         async with self._changing:
@@ -342,9 +358,11 @@ class LiveRoutes:
     async def __aenter__(self) -> Self:
         self._now = await self._connected(self._first)
         self._follow()
+        self._examine()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._end_examining()
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_exit(upstream)
@@ -352,6 +370,14 @@ class LiveRoutes:
                 for swarm in self._swarms.values():
                     group.create_task(_close(swarm, 0))
                 group.create_task(self._background.__aexit__(None, None, None))
+
+
+async def _examined(route: Route) -> None:
+    shadow, training, key = route.shadow, route.training, route.upstream_key
+    assert shadow is not None and training is not None and key is not None, "only a route that serves has suites"
+    # connections of its own: what the incumbent cannot answer opens no breaker before a user
+    async with Upstream(*key) as upstream:
+        await Examination(route.suites, shadow, training, lambda incoming: upstream.relay(incoming, "")).run()
 
 
 async def _close(swarm: Swarm, seconds: float) -> None:

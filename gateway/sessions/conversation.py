@@ -252,7 +252,12 @@ class Digests:
 
 
 def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
-    """The digests of ``messages``, in Chat Completions form."""
+    """The digests of ``messages``, in Chat Completions form.
+
+    They tell which turn a request continues. An agent that has changed its instructions since continues the same turn,
+    so instructions do not count here. :class:`swarm.server.dataplane.calls.Conversations` tells with which tokens a
+    prompt may begin; instructions and tools are among these tokens, and count there.
+    """
     digest = inner = b""
     answers: list[tuple[bytes, bytes]] = []
     sizes: list[int] = []

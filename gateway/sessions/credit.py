@@ -87,7 +87,7 @@ class Crediting:
 
     def __init__(self) -> None:
         self._outcomes = Outcomes()
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._permits = asyncio.Semaphore(_AT_ONCE)
 
     async def credits(self, conversation: Conversation, turns: Sequence[DeliveredTurn]) -> list[float]:
         """What each of ``turns``, oldest first, is credited with.
@@ -101,7 +101,7 @@ class Crediting:
             group_id=conversation.session_id,
             deadline_seconds=settings.hook_timeout_seconds,
         )
-        async with self._places:
+        async with self._permits:
             result = await conversation.hooks.end_session(conversation.session(list(turns)), context)
         weight = settings.session_weight
         if result is None:

@@ -143,7 +143,7 @@ class Memory:
         conversation.turns.append(turn)
         conversation.size += turn.size
         self.size += turn.size
-        for index, digest in self._places_of(scope, turn):
+        for index, digest in self._keys_of(scope, turn):
             index[digest] = [*index.get(digest, []), (conversation, turn)][-_SAME:]
         self.by_id[turn.completion_id] = turn
         leaving: list[Conversation] = []
@@ -172,7 +172,7 @@ class Memory:
         for child in conversation.children:
             self._roots.pop(child, None)
         for turn in conversation.turns:
-            for index, digest in self._places_of(conversation.scope, turn):
+            for index, digest in self._keys_of(conversation.scope, turn):
                 index[digest] = [entry for entry in index.get(digest, []) if entry[1] is not turn]
                 if not index[digest]:
                     del index[digest]
@@ -180,8 +180,8 @@ class Memory:
         self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
         return late
 
-    def _places_of(self, scope: Scope, turn: DeliveredTurn) -> Iterator[tuple[_Index, tuple[Scope, bytes]]]:
-        """Where ``turn`` is found."""
+    def _keys_of(self, scope: Scope, turn: DeliveredTurn) -> Iterator[tuple[_Index, tuple[Scope, bytes]]]:
+        """The keys under which ``turn`` stands, each with its index."""
         yield self._by_answer, (scope, turn.answered)
         if turn.inner:
             yield self._by_answer, (scope, turn.inner)

@@ -74,6 +74,11 @@ class Shadow:
         return self._serve.challenger_seconds
 
     @property
+    def free(self) -> int:
+        """Groups that may still be begun now."""
+        return self._serve.max_shadows - self._running
+
+    @property
     def conflict(self) -> str:
         """See :meth:`StageFollower.conflict`."""
         return self._follower.conflict(self._route, self._serve.incumbent_name)
@@ -98,7 +103,7 @@ class Shadow:
             return None
 
         def behind(run: GroupRun) -> None:
-            if self._running >= self._serve.max_shadows:
+            if self.free <= 0:
                 self._stats.shadows[BUSY] += 1
                 return
             # a later change of the request is none of the incumbent's
@@ -135,20 +140,16 @@ class Shadow:
             return LEFT_OUT
         if overheard.read is None:
             return NOT_WHOLE
-        return BUSY if self._running >= self._serve.max_shadows else ""
+        return BUSY if self.free <= 0 else ""
 
     async def _compare(self, training: Training, incoming: Incoming, draw: Draw, ask: Ask, run: GroupRun) -> str:
         """One answer of the incumbent behind a group; returns what became of it."""
-        overheard = Overheard(incoming.path, lambda _: None)
         try:
-            await delivered(overheard.outcome(await ask(incoming)))
-            if overheard.read is None:
-                return NOT_WHOLE
-            answer = overheard.read()
+            answer, seconds = await whole_answer(ask, incoming)
         except SwarmGatewayError as exc:
             return exc.code or exc.type
         with self._taken(draw) as drawn:
-            pair = await run.compared(self._reference(training, answer, overheard.seconds, draw, drawn))
+            pair = await run.compared(self.reference(training, answer, seconds, draw.stage, drawn))
         await _record(training, pair)
         return "unjudged" if pair.unjudged else COMPARED
 
@@ -160,18 +161,8 @@ class Shadow:
         except UpstreamError as exc:
             logger.debug("the incumbent's answer to request %s is not compared: %s", incoming.request_id, exc)
             return UNREAD
+        training = behind_users(training)
         swarm, settings = training.swarm, training.settings
-        # one try: a claim that waits would take the place of a user of another route
-        settings = settings.model_copy(
-            update={
-                "claim_wait_seconds": 0.0,
-                "offline_wait_seconds": 0.0,
-                "on_disconnect": "cancel",
-                # groups of another size are another comparison
-                "untrained_repeat": None,
-            }
-        )
-        training = replace(training, settings=settings)
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
         if swarm.gone_for(0.0) is not None:
             return AWAY
@@ -199,7 +190,7 @@ class Shadow:
         fans_out = settings.when_batch_waits == "best"
         try:
             with self._taken(draw) as drawn:
-                reference = self._reference(training, answer, overheard.seconds, draw, drawn)
+                reference = self.reference(training, answer, overheard.seconds, draw.stage, drawn)
                 end = await run_with_group(
                     training, incoming, None, partial(use, reference=reference), fans_out=fans_out
                 )
@@ -223,11 +214,12 @@ class Shadow:
             self.sides.put_back(draw.stage, begun)
             raise
 
-    def _reference(
-        self, training: Training, answer: SampledAnswer, seconds: float, draw: Draw, drawn: Drawn
+    def reference(
+        self, training: Training, answer: SampledAnswer, seconds: float, stage: ServingStage | None, drawn: Drawn
     ) -> Reference:
+        """The incumbent's ``answer``, to be judged beside the challenger's."""
         tokens = _count(answer, "completion_tokens")
-        terms, openings = self.terms(training, draw.stage), training.settings.refusal_openings
+        terms, openings = self.terms(training, stage), training.settings.refusal_openings
         return Reference(_candidate(answer, seconds), tokens, terms, drawn, training.gate, openings)
 
     def terms(self, training: Training, stage: ServingStage | None) -> Terms:
@@ -241,6 +233,7 @@ class Shadow:
             hook=training.judge.source[:MAX_NAME],
             code=training.judge.code[:MAX_NAME],
             rules=self._serve.gate_rules,
+            suites=training.suites,
         )
 
 
@@ -250,6 +243,28 @@ class _End:
 
     pair: Pair
     drop: str
+
+
+def behind_users(training: Training) -> Training:
+    """The same for work that gives way: one try, since a claim that waits would take the place of a user of another
+    route."""
+    # groups of another size are another comparison
+    patience = {"claim_wait_seconds": 0.0, "offline_wait_seconds": 0.0, "untrained_repeat": None}
+    settings = training.settings.model_copy(update={**patience, "on_disconnect": "cancel"})
+    return replace(training, settings=settings)
+
+
+async def whole_answer(ask: Ask, incoming: Incoming) -> tuple[SampledAnswer, float]:
+    """The incumbent's answer, and its seconds.
+
+    Raises:
+        SwarmGatewayError: there is none, with code ``not_whole`` where it is an error, or broke off.
+    """
+    overheard = Overheard(incoming.path, lambda _: None)
+    await delivered(overheard.outcome(await ask(incoming)))
+    if overheard.read is None:
+        raise UpstreamError("the incumbent's answer is not whole", code=NOT_WHOLE)
+    return overheard.read(), overheard.seconds
 
 
 async def _record(training: Training, pair: Pair) -> None:

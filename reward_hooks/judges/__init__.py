@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from reward_hooks.judges.client import JudgeClient
 from reward_hooks.judges.endpoint import Endpoint
 from reward_hooks.judges.judge import Judge
+from reward_hooks.judges.judge_client import JudgeClient
 from reward_hooks.judges.listwise import Listwise, ListwiseConfig
 from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import JudgeClient, Unparsable
 from reward_hooks.judges.endpoint import Endpoint
+from reward_hooks.judges.judge_client import JudgeClient, Unparsable
 from swarm.errors import HookError
 from swarm.types import Model, Task
 
@@ -268,8 +268,8 @@ def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], coun
     tokens = [cast("dict[str, Any]", entry) for entry in listed or () if isinstance(entry, dict)]
     spelled = [str(token.get("token", "")) for token in tokens]
     ends = list(accumulate(map(len, spelled)))
-    places = [match.start(1) for match in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', "".join(spelled))]
-    token_means = [_mean(tokens[bisect_right(ends, at)].get("top_logprobs"), values) for at in places]
+    starts = [match.start(1) for match in re.finditer(rf'(?<!\\)"{re.escape(key)}"\s*:\s*"?([^\s"])', "".join(spelled))]
+    token_means = [_mean(tokens[bisect_right(ends, at)].get("top_logprobs"), values) for at in starts]
     numbers = [mean for mean in token_means if mean is not None]
     return numbers if len(numbers) == len(token_means) == count else None
 

@@ -30,7 +30,6 @@ import numpy as np
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
     HIGHEST,
     LOWEST,
@@ -44,6 +43,7 @@ from reward_hooks.judges.judge import (
     strict_list,
     text_of,
 )
+from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.types import Task
 

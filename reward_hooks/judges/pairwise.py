@@ -22,7 +22,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
     Judge,
     JudgeConfig,
@@ -32,6 +31,7 @@ from reward_hooks.judges.judge import (
     shown_answer,
     text_of,
 )
+from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.errors import HookError
 from swarm.types import Task

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import (
     HIGHEST,
     LOWEST,
@@ -30,6 +29,7 @@ from reward_hooks.judges.judge import (
     strict_list,
     text_of,
 )
+from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.types import Task
 

@@ -19,8 +19,8 @@ from typing import Any, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import EndpointConfig, Judge, shown_answer, shown_task
+from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.errors import ConfigError
 from swarm.types import Task

@@ -11,13 +11,13 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import convert
+from swarm.agentjet.yaml_job import convert, leaves_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.validation import read_mapping
@@ -312,7 +312,7 @@ class AgentJetJob:
             if name == "ajet":
                 if not isinstance(value, Mapping):
                     raise ConfigError(f"the job {path}: ajet must be a mapping, got {type(value).__name__}")
-                for key, leaf in _leaves(cast("Mapping[str, Any]", value)):
+                for key, leaf in leaves_of(cast("Mapping[str, Any]", value)):
                     setattr(self._parent(key), key.rpartition(".")[2], leaf)
             elif (keyword := _OURS.get(name, name)) in KEYWORDS:
                 setattr(self, keyword, value)
@@ -336,14 +336,6 @@ class AgentJetJob:
 
     def _job(self, tree: Mapping[str, Any]) -> TrainJob:
         return layered(convert(tree).job.model_dump(exclude_unset=True), set_=self.extras).job
-
-
-def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 # scripts look the keywords up there

@@ -183,7 +183,7 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
         raise ConfigError(f"job: ajet must be a mapping, got {type(job).__name__}")
-    leaves = {key: value for key, value in _leaves(cast("Mapping[str, Any]", job)) if value is not None}
+    leaves = {key: value for key, value in leaves_of(cast("Mapping[str, Any]", job)) if value is not None}
     reader = _Reader(leaves)
     values = reader.values()
     if reader.refused:
@@ -330,10 +330,11 @@ def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves_of(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, each with its keys joined by dots."""
     for name, value in section.items():
         if isinstance(value, Mapping):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+            yield from leaves_of(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from swarm.errors import ConfigError, UnavailableError
 from swarm.http.client import ConnectionBrokenError, HttpClient, is_loopback
 from swarm.importer import python_path
+from swarm.packs import COMMAND_LINE
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _PROBE = 0.05
 _HEALTH_SECONDS = 2.0
 #: The port whose server has the run folder ``runs/default``.
 _USUAL_PORT = 10086
-_COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "swarm", "start", "--stop-on-eof")
+_COMMAND = (sys.executable, "-P", "-m", COMMAND_LINE, "swarm", "start", "--stop-on-eof")
 
 
 def run_folder(port: int) -> str:

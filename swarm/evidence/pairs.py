@@ -17,6 +17,7 @@ Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
+SuiteName: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 _Count: TypeAlias = Annotated[int, Field(ge=0)]
 Side: TypeAlias = Literal["challenger", "incumbent"]
 
@@ -100,7 +101,7 @@ class Terms(_Evidence):
         rules: of the gate.
         stage: in which it answers, see :attr:`swarm.evidence.stages.ServingStage.label`.
         share: of the conversations that begin, meant for the challenger.
-        suites: names of those that are protected, each of which must be not worse by itself.
+        suites: those that are protected, each of which must be not worse by itself: `name@digest of its prompts`.
     """
 
     route: _Name = ""
@@ -155,7 +156,7 @@ class Pair(_Evidence):
     """Both sides of one request.
 
     Attributes:
-        suite: empty for a live one.
+        suite: of :attr:`Terms.suites`; empty for a live request.
         side: who answered the user.
         position: of the conversation, by its salted hash: the challenger answers below the share; ``None``: not drawn.
         begun: conversations that the gateway gave to the challenger and to the incumbent since its last pair.

@@ -3,7 +3,8 @@ the moves from each to the next.
 
 A *trial* is the time for which training waits, so that one policy version lives long enough to be judged, and so that
 what was proven is what answers. It begins every ``trial_every`` steps in the shadow and ends with the verdict, after
-``trial_requests`` or ``trial_hours`` without one, or with the rollback of what it proved.
+``trial_requests`` (and draws of each suite that is not decided) or ``trial_hours`` without one, or with the rollback of
+what it proved.
 
 Invariant: every change is a new value with the next version. Only :meth:`ServingStage.judged` moves a share by itself:
 up where the challenger of an open trial is proven not worse under this very share and these very rules, down where it
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
 
-from swarm.evidence.pairs import MAX_NAME, GateRules
+from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules, SuiteName
 from swarm.evidence.verdict import PairedEvidence
 
 StageName: TypeAlias = Literal["shadow", "canary", "live"]
@@ -41,7 +42,8 @@ _UNKNOWN = JobTerms()
 
 class StageRules(BaseModel):
     """Where a comparison begins, who moves it on, and which pairs prove something: those judged by this hook and its
-    code, by the rules of this gate, with ``num_repeat`` answers (``None``: as many as the job's groups)."""
+    code, by the rules of this gate, with ``num_repeat`` answers (``None``: as many as the job's groups), beside draws
+    of these suites."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -56,6 +58,7 @@ class StageRules(BaseModel):
     hook: str = Field(default="", max_length=MAX_NAME)
     code: str = Field(default="", max_length=MAX_NAME)
     num_repeat: int | None = Field(default=None, ge=1)
+    suites: tuple[SuiteName, ...] = Field(default=(), max_length=MAX_SUITES)
 
     @field_validator("shares")
     @classmethod
@@ -68,10 +71,10 @@ class StageRules(BaseModel):
         return {"shadow": 0.0, "canary": self.shares[0], "live": 1.0}[self.begins]
 
     def count(self, evidence: PairedEvidence, job: JobTerms) -> bool:
-        """Whether ``evidence`` was judged by these rules, of the job's own model; no rules name suites yet, so that
-        whoever names some has begun a second comparison of the same trial."""
+        """Whether ``evidence`` was judged by these rules, of the job's own model. Whoever names other suites has begun
+        a second comparison of the same trial."""
         terms, repeat = evidence.terms, self.num_repeat or job.num_repeat
-        if (terms.rules, terms.hook, terms.code, terms.suites) != (self.gate, self.hook, self.code, ()):
+        if (terms.rules, terms.hook, terms.code, {*terms.suites}) != (self.gate, self.hook, self.code, {*self.suites}):
             return False
         return repeat in (None, terms.num_repeat) and job.model in (None, terms.model)
 
@@ -266,7 +269,7 @@ class ServingStage(BaseModel):
             return self
         if self.share == 1:
             # what was promoted stays what was proven; what began live learns on
-            over = rules.begins == "live" and (evidence.promotable() or evidence.requests >= rules.trial_requests)
+            over = rules.begins == "live" and (evidence.promotable() or evidence.tried >= rules.trial_requests)
             return self._untried() if over else self
         if evidence.promotable():
             if auto:
@@ -275,9 +278,9 @@ class ServingStage(BaseModel):
                 return self._untried()
             # a person is asked, and until then the weights stay what was judged
             return self if self.until is None else self._next(until=None)
-        if evidence.requests < rules.trial_requests:
+        if evidence.tried < rules.trial_requests:
             return self
-        return self._undecided(at, f"no proof in {evidence.requests} requests: {evidence.verdict().sentence}")
+        return self._undecided(at, f"no proof in {evidence.tried} requests: {evidence.verdict().sentence}")
 
     def at_time(self, now: float) -> Self:
         """A trial without a verdict ends by the clock."""

@@ -3,7 +3,7 @@ that says it.
 
 Invariant: the verdict is a function of the set of pairs and of the ratings in their order: neither the order of pairs
 nor that of suites matters. What nobody judged counts for no side and holds the challenger back; so does everything that
-is not proven.
+is not proven. Guards and ratings are of live requests.
 
 Promotion needs *every* one of its tests (reward and each protected suite not worse than the margin, reward better where
 that is required), so each has the whole ``alpha`` and the chance of a wrong promotion is at most ``alpha`` (an
@@ -150,7 +150,9 @@ class PairedEvidence:
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
         self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
         self.sides = _Sides(terms.share)
-        self.requests = self.unjudged = 0
+        #: by suite, the pairs, and those that lack a judgement
+        self._pairs: Counter[str] = Counter()
+        self._unjudged: Counter[str] = Counter()
         self._ratings = Ratings(rules.max_rating_drop)
         shared = [*list(self._rewards)[1:], *self._guards, RATING_DROP]
         self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
@@ -166,17 +168,37 @@ class PairedEvidence:
 
     def add(self, pair: Pair) -> None:
         """Count one more pair, which has the terms of this comparison."""
-        self.requests += 1
+        self._pairs[pair.suite] += 1
         self.sides.add(*pair.begun)
-        for name, wealth in self._guards.items():
+        for name, wealth in self._guards.items() if not pair.suite else ():
             if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent)) is not None:
                 wealth.add(value)
         difference = pair.difference
         if difference is not None and pair.suite in self._rewards:
             self._rewards[pair.suite].add(difference)
-        elif difference is None and pair.incumbent.failed < 1:
-            # where the incumbent fails there is nothing to compare with: its loss, and nobody's fault here
-            self.unjudged += 1
+        elif difference is None and (pair.suite or pair.incumbent.failed < 1):
+            # where the incumbent fails a user there is nothing to compare with: its loss, and nobody's fault here
+            self._unjudged[pair.suite] += 1
+
+    @property
+    def requests(self) -> int:
+        """Live requests and draws of suites, judged or not."""
+        return self._pairs.total()
+
+    @property
+    def unjudged(self) -> int:
+        """Those of them that lack a judgement."""
+        return self._unjudged.total()
+
+    def draws(self, suite: str) -> tuple[int, int]:
+        """Of a suite, and those of them that lack a judgement."""
+        return self._pairs[suite], self._unjudged[suite]
+
+    @property
+    def tried(self) -> int:
+        """Live requests, or draws of a suite on which nothing is proven yet, whichever are fewest."""
+        open_ = [name for name, finding in self._findings().items() if name and finding == "undecided"]
+        return min(self._pairs[name] for name in ("", *open_))
 
     def rate(self, rating: SideRating) -> None:
         """Count what a user said of an answer under the terms of this comparison."""
@@ -193,7 +215,7 @@ class PairedEvidence:
         enough = findings[""] == "better" or (findings[""] == "not_worse" and not rules.better)
         return (
             enough
-            and not self._held
+            and not self._holds("")
             and not self.sides.uneven
             and not {"worse", "undecided"} & {*findings.values()}
             and not self._worse_guards()
@@ -214,7 +236,7 @@ class PairedEvidence:
                 _of_reward(findings[""], around, live.differences.total(), rules),
                 _of_suites(suites),
                 *(f"{_MORE[name]} than {_bound(rules, name)} allows" for name in guards),
-                f"held back: {self.unjudged} of {self.requests} requests were not judged" if self._held else "",
+                *(self._held_back(name) for name in self._rewards if self._holds(name)),
                 self.sides.sentence,
             )
             if part
@@ -236,13 +258,25 @@ class PairedEvidence:
             sentence=sentence,
         )
 
-    @property
-    def _held(self) -> bool:
-        return self.unjudged > self.terms.rules.max_unjudged * self.requests
+    def _holds(self, suite: str) -> bool:
+        """Whether too many requests of a suite, or live ones, lack a judgement."""
+        return self._unjudged[suite] > self.terms.rules.max_unjudged * self._pairs[suite]
+
+    def _held_back(self, suite: str) -> str:
+        what = f"draws of {_short(suite)}" if suite else "requests"
+        return f"held back: {self._unjudged[suite]} of {self._pairs[suite]} {what} were not judged"
 
     def _findings(self) -> dict[str, Finding]:
         alpha = self.terms.rules.alpha
-        return {name: reward.finding(alpha, self.budget[name or REWARD]) for name, reward in self._rewards.items()}
+        rewards = self._rewards.items()
+        findings: dict[str, Finding] = {
+            name: reward.finding(alpha, self.budget[name or REWARD]) for name, reward in rewards
+        }
+        for name, finding in findings.items():
+            # of a suite that lacks judgements, those that are there may be the easy ones
+            if name and finding != "worse" and self._holds(name):
+                findings[name] = "undecided"
+        return findings
 
     def _worse_guards(self) -> tuple[str, ...]:
         worse = [name for name, wealth in self._guards.items() if wealth.refutes(self.budget[name])]
@@ -274,8 +308,16 @@ def _of_suites(suites: Mapping[str, Finding]) -> str:
     if not suites:
         return ""
     fine = sum(finding in ("better", "not_worse") for finding in suites.values())
-    worse = [name for name, finding in sorted(suites.items()) if finding == "worse"]
-    return f"{fine} of {len(suites)} suites not worse" + (f", worse: {', '.join(worse)}" if worse else "")
+    sentence = f"{fine} of {len(suites)} suites not worse"
+    for finding, what in (("undecided", "not proven"), ("worse", "worse")):
+        if names := [_short(name) for name in sorted(suites) if suites[name] == finding]:
+            sentence += f", {what}: {', '.join(names)}"
+    return sentence
+
+
+def _short(suite: str) -> str:
+    """Its name without the digest of its prompts."""
+    return suite.partition("@")[0]
 
 
 def _relative(ratio: float | None) -> float | None:

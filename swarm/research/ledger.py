@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Any, Literal, Self
 
 from swarm.errors import ConfigError, StateError
+from swarm.files import flush
 
 FILE = "ledger.jsonl"
 #: What experiments are compared with.
@@ -269,7 +270,7 @@ class Ledger:
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
                 self._file.truncate(whole)
-            _sync_folder(folder)
+            flush(folder)
         except BaseException:
             self._file.close()
             raise
@@ -306,11 +307,3 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

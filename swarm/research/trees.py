@@ -18,6 +18,7 @@ from typing import NamedTuple
 from swarm.code_snapshots import CodeArchive, build_archive, check_and_extract
 from swarm.code_snapshots.manifest import digest_of, fingerprint, manifest_of
 from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.files import replace_file
 from swarm.research.study import FILE, Study, inside, read_study
 
 #: Below the study's folder; git is to ignore it.
@@ -141,11 +142,7 @@ def _path_of(folder: Path, digest: str) -> Path:
 def _keep(folder: Path, code: CodeArchive) -> None:
     path = _path_of(folder, code.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(code.content)
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace_file(path, code.content)
 
 
 def _git(work: Path, *command: str, stdin: str = "") -> None:

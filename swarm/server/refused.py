@@ -8,11 +8,11 @@ time.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from swarm.files import replace_file
 from swarm.subjects import Subject
 from swarm.types import Notes
 
@@ -28,11 +28,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
         OSError: the disk refuses it.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    with open(beside, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        os.fchmod(file.fileno(), 0o600)
-        json.dump(record, file, indent=1, ensure_ascii=False, default=str)
-    beside.replace(path)
+    replace_file(path, json.dumps(record, indent=1, ensure_ascii=False, default=str).encode())
 
 
 def texts_of(run_dir: Path, subject: Subject, until: float) -> list[Path]:

@@ -1,5 +1,5 @@
-"""A challenger of the real engine is promoted and becomes the next incumbent, and what trains on challenges it; then
-both are compared on held-out prompts.
+"""A challenger of the real engine is promoted and becomes the next incumbent, once it is not worse on a suite either,
+and what trains on challenges it; then both are compared on held-out prompts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ pytestmark = [
 def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -> None:
     tiny_model.build(tmp_path / "tiny")
     (tmp_path / "letters.py").write_text(HOOKS)
+    (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(8)))
     job = {
         "model": "tiny",
         "device": "cpu",
@@ -47,7 +48,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
     serve = {
         "incumbent": {"model": "tiny", "policy": "promoted", "port": port},
         "watch_share": 1.0,
-        "gate": {"mode": "manual", "margin": 0.9, "trial_every": 1},
+        "gate": {"mode": "manual", "margin": 0.9, "trial_every": 1, "suites": {"held_out": "held_out.jsonl"}},
     }
     gateway = {"port": 0, "hooks": "letters:hooks", "serve": serve, "sample_timeout_seconds": 30}
     path = tmp_path / "up.yaml"
@@ -63,6 +64,9 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
             _until(lambda: _only(client)["challenger"] == first, STEP_SECONDS)
             client.promote_policy(PromotePolicyRequest(reason="to see what follows", share=1.0))
             assert up.expect("succeeding", STEP_SECONDS)["name"] == f"version {first} of tiny"
+            # who succeeds is proven live, and not worse on the held-out prompts that both sides were asked
+            sentences = [policy.verdict.sentence for policy in client.policies().policies if policy.verdict]
+            assert any(sentence.endswith("1 of 1 suites not worse") for sentence in sentences), sentences
             up.expect("succeeded", READY_SECONDS)
             answer = httpx.post(f"{up.url('gateway')}/v1/chat/completions", json=ASK | {"max_tokens": 8}, timeout=60)
             assert (answer.status_code, answer.headers["x-swarm-source"]) == (200, "incumbent")
@@ -85,7 +89,6 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
         assert again.interrupt() == 0
     finally:
         again.end()
-    (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(8)))
     last = kept_steps(tmp_path / "run" / "checkpoints")[-1]
     files = ["--run-dir", "run", "--data", "held_out.jsonl", "--hooks", "letters:hooks", "--max-tokens", "8"]
     told = subprocess.run(

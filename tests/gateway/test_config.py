@@ -53,6 +53,15 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nswarm_url: null", "serve needs a swarm server"),
         (f"hooks: h\nserve: {{{INCUMBENT}, shadow_fraction: 0, gate: {{trial_every: 2}}}}", "shadow_fraction is 0"),
         (f"hooks: h\nserve: {{{INCUMBENT}, watch_share: 0, gate: {{trial_every: 2}}}}", "watch_share is 0"),
+        (
+            f"hooks: h\nserve: {{{INCUMBENT}, gate: {{suites: {{a: a.jsonl}}}}}}",
+            r"gate\.suites needs gate\.trial_every",
+        ),
+        (
+            f"hooks: h\nserve: {{{INCUMBENT}, gate: {{trial_every: 2, suites: {{a: a.jsonl}}}}}}",
+            r"gate\.suites needs incumbent\.upstream\.model",
+        ),
+        (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{trial_every: 2, suites: {{a@b: x}}}}}}", r"serve\.gate\.suites"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\ntrain_fraction: 0.5", "shadow_fraction says which"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nfeedback_window_seconds: 5", "rate the incumbent's answers"),
         ("hooks: [", "not valid YAML"),
@@ -81,12 +90,19 @@ def test_keys_open_the_host_and_stay_secret() -> None:
     assert "hush" not in repr(config)
 
 
-def test_a_relative_hooks_folder_lies_beside_the_file(tmp_path: Path) -> None:
+def test_relative_hooks_and_suites_lie_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "hooks").mkdir()
-    serve = f"serve: {{{INCUMBENT}, gate: {{hook: hooks}}}}\n"
+    suites = "suites: {a: a.jsonl, b: 'hf:any/thing', c: 'my.module:prompts'}"
+    serve = f"serve: {{incumbent: {{model: m}}, gate: {{hook: hooks, trial_every: 2, {suites}}}}}\n"
     (tmp_path / "gateway.yaml").write_text(f"hooks: hooks\n{serve}")
     read = read_gateway(tmp_path / "gateway.yaml")
     assert read.hooks == read.gate_hook == str((tmp_path / "hooks").resolve())
+    assert read.serve is not None
+    assert read.serve.gate.suites == {
+        "a": str((tmp_path / "a.jsonl").resolve()),
+        "b": "hf:any/thing",
+        "c": "my.module:prompts",
+    }
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -440,3 +440,31 @@ def on_compute_relative_reward(task, candidates, context):
     assert stage.why.startswith("worse by ")
     # what waited is trained now
     assert len((await asyncio.wait_for(trainer, 30)).groups) == server.JOB.batch_size
+
+
+async def test_a_suite_is_asked_while_training_waits_and_its_proof_is_part_of_the_promotion(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path
+) -> None:
+    judge = """
+def on_compute_relative_reward(task, candidates, context):
+    return [float(one.source != "incumbent") for one in candidates]
+"""
+    rig.controller.rollout_ready(server.ready(rig.vllm_address, 3))
+    rig.vllm.default = lambda sent: several(plain_choice([1]), plain_choice([1, 2, 3], index=1))(sent)
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1"}\n{"prompt": "2 + 2"}\n')
+    suites = {"sums": str(tmp_path / "sums.jsonl")}
+    gate = {"mode": "auto", "trial_every": 3, "max_length": None, "suites": suites}
+    serve = {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}, "gate": gate}
+    pool, url = rig.controller.pool, str(rig.client.base_url)
+    trainer = asyncio.create_task(rig.controller.next_batch())
+    async with gateway_before(url, tmp_path, reward=judge, serve=serve) as http, asyncio.timeout(60):
+        while not pool.stages.pointers or pool.stages.find("default", "").share == 0:
+            assert (await http.post(CHAT, json=BODY)).status_code == 200
+        assert pool.stages.holds and not trainer.done()
+    assert pool.stages.find("default", "").why.endswith("; 1 of 1 suites not worse")
+    prompts = [got.body["messages"][-1]["content"] for got in upstream.got]
+    assert {"1 + 1", "2 + 2"} < {*prompts}
+    # groups of the users alone were claimed, and none is an evaluation
+    users = sum(prompt == BODY["messages"][-1]["content"] for prompt in prompts)
+    assert pool.information().completed_tasks <= users < len(prompts) and not pool.evaluations.results()
+    trainer.cancel()

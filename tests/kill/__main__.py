@@ -4,6 +4,9 @@
 ``--engine real``: on a tiny model. A Ctrl-C or a SIGTERM then ends the killing, and the report follows.
 
 ``--unkept 10000 --kills 20``: so many requests whose texts must not be kept, and a search for them.
+
+``--stages 20``: so many rollbacks are timed, then as many SIGKILLs of the swarm server and of a gateway come in the
+midst of each transition of a stage.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tests.kill.going_on import Deadlines, GoingOn
 from tests.kill.harness import Harness
 from tests.kill.invariants import violations
 from tests.kill.report import summary
+from tests.kill.stages import EVERY, killing
 from tests.kill.unkept import Storm
 
 
@@ -37,6 +41,7 @@ def main() -> None:
     parser.add_argument("--up", action="store_true", help="kill `up`, gateway, server and trainer")
     parser.add_argument("--engine", choices=("stand-in", "real"), default="stand-in", help="of --up")
     parser.add_argument("--unkept", type=int, metavar="REQUESTS", help="search for texts that must not be kept")
+    parser.add_argument("--stages", type=int, metavar="POINTS", help="kill at so many points of each transition")
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -46,6 +51,8 @@ def main() -> None:
             storm = Storm(folder, options.seed)
             storm.run(options.unkept, options.kills)
             told = storm.summary() | {"violations": storm.found}
+        elif options.stages:
+            told = asyncio.run(killing(folder, options.seed, options.stages, options.stages, EVERY))
         elif options.up:
             told = _kill_up(folder, options.seed, options.kills, real=options.engine == "real")
         else:

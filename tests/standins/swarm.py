@@ -1,4 +1,4 @@
-"""A scripted swarm server with its data plane, for tests: real sockets, no engine.
+"""A scripted swarm server with its data plane, for tests: real sockets, no engine, the real stages and verdicts.
 
 ``answer`` decides what each sampling call gets; counters and events say what happened, so that no test sleeps.
 """
@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from swarm.concurrency import ClientGoneError, until_gone
+from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
 from swarm.job import TrainJob
 from swarm.protocol import FollowStagesRequest, RecordRatingRequest, StagesResponse
+from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import Stages
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
@@ -113,8 +115,11 @@ class Swarm:
         self.traceparents: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.pairs: list[dict[str, Any]] = []
+        #: the pairs of ``ends`` and ``pairs`` as they came
+        self.compared: list[Pair] = []
         self.ratings: list[SideRating] = []
         self.stages = Stages(lambda _: None)
+        self.comparisons = Comparisons(lambda _: None, on_evidence=self.stages.judged)
         self.aborted: set[str] = set()
         self.sampling = 0
         self.cancelled = 0
@@ -160,7 +165,8 @@ class Swarm:
         self.status_reads += 1
         await self._notify()
         model = self.job.model_name if self.job is not None else ""
-        status = ServerStatus(engine=self._engine(), model=model, job=self.job)
+        comparisons = self.comparisons.statuses()
+        status = ServerStatus(engine=self._engine(), model=model, job=self.job, comparisons=comparisons)
         return JSONResponse(status.model_dump(mode="json"))
 
     async def _engine_status(self, request: Request) -> Response:
@@ -195,13 +201,20 @@ class Swarm:
         if self.end_status:
             return error(self.end_status.pop(0), "scripted")
         self.ends.append(body)
+        self._compare(body.get("pair"))
         await self._notify()
         return JSONResponse({"success": True, "error": None})
 
     async def _record_pair(self, request: Request) -> Response:
-        self.pairs.append(await request.json())
+        self.pairs.append(body := await request.json())
+        self._compare(body["pair"])
         await self._notify()
         return JSONResponse({"success": True, "error": None})
+
+    def _compare(self, pair: dict[str, Any] | None) -> None:
+        if pair is not None:
+            self.compared.append(Pair.model_validate(pair))
+            self.comparisons.add(self.compared[-1])
 
     async def _record_rating(self, request: Request) -> Response:
         self.ratings.append(RecordRatingRequest.model_validate(await request.json()).rating)

@@ -102,13 +102,13 @@ def levenshtein(text: str, other: str) -> int:
     """
     if not text:
         return len(other)
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for index, char in enumerate(text):
-        places[char] = places.get(char, 0) | 1 << index
+        positions[char] = positions.get(char, 0) | 1 << index
     mask, last = (1 << len(text)) - 1, 1 << (len(text) - 1)
     up, down, distance = mask, 0, len(text)
     for char in other:
-        match = places.get(char, 0)
+        match = positions.get(char, 0)
         diagonal = (((match & up) + up) ^ up) | match | down
         right_up, right_down = down | ~(diagonal | up) & mask, up & diagonal
         distance += bool(right_up & last) - bool(right_down & last)

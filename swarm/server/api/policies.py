@@ -197,6 +197,7 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
         f"{rules.margin:g}, alpha {rules.alpha:g}",
         f"evidence: {evidence.requests} requests, {evidence.unjudged} of them not judged (at most "
         f"{rules.max_unjudged:g} of them)",
+        *_suites(verdict, evidence),
         f"chance of a false alarm: {', '.join(f'{name} {part:g}' for name, part in verdict.budget.items())}",
         *_sides(verdict, terms.share),
         f"verdict: {verdict.sentence}",
@@ -209,6 +210,14 @@ def _training(stage: ServingStage) -> str:
     if stage.paused:
         return "training waits for a person (`policies resume`), for the challenger was taken back"
     return f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"
+
+
+def _suites(verdict: Verdict, evidence: PairedEvidence) -> list[str]:
+    counts = {name: evidence.draws(name) for name in verdict.suites}
+    return [
+        f"suite {name}: {verdict.suites[name].replace('_', ' ')} in {draws} draws, {unjudged} of them not judged"
+        for name, (draws, unjudged) in counts.items()
+    ]
 
 
 def _sides(verdict: Verdict, share: float) -> list[str]:

@@ -264,7 +264,7 @@ class Collection:
         What waits, without what will be too old, makes the next batch already; or, where the batch has a size, what
         waits and runs fills the ``max_staleness`` batches that still come in time.
         """
-        whole, trainable, episodes = self.groups.lasting
+        whole, trainable, episodes = self.groups.tally_after_sync
         if self.method.ready(self._tally(whole, trainable)):
             return True
         batches = self._job.max_staleness

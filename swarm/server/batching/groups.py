@@ -88,8 +88,8 @@ class WaitingGroups:
         version: of the weights that are served.
         episodes: how many wait.
         trainable: those in groups of at least two.
-        lasting: the tally of what will still not be too old after one more sync: whole groups, episodes in groups of
-            at least two, and all episodes.
+        tally_after_sync: of what will not be too old after one more sync: whole groups, episodes in groups of at
+            least two, and all episodes.
     """
 
     def __init__(self, job: TrainJob, shares: Shares, most_losses: int) -> None:
@@ -102,7 +102,7 @@ class WaitingGroups:
         self.losses: OrderedDict[str, FinishedGroup] = OrderedDict()
         self.changed_losses: dict[str, GroupRow] = {}
         self.version = self.episodes = self.trainable = 0
-        self.lasting = (0, 0, 0)
+        self.tally_after_sync = (0, 0, 0)
 
     @property
     def whole_groups(self) -> int:
@@ -200,7 +200,7 @@ class WaitingGroups:
         self.version = version
         if self._max_staleness is None:
             return []
-        self.lasting = (0, 0, 0)
+        self.tally_after_sync = (0, 0, 0)
         for group in self.waiting():
             self._count(group, 1)
         gone: list[Member] = []
@@ -247,8 +247,8 @@ class WaitingGroups:
         closed = group.number in self.whole
         if closed and kept < len(group.members):
             kept = 0
-        whole, trainable, episodes = self.lasting
-        self.lasting = (
+        whole, trainable, episodes = self.tally_after_sync
+        self.tally_after_sync = (
             whole + sign * (closed and kept > 0),
             trainable + sign * _trainable(kept),
             episodes + sign * kept,

@@ -1,6 +1,6 @@
-"""How many places each client's train episodes take in the current batch, and which claims must wait for that.
+"""How many groups of the current batch each client's train episodes make, and which claims must wait for that.
 
-Invariant: a client's places are its whole groups that wait, plus one for each ``num_repeat`` episodes, begun, of each
+Invariant: a client's groups are its whole ones that wait, plus one for each ``num_repeat`` episodes, begun, of each
 task that it has running or resting. A client with a policy never begins more tasks than its share of the batch while
 another client trains; a task already begun is never delayed, and nobody is delayed for clients that do nothing.
 """
@@ -36,7 +36,7 @@ class _Task:
 
     @property
     def counted(self) -> int:
-        """Its episodes that take places."""
+        """Its episodes that make groups."""
         return 0 if self.abandoned else self.running + self.waiting
 
 
@@ -47,8 +47,8 @@ class _Share:
     unhinted: int = 0
     waiting: int = 0
     whole_groups: int = 0
-    #: over tasks that are not abandoned: places, episodes, and how many of the tasks rest
-    places: int = 0
+    #: over tasks that are not abandoned: groups, episodes, and how many of the tasks rest
+    begun_groups: int = 0
     episodes: int = 0
     resting: int = 0
 
@@ -57,7 +57,7 @@ class Shares:
     """Running and waiting train episodes by client and task.
 
     A task rests while its client has finished episodes of an incomplete group but none running; after ``timeout``
-    seconds of that it is abandoned and takes no place any more. Episodes claimed without a task hint count as if they
+    seconds of that it is abandoned and makes no group any more. Episodes claimed without a task hint count as if they
     filled up the tasks begun before they begin new ones.
     """
 
@@ -128,20 +128,20 @@ class Shares:
 
     # ------------------------------------------------------------------ what is
 
-    def places(self, client: str, task_id: str = "", count: int = 0) -> int:
-        """Places of the client in the current batch, were ``count`` more episodes of the task claimed now."""
+    def group_count(self, client: str, task_id: str = "", count: int = 0) -> int:
+        """Groups of the client in the current batch, were ``count`` more episodes of the task claimed now."""
         share = self._current(client)
-        places, episodes = share.places, share.episodes + share.unhinted + count
+        groups, episodes = share.begun_groups, share.episodes + share.unhinted + count
         if task_id and count:
             task = share.tasks.get(task_id) or _Task()
-            places += self._size(task.episodes + count) - (0 if task.abandoned else self._size(task.episodes))
+            groups += self._size(task.episodes + count) - (0 if task.abandoned else self._size(task.episodes))
             # an abandoned task that is taken up again counts again
             episodes += task.episodes if task.abandoned else 0
-        return share.whole_groups + max(places, self._size(episodes))
+        return share.whole_groups + max(groups, self._size(episodes))
 
-    def live_places(self, client: str) -> int:
+    def live_groups(self, client: str) -> int:
         """The same without tasks that rest: what a batch can count on."""
-        return self.places(client) - self._current(client).resting
+        return self.group_count(client) - self._current(client).resting
 
     def begun(self, client: str, task_id: str, num_repeat: int) -> bool:
         """Whether the client has episodes of this task in an incomplete group, fewer than ``num_repeat``."""
@@ -183,7 +183,7 @@ class Shares:
         # a group that shrinks is no sign of life of its task
         task.abandoned = task.abandoned and waiting < 0
         after = task.counted
-        share.places += self._size(after) - self._size(before)
+        share.begun_groups += self._size(after) - self._size(before)
         share.episodes += after - before
         if not (task.running or task.waiting):
             del share.tasks[task_id]
@@ -203,7 +203,7 @@ class Shares:
             del self._resting[client, task_id]
             share = self._shares[client]
             task = share.tasks[task_id]
-            share.places -= self._size(task.counted)
+            share.begun_groups -= self._size(task.counted)
             share.episodes -= task.counted
             task.abandoned = True
             share.resting -= 1
@@ -216,10 +216,10 @@ class Shares:
 class Throttle:
     """Decides claims that come with a :class:`SwarmThrottlePolicy`.
 
-    A client's places in the batch are bounded by its ratio of it, rounded up. As a batch has as many places as the
+    A client's groups in the batch are bounded by its ratio of it, rounded up. As a batch has as many groups as the
     bounds of its clients add up to (at least, when their ratios add up to 1), each gets its ratio within one task.
 
-    The bound is lifted while no other client trains. If nothing runs at all, a client whose places are taken by resting
+    The bound is lifted while no other client trains. If nothing runs at all, a client whose groups are those of resting
     tasks (it may have given them up) may continue after :data:`STALL_SECONDS`, everyone after ``timeout`` seconds.
     """
 
@@ -242,13 +242,13 @@ class Throttle:
         batch = policy.expected_batch_size or self._job.batch_size
         # a ratio is seldom an exact binary fraction: 100 * 0.07 is 7.000000000000001, and its share is 7
         share = max(1, math.ceil(batch * policy.ratio - 1e-9))
-        places = self._shares.places(client_uuid)
+        groups = self._shares.group_count(client_uuid)
         # a group larger than the whole share must be possible, or its client would wait forever
-        if not places or self._shares.places(client_uuid, task_id, count) <= share:
+        if not groups or self._shares.group_count(client_uuid, task_id, count) <= share:
             return ""
         if not self._clients.others_train(client_uuid) or self._stalled(client_uuid, share):
             return ""
-        return f"{THROTTLED}: {places} tasks of this client are in the batch, its share is {share} of {batch}"
+        return f"{THROTTLED}: {groups} tasks of this client are in the batch, its share is {share} of {batch}"
 
     def next_lift(self) -> float | None:
         """When a refusal may turn by the passing of time alone."""
@@ -268,7 +268,7 @@ class Throttle:
             self._stalled_at = now
         if self._stalled_at + self._timeout <= now:
             return True
-        return self._stalled_at + STALL_SECONDS <= now and self._shares.live_places(client_uuid) < share
+        return self._stalled_at + STALL_SECONDS <= now and self._shares.live_groups(client_uuid) < share
 
 
 def client_rows(clients: Clients, shares: Shares, now: float) -> list[ClientRow]:
@@ -280,7 +280,7 @@ def client_rows(clients: Clients, shares: Shares, now: float) -> list[ClientRow]
             idle_seconds=0.0 if client.in_flight else now - client.last_seen,
             running=shares.running_of(name),
             waiting=shares.waiting_of(name),
-            groups=shares.places(name),
+            groups=shares.group_count(name),
             **{shown: getattr(client, shown) for shown in _SHOWN},
         )
         for name, client in clients.rows()

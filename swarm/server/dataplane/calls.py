@@ -187,6 +187,10 @@ class Conversations:
     A conversation is known by what its messages mean, so that the next call finds the answer in whichever episode it
     was sampled. Whether the prompt can begin with those tokens is for the engine to see.
 
+    They tell with which tokens a prompt may begin, so all that a prompt is written from counts: the model, instructions
+    and tools. :func:`gateway.sessions.conversation.digests_of` tells which turn a request continues, whatever became of
+    the instructions since.
+
     Args:
         most_tokens: what is remembered; the oldest is forgotten first.
     """

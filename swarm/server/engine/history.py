@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from swarm.control_protocol import RunRecord, RunSummary
 from swarm.errors import NotFoundError
+from swarm.files import replace_file
 from swarm.job import TrainJob
 
 logger = logging.getLogger(__name__)
@@ -89,12 +90,8 @@ class History:
 
     def _write(self, record: RunRecord) -> None:
         path = self._path(record.number)
-        partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial.touch(0o600)
-            partial.chmod(0o600)
-            partial.write_text(record.model_dump_json())
-            partial.replace(path)
+            replace_file(path, record.model_dump_json().encode())
         except OSError as exc:
             logger.error("the history of runs cannot be written to %s: %s", path, exc)

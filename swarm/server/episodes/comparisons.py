@@ -65,7 +65,8 @@ class Comparisons:
         self._append = append
         self._run_id = run_id
         self._on_evidence = on_evidence
-        self._groups: dict[str, None] = {}
+        #: the comparison of each
+        self._groups: dict[str, str] = {}
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def begin_run(self, run_id: str) -> None:
@@ -79,6 +80,8 @@ class Comparisons:
         above = [name for name, followed in self.followed.items() if _version(followed.comparison.terms) > version]
         for digest in above:
             del self.followed[digest]
+        # a draw of a suite comes again under the same name
+        self._groups = {group: digest for group, digest in self._groups.items() if digest not in above}
         if above:
             self._append(ForgottenPairsRow(self._run_id, version))
 
@@ -120,10 +123,10 @@ class Comparisons:
     def _take(self, pair: Pair) -> bool:
         if pair.group_id in self._groups:
             return False
-        self._groups[pair.group_id] = None
+        digest = pair.terms.digest
+        self._groups[pair.group_id] = digest
         if len(self._groups) > MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
-        digest = pair.terms.digest
         if digest not in self.followed:
             self.followed[digest] = Followed(pair.terms)
         self.followed[digest].add(pair)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from swarm.credentials import append_private
 from swarm.errors import ConfigError, RequestError, UnavailableError
+from swarm.files import flush
 from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
 from swarm.server.refused import take_out, texts_of
@@ -143,11 +144,7 @@ def bury(folder: Path, stone: Tombstone) -> None:
             file.write(stone.model_dump_json().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        above = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(above)
-        finally:
-            os.close(above)
+        flush(folder)
     except OSError as exc:
         why = exc.strerror or exc
         raise UnavailableError(f"cannot write {folder / TOMBSTONES}: {why}; without it nothing is deleted") from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -85,3 +86,18 @@ def test_a_refusal_of_anthropics_and_an_unknown_address() -> None:
     assert (read.text, read.finish_reason) == ("", "content_filter")
     with pytest.raises(UpstreamError, match="are not read"):
         answer_in("/v1/embeddings", [b"{}"], streamed=False)
+
+
+def test_an_entry_in_the_table_of_dialects_is_read_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(ChatDialect):
+        path = "/v1/plain"
+
+        def read(self, body: dict[str, Any]) -> SampledAnswer:
+            return SampledAnswer("any", {"role": "assistant", "content": body["text"]}, "stop")
+
+        def read_stream(self, events: Iterable[dict[str, Any]]) -> SampledAnswer:
+            return self.read({"text": "".join(event["text"] for event in events)})
+
+    monkeypatch.setattr("adapters.dialects.reading.DIALECTS", (*DIALECTS, Plain()))
+    assert answer_in("/v1/plain", [b'{"text": "hi"}'], streamed=False).text == "hi"
+    assert answer_in("/v1/plain", [b'data: {"text": "h"}\n\ndata: {"text": "i"}\n\n'], streamed=True).text == "hi"

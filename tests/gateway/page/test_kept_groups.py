@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,16 +167,19 @@ async def test_what_people_say_is_weighed() -> None:
 
 
 async def test_a_search_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.page.selection._SEARCHING", 0.0)
-    page, turns = Page(), 0
-    for number in range(20):
-        page.show(watched(str(number), 0.5, 0.4))
+    page, turn, waited = Page(), threading.Event(), list[bool]()
+    kept = page.show(watched("g", 0.5, 0.4))
+
+    def texts(message: dict[str, Any]) -> list[str]:
+        waited.append(turn.wait(30))
+        return ["prompt"]
+
+    monkeypatch.setattr("gateway.page.selection.texts_of", texts)
     searching = asyncio.create_task(select(page.groups.opened(Caller()), words="prompt"))
-    async with asyncio.timeout(30):
-        while not searching.done():
-            turns += 1
-            await asyncio.sleep(0)
-    assert len(await searching) == 20 and turns >= 20
+    await asyncio.sleep(0)
+    page.show(watched("g", 1.0, indices=(2,)))
+    turn.set()
+    assert await searching == [kept] and waited == [True]
 
 
 async def test_groups_whose_challenger_lost_are_found() -> None:

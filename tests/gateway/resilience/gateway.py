@@ -140,8 +140,9 @@ async def held(request: Request) -> Response:
 
 
 def main() -> None:
-    config = read_gateway(Path(sys.argv[1]))
-    app = create_app(config)
+    path = Path(sys.argv[1])
+    config = read_gateway(path)
+    app = create_app(config, lambda: read_gateway(path))
     app.user_middleware.append(Middleware(WhereaboutsMiddleware))
     app.router.routes.insert(0, Route("/held", held))
     sock = bind(config.host, config.port)

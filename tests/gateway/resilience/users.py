@@ -86,13 +86,17 @@ class Answer:
 
     @property
     def status(self) -> int:
-        return int(self.received[9:12]) if len(self.received) > 12 else 0
+        return int(self.received[9:12]) if self.received.startswith(b"HTTP/") and len(self.received) > 12 else 0
 
     @property
     def source(self) -> str:
         """Who answered, as the gateway says; empty: it does not."""
+        return self.header("x-swarm-source")
+
+    def header(self, name: str) -> str:
+        """The value of a header in lower case; empty: there is none."""
         head = self.received.partition(b"\r\n\r\n")[0].decode("latin-1").lower()
-        return head.partition("x-swarm-source: ")[2].partition("\r\n")[0]
+        return head.partition(f"\r\n{name}: ")[2].partition("\r\n")[0]
 
     @property
     def content(self) -> bytes:

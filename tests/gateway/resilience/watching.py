@@ -68,6 +68,12 @@ class GatewayProcess:
             raise AssertionError(f"the gateway does not notice that {request} left; it was in {word.been}") from None
         return word.left
 
+    async def kill(self) -> None:
+        """Send SIGKILL; it is dead on return."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
     async def listen(self) -> None:
         """Take in what it tells, until it ends."""
         assert self._process.stdout is not None

@@ -62,9 +62,9 @@ def test_it_opens_on_failures_and_closes_when_a_request_is_answered(breaker: Bre
 def test_the_pause_doubles_up_to_half_a_minute(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 5)
     for pause in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        clock.now += 0.74 * pause
+        clock.now += 0.49 * pause
         assert breaker.state is BreakerState.OPEN
-        clock.now += 0.26 * pause
+        clock.now += 0.51 * pause
         fail(breaker)
     clock.now += 30.0
     with breaker.call():

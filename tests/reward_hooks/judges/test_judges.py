@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from reward_hooks import Candidate, Task
-from reward_hooks.judges.client import Unparsable
 from reward_hooks.judges.judge import DIGITS, json_of, means, score_of, shortened, shown_answer
+from reward_hooks.judges.judge_client import Unparsable
 from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from swarm.errors import HookError
 from tests.reward_hooks.judges.conftest import OpenJudge

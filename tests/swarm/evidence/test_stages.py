@@ -151,6 +151,26 @@ def test_only_pairs_under_the_rules_of_the_stage_move_it() -> None:
     assert stage.judged(evidence(stage, *BETTER, **right), 3.0, job).share == 0.05
 
 
+def test_a_stage_with_suites_asks_for_pairs_of_each() -> None:
+    rules = AUTO.model_copy(update={"suites": ("b@1", "a@1")})
+    stage, suites = begun(rules), {"suites": ("a@1", "b@1")}
+    assert stage.judged(evidence(stage, *BETTER), 3.0) is stage
+    live = evidence(stage, *BETTER, **suites)
+    assert stage.judged(live, 3.0) is stage
+    # a trial waits for the draws of those that are not decided
+    many = evidence(stage, *[1.0, -1.0] * 200, **suites)
+    assert many.tried == 0 and stage.judged(many, 3.0) is stage
+    for name, reward in (("a@1", 0.9), ("b@1", 0.5)):
+        for number in range(400):
+            sides = {"challenger": SideResult(reward=reward), "incumbent": SideResult(reward=0.5)}
+            live.add(Pair(group_id=f"{name} {number}", terms=live.terms, suite=name, **sides))
+            many.add(Pair(group_id=f"{name} {number}", terms=live.terms, suite=name, **sides))
+    assert stage.judged(live, 3.0).share == 0.05
+    assert stage.judged(live, 3.0).why.endswith("; 2 of 2 suites not worse")
+    assert many.tried == 400 and not stage.judged(many, 3.0).trial
+    assert begun(rules.model_copy(update={"suites": ("a@2", "b@1")})).judged(live, 3.0).share == 0
+
+
 def test_a_version_that_comes_back_is_tried_again() -> None:
     over = begun(version=10).judged(evidence(begun(version=10), *WORSE), 3.0)
     back = over.serving(4, 4.0)

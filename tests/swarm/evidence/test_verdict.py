@@ -74,12 +74,34 @@ def test_each_protected_suite_must_be_not_worse_by_itself() -> None:
     missing = verdict(live + sums, terms)
     assert (missing.finding, missing.promotable) == ("better", False)
     assert missing.suites == {"letters": "undecided", "sums": "better"}
-    assert missing.sentence.endswith("in 100 requests; 1 of 2 suites not worse")
+    assert missing.sentence.endswith("in 100 requests; 1 of 2 suites not worse, not proven: letters")
     worse = verdict([*live, *sums, *(pair(0.2, terms=terms, suite="letters") for _ in range(100))], terms)
     assert (worse.finding, worse.promotable) == ("worse", False)
     assert worse.sentence.endswith("1 of 2 suites not worse, worse: letters")
     fine = verdict([*live, *sums, *(pair(0.6, terms=terms, suite="letters") for _ in range(100))], terms)
     assert fine.promotable and fine.sentence.endswith("2 of 2 suites not worse")
+    # by the name in the configuration, without the digest of the prompts
+    named = TERMS.model_copy(update={"suites": ("sums@0123",)})
+    assert verdict([], named).sentence == "nothing is compared yet; 0 of 1 suites not worse, not proven: sums"
+
+
+def test_a_suite_that_lacks_judgements_proves_nothing_and_guards_are_of_live_requests() -> None:
+    terms = TERMS.model_copy(update={"suites": ("sums",)})
+    live = [pair(0.8, terms=terms) for _ in range(100)]
+    sums = [pair(0.8, terms=terms, suite="sums", challenger={"characters": 900}) for _ in range(100)]
+    sums += [pair(None, terms=terms, suite="sums", incumbent={"failed": 1.0}) for _ in range(3)]
+    gaps = verdict(live + sums, terms)
+    assert (gaps.suites, gaps.promotable, gaps.guards) == ({"sums": "undecided"}, False, ())
+    assert gaps.sentence.endswith(
+        "0 of 1 suites not worse, not proven: sums; held back: 3 of 103 draws of sums were not judged"
+    )
+    fewer = PairedEvidence.of(live + sums[:-1], terms)
+    assert fewer.promotable() and fewer.draws("sums") == (102, 2)
+    # many live requests do not make up for it, nor does the suite for them
+    assert not verdict(live * 20 + sums, terms).promotable
+    assert not verdict(
+        [*live, *[pair(None, challenger={"failed": 0.0}, terms=terms)] * 3, *sums[:-1]], terms
+    ).promotable
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,9 @@ class CollectionMachine(RuleBasedStateMachine):
             return True
         if (batches := self.job.max_staleness) is None or self.by_agreement:
             return False
-        lasting = sum(len(group.members) for group in whole) + sum(kept)
+        young = sum(len(group.members) for group in whole) + sum(kept)
         running = sum(kind == "train" for _, kind, _ in self.running)
-        return lasting + running >= batches * self.job.batch_size * self.job.num_repeat
+        return young + running >= batches * self.job.batch_size * self.job.num_repeat
 
     def is_enough(self, whole: int, episodes: int) -> bool:
         match self.method:

@@ -66,6 +66,23 @@ def test_rows_give_the_same_statuses(made: list[tuple[int, int, float | None]]) 
     assert again.statuses() == found.statuses()
 
 
+def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_weights() -> None:
+    rows: list[PairRow] = []
+    comparisons = Comparisons(rows.append, "run")
+    for number in (*range(60), *range(60)):
+        drawn = pair(f"suite sums@1 {number}", 0.9, suites=("sums@1",)).model_copy(update={"suite": "sums@1"})
+        comparisons.add(drawn)
+    comparisons.add(pair("live", suites=("sums@1",)))
+    [status] = comparisons.statuses()
+    assert status.verdict.suites == {"sums@1": "better"} and len(rows) == 61
+    again = Comparisons(rows.append, "other")
+    again.restore("run", rows[:])
+    assert again.statuses() == [status]
+    again.forget_above(0)
+    again.add(drawn)
+    assert again.statuses()[0].verdict.suites == {"sums@1": "undecided"}
+
+
 @pytest.mark.anyio
 async def test_the_pair_is_on_disk_with_the_end_of_its_group(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")

@@ -442,6 +442,11 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
     assert (policy["stage"]["rolled_back"], policy["stage"]["pinned"], policy["verdict"]) == (True, True, None)
     explained = (await rig.client.get("/policies/explain", params={"of": "chat"})).json()["lines"]
     assert explained[1].endswith("by anonymous: enough") or "enough" in explained[1]
+    [stage] = (await rig.client.get("/status")).json()["stages"]
+    drawn = pair("draw", challenger=stage["challenger"], suites=("sums@1",)).model_copy(update={"suite": "sums@1"})
+    await rig.post("/record_pair", client_uuid="me", pair=drawn.model_dump())
+    explained = (await rig.client.get("/policies/explain", params={"of": "chat"})).json()["lines"]
+    assert "suite sums@1: undecided in 1 draws, 0 of them not judged" in explained
     missing = await rig.client.get("/policies/explain", params={"of": "no"})
     assert missing.status_code == 404
     assert (await rig.client.post("/policies/promote", json={"reason": ""})).status_code in (400, 422)

@@ -64,7 +64,7 @@ class JudgeClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: AsyncGenerator[HttpClient] | None = None
         self._http = HttpClient()
-        self._places = asyncio.Semaphore(endpoint.max_concurrency)
+        self._permits = asyncio.Semaphore(endpoint.max_concurrency)
 
     @property
     def spent(self) -> Spending:
@@ -148,7 +148,7 @@ class JudgeClient:
         sent = {name: value for name, value in body.items() if name not in self._refused}
         content = json.dumps(sent).encode()
         http = await self._client()
-        async with self._places:
+        async with self._permits:
             reserved = self._budget.reserve(len(content) + _TEMPLATE_BYTES, output_tokens)
             usage: object = None
             worked = True
@@ -188,7 +188,7 @@ class JudgeClient:
         """The connections of the running loop."""
         loop = asyncio.get_running_loop()
         if self._opened is None or self._loop is not loop:
-            self._loop, self._places = loop, asyncio.Semaphore(self.endpoint.max_concurrency)
+            self._loop, self._permits = loop, asyncio.Semaphore(self.endpoint.max_concurrency)
             self._http = HttpClient(proxies=has_proxy(self.endpoint.base_url))
             self._opened = _open_until_the_loop_ends(self._http)
             await anext(self._opened)
