@@ -7,17 +7,19 @@ one trial in the shadow. One that the verdict promotes is noted, and then rolled
 promoted by hand, so that the verdict has to take it back in the canary.
 
 Stopped is what is proven worse, and what is not proven in ``trial_requests``: for a degraded policy that is right, a
-healthy one is then held back. ``requests`` are those that were compared when the verdict was seen.
+healthy one is then held back. The outcome is what the pairs in the journal prove first; it has to be what the server
+did. What ``policies list`` shows a moment later may be weaker, for further pairs count too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
-import re
+import sqlite3
 import statistics
 import tempfile
 import time
@@ -35,9 +37,14 @@ from benchmarks.graded import DIGITS, FOLDER, TOKENS, Graded, Models
 from benchmarks.overhead import progress
 from benchmarks.processes import up
 from swarm.client import AsyncSwarmClient
+from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import VERDICT
+from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.http.serve import free_port
 from swarm.protocol import PoliciesResponse, PolicyStatus, PromotePolicyRequest, RollBackPolicyRequest
+
+#: the outcome and the verdict of a version in a stage, once there is a proof
+Proof = Callable[[int, str], tuple[str, Verdict] | None]
 
 ANSWERS, USERS, SHARE = 4, 6, 0.5
 VERSION_SECONDS, ANSWER_SECONDS = 900.0, 120.0
@@ -124,7 +131,7 @@ async def ask(http: httpx.AsyncClient, report: Report, draw: random.Random) -> N
         report.sources[headers.get("x-swarm-source", ""), headers.get("x-swarm-policy-version", "")] += 1
 
 
-async def try_one(client: AsyncSwarmClient, trial: Trial) -> None:
+async def try_one(client: AsyncSwarmClient, trial: Trial, proof: Proof) -> None:
     """Follow one policy from the time that it is served until it is decided."""
     deadline = time.monotonic() + VERSION_SECONDS
     while (status := _only(await client.policies())).stage.challenger != trial.version:
@@ -133,34 +140,58 @@ async def try_one(client: AsyncSwarmClient, trial: Trial) -> None:
     served = time.monotonic()
     if trial.by_hand:
         await client.promote_policy(PromotePolicyRequest(reason="the benchmark", share=SHARE))
-    while not await _decided(client, trial):
+    while not (moved := await _moved(client, trial)):
         _in_time(deadline, f"version {trial.version} is not decided: {trial}")
         await asyncio.sleep(0.1)
     trial.seconds = round(time.monotonic() - served, 1)
+    stage = f"canary {SHARE:g}" if trial.by_hand else "shadow"
+    # the last pair reaches the journal a moment after the stage
+    while (proven := proof(trial.version, stage)) is None:
+        _in_time(deadline, f"the journal has no proof of version {trial.version}, which is {moved}")
+        await asyncio.sleep(0.1)
+    trial.outcome, verdict = proven
+    trial.difference, trial.requests, trial.sentence = verdict.difference, verdict.requests, verdict.sentence
+    if (trial.outcome == "promoted") != (moved == "promoted"):
+        raise RuntimeError(f"the journal proves {trial.outcome} of version {trial.version}, which is {moved}")
+    if trial.by_hand:
+        trial.outcome = "rolled back"
 
 
-async def _decided(client: AsyncSwarmClient, trial: Trial) -> bool:
-    status = _only(await client.policies())
-    stage, verdict = status.stage, status.verdict
+async def _moved(client: AsyncSwarmClient, trial: Trial) -> str:
+    """What the server did with it; empty: nothing yet."""
+    stage = _only(await client.policies()).stage
     if stage.challenger != trial.version:
         raise RuntimeError(f"version {trial.version} went before it was decided: {stage}")
-    if trial.by_hand and stage.share == 0 and stage.by == VERDICT:
-        trial.outcome, trial.sentence = "rolled back", stage.why
-        return True
-    if not trial.by_hand and stage.share > 0:
-        # the verdict is by now that of the canary
-        trial.outcome, trial.sentence = "promoted", stage.why
-        if found := re.search(r"in (\d+) requests", stage.why):
-            trial.requests = int(found[1])
+    if trial.by_hand:
+        return "rolled back" if stage.share == 0 and stage.by == VERDICT else ""
+    if stage.share > 0:
         await client.roll_back_policy(RollBackPolicyRequest(reason="the benchmark has seen enough"))
-        return True
-    if verdict is None:
-        return False
-    trial.difference, trial.requests, trial.sentence = verdict.difference, verdict.requests, verdict.sentence
-    if trial.by_hand or stage.trial:
-        return False
-    trial.outcome = "worse" if verdict.finding == "worse" else "undecided"
-    return True
+        return "promoted"
+    return "" if stage.trial else "stopped"
+
+
+def proof_of(journal: Path, trial_requests: int) -> Proof:
+    """What the pairs of a version in a stage prove first, by the rows of ``journal``."""
+
+    def proof(version: int, stage: str) -> tuple[str, Verdict] | None:
+        query = "SELECT pair FROM pairs WHERE json_extract(pair, '$.terms.challenger') = ? ORDER BY rowid"
+        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as rows:
+            pairs = [Pair.model_validate_json(pair) for (pair,) in rows.execute(query, (version,))]
+        evidence: PairedEvidence | None = None
+        for pair in pairs:
+            if pair.terms.stage != stage:
+                continue
+            evidence = evidence or PairedEvidence(pair.terms)
+            evidence.add(pair)
+            if evidence.alarm():
+                return "worse", evidence.verdict()
+            if evidence.promotable():
+                return "promoted", evidence.verdict()
+            if evidence.requests >= trial_requests:
+                return "undecided", evidence.verdict()
+        return None
+
+    return proof
 
 
 def _only(policies: PoliciesResponse) -> PolicyStatus:
@@ -173,7 +204,7 @@ def _in_time(deadline: float, why: str) -> None:
         raise RuntimeError(why)
 
 
-async def judge(urls: dict[str, str], report: Report, write: Callable[[], None], bar: Progress) -> None:
+async def judge(urls: dict[str, str], report: Report, proof: Proof, write: Callable[[], None], bar: Progress) -> None:
     """Let each policy have its trial while users ask."""
     async with (
         httpx.AsyncClient(base_url=urls["gateway"], trust_env=False, timeout=ANSWER_SECONDS) as http,
@@ -184,7 +215,7 @@ async def judge(urls: dict[str, str], report: Report, write: Callable[[], None],
         task = bar.add_task("policies", total=len(report.trials))
         try:
             for trial in report.trials:
-                await try_one(client, trial)
+                await try_one(client, trial, proof)
                 write()
                 shown = f"{trial.version} {trial.kind} ({trial.gain:+.3f}): {trial.outcome}, {trial.sentence}"
                 bar.console.print(shown, markup=False)
@@ -270,6 +301,7 @@ def run(options: argparse.Namespace) -> None:
         job, gateway = settings(place, incumbent, options)
         environment = {FOLDER: str(place / "policies")}
         with up(place / "up", job, gateway, HOOK.format(name="training_reward"), **environment) as urls:
-            asyncio.run(judge(urls, report, write, bar))
+            proof = proof_of(place / "up" / "run" / "journal.db", options.trial_requests)
+            asyncio.run(judge(urls, report, proof, write, bar))
         write()
         print(json.dumps(report.figures(), indent=2))
