@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.dialects import DIALECTS
-from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.dialect import Body, SampledAnswer, unreadable
 from adapters.dialects.jsons import object_in
 from adapters.dialects.sse import SseDecoder
 from swarm.errors import RequestError
-
-__all__ = ["answer_in", "answer_of_chunks"]
 
 
 def answer_in(path: str, parts: Sequence[bytes], *, streamed: bool) -> SampledAnswer:

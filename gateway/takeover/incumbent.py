@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from adapters.dialects import SampledAnswer
-from adapters.dialects.reading import answer_in, answer_of_chunks
+from adapters.dialects.assembly import answer_of_chunks
+from adapters.dialects.reading import answer_in
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.evidence.pairs import Side
 

@@ -108,6 +108,7 @@ class ServingStage(BaseModel):
         until: Unix time at which the trial ends without a verdict; ``None``: it waits for a person, or for what it
             proved.
         tried: the version of the last trial; 0: none.
+        ended: why the last trial ended, where that moved nothing: what pairs prove may be less after further ones.
         pinned: no verdict moves it, since ``pinned_by`` said so.
         promoted: the version that was last promoted and not taken back: its checkpoint stays.
         successor: the version that is proven live: where ``incumbent.policy`` is ``promoted``, the next incumbent.
@@ -133,6 +134,7 @@ class ServingStage(BaseModel):
     trial: bool = False
     until: float | None = None
     tried: int = 0
+    ended: str = ""
     pinned: bool = False
     pinned_by: str = ""
     pinned_why: str = ""
@@ -262,7 +264,7 @@ class ServingStage(BaseModel):
             if served and auto:
                 return self.moved(0.0, at, VERDICT, evidence.verdict().sentence)
             # where a person takes it back, training does not wait for him
-            return self._untried()
+            return self._untried(evidence.verdict().sentence) if self.trial else self
         if self.share == 1 and evidence.promotable() and self.successor != self.challenger:
             return self._next(successor=self.challenger).judged(evidence, at, job)
         if not self.trial:
@@ -270,12 +272,12 @@ class ServingStage(BaseModel):
         if self.share == 1:
             # what was promoted stays what was proven; what began live learns on
             over = rules.begins == "live" and (evidence.promotable() or evidence.tried >= rules.trial_requests)
-            return self._untried() if over else self
+            return self._untried(evidence.verdict().sentence) if over else self
         if evidence.promotable():
             if auto:
                 return self.moved(rules.after(self.share), at, VERDICT, evidence.verdict().sentence)
             if rules.mode == "never":
-                return self._untried()
+                return self._untried(evidence.verdict().sentence)
             # a person is asked, and until then the weights stay what was judged
             return self if self.until is None else self._next(until=None)
         if evidence.tried < rules.trial_requests:
@@ -288,7 +290,7 @@ class ServingStage(BaseModel):
             return self
         if self.pinned:
             # a person holds what answers users; in the shadow nobody is answered by it
-            return self._next(until=None) if self.share > 0 else self._untried()
+            return self._next(until=None) if self.share > 0 else self._untried("pinned")
         return self._undecided(now, f"no proof in {self.rules.trial_hours:g} hours")
 
     def _held_up_to(self, version: int) -> dict[str, int | None]:
@@ -299,10 +301,10 @@ class ServingStage(BaseModel):
     def _undecided(self, at: float, why: str) -> Self:
         if 0 < self.share < 1 and self.rules.mode == "auto":
             return self.moved(0.0, at, VERDICT, why)
-        return self._untried()
+        return self._untried(why)
 
-    def _untried(self) -> Self:
-        return self._next(trial=False, until=None) if self.trial else self
+    def _untried(self, why: str) -> Self:
+        return self._next(trial=False, until=None, ended=why[:MAX_REASON]) if self.trial else self
 
     def _timed(self, at: float) -> Self:
         """Its trial begins now."""

@@ -209,7 +209,9 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
 def _training(stage: ServingStage) -> str:
     if stage.paused:
         return "training waits for a person (`policies resume`), for the challenger was taken back"
-    return f"training waits (trial of version {stage.tried})" if stage.trial else "training goes on"
+    if stage.trial:
+        return f"training waits (trial of version {stage.tried})"
+    return f"training goes on{f' (trial of version {stage.tried}: {stage.ended})' if stage.ended else ''}"
 
 
 def _suites(verdict: Verdict, evidence: PairedEvidence) -> list[str]:

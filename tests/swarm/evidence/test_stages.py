@@ -68,9 +68,11 @@ def test_a_trial_begins_every_so_many_steps_and_ends_with_what_is_proven_or_used
     assert not begun(version=4).trial
     stage = begun(version=4).serving(7, 3.0)
     assert (stage.trial, stage.tried) == (True, 7)
-    for differences in (WORSE, [0.4, -0.4] * 200, [None] * 400):
+    for differences, why in ((WORSE, "worse by 0.30"), ([0.4, -0.4] * 200, "no proof"), ([None] * 400, "no proof")):
         over = stage.judged(evidence(stage, *differences), 4.0)
-        assert (over.trial, over.share, over.tried) == (False, 0, 7)
+        assert (over.trial, over.share, over.tried) == (False, 0, 7) and over.ended.startswith(why)
+        # what further pairs make of it changes nothing
+        assert over.judged(evidence(stage, *differences, *BETTER), 4.0).ended == over.ended
         assert not over.serving(11, 5.0).trial and over.serving(12, 5.0).trial
     assert stage.judged(evidence(stage, *EQUAL), 4.0) is stage
     # a dead judge promotes nobody
