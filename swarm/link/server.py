@@ -103,18 +103,14 @@ class EngineLink:
             raise event
         return event
 
-    async def left(self, seconds: float, staying: int = 0) -> None:
-        """Wait until all processes but ``staying`` have left and what they sent was read, ``seconds`` at most."""
+    async def last_words(self, seconds: float) -> list[Message]:
+        """The messages that were sent and not received yet. Waits ``seconds`` at most for all processes to leave."""
 
         def read() -> bool:
             # a connection is closed after all that came over it is in the socket's queue
-            return self._connections <= staying and not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN
+            return not self._connections and not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN
 
         await self._change.until(read, seconds)
-
-    async def last_words(self, seconds: float) -> list[Message]:
-        """The messages that were sent and not received yet. Waits ``seconds`` at most for all processes to leave."""
-        await self.left(seconds)
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event[1] for event in events if not isinstance(event, LinkError)]
 

@@ -51,8 +51,8 @@ from swarm.status import MAX_RESTARTS
 
 logger = logging.getLogger(__name__)
 
-#: longest wait, in seconds, for what an engine that is gone said last: the end of its connections ends the wait
-_LAST_WORDS_DEADLINE = 0.3
+#: longest wait for what an engine that is gone said last, which may still be in its sockets
+_LAST_WORDS_SECONDS = 0.3
 
 ENGINE_COMMAND = (sys.executable, "-m", "adapters.verl")
 
@@ -177,7 +177,7 @@ class Supervisor:
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
-        for message in await link.last_words(_LAST_WORDS_DEADLINE):
+        for message in await link.last_words(_LAST_WORDS_SECONDS):
             self._record(message)
 
     async def _hear_out(self, link: EngineLink) -> None:
@@ -235,7 +235,7 @@ class Supervisor:
 
     async def _exited(self, process: EngineProcess, goodbye: asyncio.Future[Goodbye]) -> str:
         how = await process.wait()
-        await asyncio.wait({goodbye}, timeout=_LAST_WORDS_DEADLINE)
+        await asyncio.wait({goodbye}, timeout=_LAST_WORDS_SECONDS)
         return _reason(goodbye.result()) if goodbye.done() else how
 
     async def _listen(self, link: EngineLink, goodbye: asyncio.Future[Goodbye]) -> str | TrainerDied:
@@ -286,22 +286,16 @@ class Supervisor:
                 case TrainerDied(error=error):
                     if not controller.engine.states.outlives_trainer:
                         return f"the engine failed: {error}"
-                    lost = message
-                    deadline = await self._trainer_left(link)
+                    lost, deadline = message, loop.time() + _LAST_WORDS_SECONDS
                 case Goodbye(error=error):
                     if not goodbye.done():
                         if not error and not self._stop.is_set():
                             controller.run_stopped()
                         goodbye.set_result(message)
                     # no longer: nothing serves by now, and cleaning up may take the driver as long as it likes
-                    deadline = await self._trainer_left(link)
+                    deadline = loop.time() + _LAST_WORDS_SECONDS
                 case _:
                     pass
-
-    async def _trainer_left(self, link: EngineLink) -> float:
-        """Wait until what the trainer sent before its end can be received without waiting; the loop's time then."""
-        await link.left(_LAST_WORDS_DEADLINE, staying=1)
-        return asyncio.get_running_loop().time()
 
     async def _feed(self, link: EngineLink) -> str:
         while True:

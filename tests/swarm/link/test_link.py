@@ -213,17 +213,6 @@ async def test_the_last_words_of_processes_that_are_gone_are_heard(link: EngineL
     assert await link.last_words(60.0) == []
 
 
-async def test_what_a_process_sent_before_it_left_is_there_while_another_stays(link: EngineLink) -> None:
-    with EngineEnd("driver", link.address, TOKEN):
-        await hello(link)
-        with EngineEnd("rollout", link.address, TOKEN) as rollout:
-            for stage in "abc":
-                rollout.send(BootProgress(stage=stage))
-        async with asyncio.timeout(60.0):
-            await link.left(600.0, staying=1)
-        assert (await link.last_words(0.0))[1:] == [BootProgress(stage=stage) for stage in "abc"]
-
-
 async def test_the_last_words_are_waited_for_only_so_long(link: EngineLink) -> None:
     with EngineEnd("driver", link.address, TOKEN) as driver:
         await hello(link)

@@ -174,8 +174,7 @@ async def test_an_engine_that_failed_is_offline_before_it_has_cleaned_up(tmp_pat
         assert alive(pid), "it is given the time to clean up"
 
 
-async def test_a_finished_run_goes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.server.engine.supervisor._LAST_WORDS_DEADLINE", 600.0)
+async def test_a_finished_run_goes_offline(tmp_path: Path) -> None:
     journal = MemoryJournal()
     async with engine(tmp_path, "one_step", journal=journal) as (controller, supervisor):
         await supervisor.start()
@@ -210,11 +209,7 @@ async def test_deaths_in_a_row_are_counted_and_shown_until_there_is_a_step(tmp_p
         assert controller.status().engine_failure is None, "a stop on purpose ends the row"
 
 
-async def test_a_trainer_that_dies_beside_its_vllm_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # the end of the trainer's connection is what ends the wait for its last words
-    monkeypatch.setattr("swarm.server.engine.supervisor._LAST_WORDS_DEADLINE", 600.0)
+async def test_a_trainer_that_dies_beside_its_vllm_is_started_again(tmp_path: Path) -> None:
     async with engine(tmp_path, "mortal") as (controller, supervisor):
         pid = await supervisor.start()
         await reach(controller, EngineState.ROLLING)
