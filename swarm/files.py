@@ -28,6 +28,7 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ LOGGED = "log/"
 #: Logged by an episode: 1 if its answer declines to answer, else 0.
 REFUSED = "refused"
 #: Logged by an episode whose reward is another's of its group: a control run, which must not learn.
-SHUFFLED = "shuffled"
+SHUFFLED = "control.shuffled"
 #: What is logged beside the components of a reward.
 MARKS = (REFUSED, SHUFFLED)
 

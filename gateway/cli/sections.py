@@ -17,9 +17,9 @@ from typing import Any
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, read_config, resolve_files
-from gateway.launch.incumbents import read_successors, with_successors
 from gateway.launch.plan import IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
+from gateway.launch.successors import read_successors, with_successors
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks

@@ -14,20 +14,16 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
-
-from gateway.config.gateway import ONLY_ROUTE
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
-from gateway.launch.run_folder import write_section
 from gateway.launch.servers import LastingProcess, ended
+from gateway.launch.successors import Successor, read_successors, with_successors, write_successors
 from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage
@@ -39,54 +35,11 @@ _GRACE = 10.0
 _LOOK = 5.0
 #: Within which a gateway that was told of its next incumbent asks for the stage of that.
 _FOLLOWS = 60.0
+#: Stands for the incumbent of the user's file among versions.
+_OF_THE_FILE = 0
 
 #: The stages of a job's routes, by the job's name.
 ReadStages = Callable[[str], Sequence[ServingStage]]
-
-
-class Successor(BaseModel):
-    """A version of the job that answers a route's users: a model folder, served under ``name`` on ``port``."""
-
-    model_config = ConfigDict(frozen=True)
-
-    version: int
-    name: str
-    folder: Path
-    port: int
-
-
-_FILE: TypeAdapter[dict[str, Successor]] = TypeAdapter(dict[str, Successor])
-
-
-def read_successors(file: Path) -> dict[str, Successor]:
-    """By route, those whose folders are there; none where there is no file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        successors = _FILE.validate_python(yaml.safe_load(file.read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{file} does not say who answers: move it away, and the incumbents of your file do") from exc
-    return {route: successor for route, successor in successors.items() if successor.folder.is_dir()}
-
-
-def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]) -> dict[str, Any]:
-    """The gateway's ``section`` with the successors as incumbents, on routes that follow promotions."""
-
-    def before(settings: dict[str, Any], route: str) -> dict[str, Any]:
-        successor, serve = successors.get(route), settings.get("serve") or {}
-        if successor is None or (serve.get("incumbent") or {}).get("policy") != "promoted":
-            return settings
-        incumbent = {"model": successor.name, "port": successor.port, "policy": successor.version}
-        return settings | {"serve": serve | {"incumbent": incumbent}}
-
-    section = before(section, ONLY_ROUTE)
-    if "routes" in section:
-        section = section | {"routes": [before(route, route["name"]) for route in section["routes"]]}
-    return section
 
 
 @dataclass(eq=False)
@@ -110,7 +63,8 @@ class _Succession:
         booting: its vLLM.
         taking: its vLLM, once the gateway was told of it, at ``told_at``; ``None``: that is not one of ours.
         awaited: the incumbent that the gateway is to follow by then, as stages name it; empty: the one that it follows.
-        refused: versions that did not get there; 0: the incumbent of the file.
+        refused: versions that did not get there; :data:`_OF_THE_FILE` is that of the file.
+        recalling: the version that gives its place back to the incumbent of the file; 0: none.
     """
 
     plan: SuccessionPlan
@@ -122,6 +76,7 @@ class _Succession:
     taking: _Served | None = None
     told_at: float = 0.0
     awaited: str = ""
+    recalling: int = 0
     looked_at: float = 0.0
     refused: set[int] = field(default_factory=set[int])
 
@@ -226,33 +181,44 @@ class Incumbents:
                 self._written(succession, succession.writing)
             elif succession.booting is not None:
                 succession.booting.look()
-                if succession.booting.serves:
-                    with suppress(SwarmGatewayError):
-                        self._take_over(succession, succession.booting, read(succession.plan.server), now)
-            elif now >= succession.looked_at + _LOOK:
+            if now >= succession.looked_at + _LOOK:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
                     self._read(succession, read(succession.plan.server), now)
         except UpFailedError as exc:
             self._refuse(succession, exc.with_last_line)
         except OSError as exc:
-            self._refuse(succession, str(exc))
+            if not succession.recalling:
+                self._refuse(succession, str(exc))
+                return
+            succession.looked_at = now + _FOLLOWS
+            message = f"{succession.plan.first} does not answer the route {succession.plan.route} again yet: {exc}"
+            self._tell("warning", {"message": message})
 
     def _read(self, succession: _Succession, stages: Sequence[ServingStage], now: float) -> None:
         mine = succession.among(stages)
         if succession.awaited:
-            if succession.awaited in mine:
+            # of a recalled version the gateway may have followed the incumbent before it until a minute ago
+            if succession.awaited in mine and not (succession.recalling and succession.stage_of in mine):
                 self._followed(succession, now)
-            elif now > succession.told_at + _FOLLOWS:
+            elif now > succession.told_at + (2 if succession.recalling else 1) * _FOLLOWS:
                 succession.told_at = now
                 message = f"{_label(succession)} serves, but the gateway does not ask it: see the gateway's log"
                 self._tell("warning", {"message": message})
             return
         stage = mine.get(succession.stage_of)
-        if stage is not None and stage.recalled and succession.version and 0 not in succession.refused:
+        if stage is None:
+            return
+        if stage.recalled and succession.version:
             self._recall(succession, stage, now)
             return
-        if stage is None or stage.successor in (None, succession.version, *succession.refused):
+        if succession.next is not None:
+            if stage.successor is None:
+                self._drop(succession)
+            elif succession.booting is not None and succession.booting.serves:
+                self._ask(succession, _Served(succession.booting, set()), now)
+            return
+        if stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
         succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=0)
@@ -281,63 +247,67 @@ class Incumbents:
         succession.booting = self._started(self._incumbent(succession.plan, succession.next))
 
     def _recall(self, succession: _Succession, stage: ServingStage, now: float) -> None:
-        """Give the place of a version back to the incumbent of the file."""
+        """Give the place of a version back to the incumbent of the file, once that answers."""
         plan = succession.plan
-        values = {"version": succession.version, "route": plan.route, "why": stage.why, "name": plan.first}
-        self._tell("recalled", values)
+        if succession.recalling != succession.version:
+            if succession.next is not None:
+                self._drop(succession)
+            succession.recalling = succession.version
+            values = {"version": succession.version, "route": plan.route, "why": stage.why, "name": plan.first}
+            self._tell("recalled", values)
         planned = next((planned for planned in self._plan.incumbents if plan.route in planned.routes), None)
         if planned is None:
             self._ask(succession, None, now)
-            return
-        address = ("127.0.0.1", planned.port)
-        served = next((served for served in self._served if served.process.address == address), None)
-        if served is None:
-            succession.booting = self._started(planned)
-        else:
+        elif succession.booting is not None:
+            if succession.booting.serves:
+                self._ask(succession, _Served(succession.booting, set()), now)
+        elif (served := self._at(planned.port)) is not None:
             # its last answers, or other routes, have kept it
             served.ends = None
-            self._ask(succession, served, now)
+            if served.process.serves:
+                self._ask(succession, served, now)
+        elif _OF_THE_FILE not in succession.refused:
+            succession.booting = self._started(planned)
 
-    def _take_over(
-        self, succession: _Succession, process: LastingProcess, stages: Sequence[ServingStage], now: float
-    ) -> None:
-        stage = succession.among(stages).get(succession.stage_of)
-        if succession.next is not None and stage is not None and stage.successor != succession.next.version:
-            self._tell("warning", {"message": f"{_label(succession)} was taken back before it was the incumbent"})
-            process.child.stop(_GRACE)
-            succession.next = succession.booting = None
-            return
-        # it answers from now on, beside the one before it
-        served = _Served(process, set())
-        self._served.append(served)
-        succession.booting = None
-        self._ask(succession, served, now)
+    def _drop(self, succession: _Succession) -> None:
+        """What is on its way was taken back."""
+        self._tell("warning", {"message": f"{_label(succession)} was taken back before it was the incumbent"})
+        for child in (succession.writing, succession.booting and succession.booting.child):
+            if child is not None:
+                child.stop(_GRACE)
+        succession.next = succession.writing = succession.booting = None
 
     def _ask(self, succession: _Succession, served: _Served | None, now: float) -> None:
-        """Have the gateway ask ``served``, or the upstream of the file."""
+        """Have the gateway ask ``served``, beside the one before it, or the upstream of the file."""
         plan, successor = succession.plan, succession.next
         self._write(plan.route, successor)
+        succession.booting = None
         if served is not None:
             served.routes.add(plan.route)
+            if served not in self._served:
+                self._served.append(served)
         succession.taking, succession.told_at = served, now
         succession.awaited = plan.first if successor is None else plan.stage_name(successor.version)
         self._reload()
 
+    def _at(self, port: int) -> _Served | None:
+        return next((served for served in self._served if served.process.address == ("127.0.0.1", port)), None)
+
     def _followed(self, succession: _Succession, now: float) -> None:
-        version = 0 if succession.next is None else succession.next.version
+        version = _OF_THE_FILE if succession.next is None else succession.next.version
         for served in self._served:
             if served is not succession.taking:
                 served.routes.discard(succession.plan.route)
             if not served.routes and served.ends is None:
                 served.ends = now + succession.plan.lingers
         self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
-        succession.next, succession.taking, succession.awaited = None, None, ""
+        succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", 0
         succession.follows(version)
 
     def _refuse(self, succession: _Succession, reason: str) -> None:
         """Its incumbent stays; another version may succeed it, and this one after the next start."""
         message = f"{_label(succession)} does not become the incumbent of the route {succession.plan.route}: {reason}"
-        succession.refused.add(0 if succession.next is None else succession.next.version)
+        succession.refused.add(_OF_THE_FILE if succession.next is None else succession.next.version)
         if succession.booting is not None:
             succession.booting.child.stop(_GRACE)
         succession.next = succession.writing = succession.booting = None
@@ -373,7 +343,7 @@ class Incumbents:
         successors = {name: other for name, other in self._successors.items() if name != route}
         if successor is not None:
             successors[route] = successor
-        write_section(self.file, _FILE.dump_python(successors, mode="json"))
+        write_successors(self.file, successors)
         self._successors = successors
 
     def _clear(self) -> None:

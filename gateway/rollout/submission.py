@@ -151,7 +151,7 @@ def workflow_outputs(
         WorkflowOutput(
             reward=value,
             credit=credited,
-            log_metrics={REFUSED: float(refused[index]), **marks, **_components(reward, credit.get(index))},
+            log_metrics={**marks, **_components(reward, credit.get(index)), REFUSED: float(refused[index])},
             notes=notes.model_copy(
                 update={
                     "rank": ranks[index],

@@ -59,7 +59,11 @@ class GateRules(_Evidence):
         default=0.02, ge=0, lt=1, description="guard: by so much the challenger's share of failed answers may be larger"
     )
     max_refusals: float = Field(
-        default=0.05, ge=0, lt=1, description="guard: the same for refused answers (`refusal`, content_filter)"
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="guard: the same for answers that refuse, by `refusal`, content_filter or the route's "
+        "`refusal_openings`",
     )
     max_length: Ratio | None = Field(
         default=2.0, description="guard: so many times the characters of the incumbent's answer; null: none"

@@ -204,7 +204,8 @@ class ServingStage(BaseModel):
         changes: dict[str, Any] = {"by": by, "why": why[:MAX_REASON], "trial": trial, "promoted": promoted}
         # other weights and other rules take nobody back
         taken_back = share == 0 < self.share and by not in (SERVER, CONFIGURATION)
-        changes |= {"successor": None, "paused": taken_back and self.rules.after_rollback == "pause"}
+        paused = self.rules.after_rollback == "pause" and (taken_back or (self.paused and share == 0))
+        changes |= {"successor": None, "paused": paused, "ended": ""}
         moved = self._next(share=share, before=before, at=at, **changes)
         return moved._timed(at)
 
@@ -234,7 +235,14 @@ class ServingStage(BaseModel):
         moved = self.moved(share, at, SERVER, why) if share < self.share else self
         left = self._held_up_to(from_step)
         return moved._next(
-            version=self.version + 1, challenger=None, trial=False, until=None, tried=0, paused=False, **left
+            version=self.version + 1,
+            challenger=None,
+            trial=False,
+            until=None,
+            tried=0,
+            ended="",
+            paused=False,
+            **left,
         )
 
     def serving(self, version: int, at: float) -> Self:
@@ -248,8 +256,8 @@ class ServingStage(BaseModel):
         # of a version that comes back, the weights are others
         tried = min(self.tried, version)
         trial = self.trial or (every is not None and version - tried >= every)
-        changes = {"challenger": version, "trial": trial, "tried": version if trial else tried}
-        changes |= stage._held_up_to(version)
+        changes: dict[str, Any] = {"challenger": version, "trial": trial, "tried": version if trial else tried}
+        changes |= {"ended": "" if trial else self.ended} | stage._held_up_to(version)
         return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)
 
     def judged(self, evidence: PairedEvidence, at: float, job: JobTerms = _UNKNOWN) -> Self:

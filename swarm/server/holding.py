@@ -1,6 +1,7 @@
-"""Tells the trainer which checkpoints stay: those of versions that were promoted, or in which a stage was pinned.
+"""Tells the trainer which checkpoints stay: those of versions that were promoted, are an incumbent, or in which a stage
+was pinned.
 
-Invariant: the file follows from the stages alone, so a restarted server writes the same one.
+Invariant: the file follows from the stages and who follows them; a restarted server holds no less for a minute.
 """
 
 from __future__ import annotations

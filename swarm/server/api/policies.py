@@ -192,11 +192,11 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
     if evidence is None or (verdict := status.verdict) is None:
         return [*lines, f"nothing is compared yet of {version} in the stage {stage.label}"]
     rules, terms = evidence.terms.rules, evidence.terms
+    live, unjudged = evidence.draws("")
     lines += [
         f"terms {terms.digest}: hook {terms.hook} ({terms.code[:12]}), {terms.num_repeat} answers, margin "
         f"{rules.margin:g}, alpha {rules.alpha:g}",
-        f"evidence: {evidence.requests} requests, {evidence.unjudged} of them not judged (at most "
-        f"{rules.max_unjudged:g} of them)",
+        f"evidence: {live} requests, {unjudged} of them not judged (at most {rules.max_unjudged:g} of them)",
         *_suites(verdict, evidence),
         f"chance of a false alarm: {', '.join(f'{name} {part:g}' for name, part in verdict.budget.items())}",
         *_sides(verdict, terms.share),

@@ -124,6 +124,9 @@ class Suspects:
         self._refused: dict[str, Path | None] = {}
         if folder is not None and folder.is_dir():
             self._refused = {path.stem: path for path in folder.glob("*.json")}
+            for partial in folder.glob(".*.partial"):
+                # a kill left it, with a text that no deletion would find
+                partial.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         """How many requests are suspected."""

@@ -111,15 +111,13 @@ class Stages:
             if stage is None:
                 if len(self.pointers) >= MAX_STAGES:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
-                if not may_hold:
-                    rules = rules.model_copy(update={"trial_every": None})
                 version = followed.incumbent_version
+                if not may_hold:
+                    # nobody's training waits for it, and it takes no other's challenger back
+                    rules, version = rules.model_copy(update={"trial_every": None, "after_rollback": "train"}), 0
                 stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), version)
             elif sets_rules:
                 stage = stage.set_rules(rules, self._wall())
-            if key not in self._followed_now:
-                # what was recalled and answers again has been promoted again
-                stage = stage.set_recalled(False)
             self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
             self._followed[key] = self._clock()
         self._leave_incumbents_before()
@@ -136,8 +134,9 @@ class Stages:
     def held(self) -> dict[int, str]:
         """The versions whose checkpoints stay, and why."""
         held: dict[int, list[str]] = {}
+        current = {stage.key for stage in self.current}
         for stage in self.pointers.values():
-            answering = stage.promoted or stage.successor
+            answering = stage.promoted or stage.successor if stage.key in current else None
             for version, what in ((answering, "promoted"), (stage.pinned_challenger, "pinned")):
                 if version is not None:
                     held.setdefault(version, []).append(f"{what} on {stage.route}")
@@ -164,7 +163,7 @@ class Stages:
                 math.inf if stage.until is None else stage.until + ahead,
             )
             for key, stage in self.pointers.items()
-            if stage.paused or (stage.trial and not self._is_succeeded(stage))
+            if stage.paused or (stage.trial and (stage.pinned or not self._is_succeeded(stage)))
         ]
         latest = max(lapses, default=-math.inf)
         return latest if latest > self._clock() else None
@@ -175,7 +174,11 @@ class Stages:
         """What follows from another pair or rating of ``evidence``."""
         terms = evidence.terms
         if (stage := self.pointers.get((terms.route, terms.incumbent))) is not None:
-            self._set(stage.judged(evidence, self._wall(), self.job))
+            stage = self._set(stage.judged(evidence, self._wall(), self.job))
+            for other in list(self.pointers.values()):
+                if other.recalled and (other.route, other.incumbent_version) == (stage.route, stage.successor):
+                    # it is to be the incumbent once more
+                    self._set(other.set_recalled(False))
 
     def find(self, route: str, incumbent: str) -> ServingStage:
         """The pointer that is meant; without names the only one.
@@ -240,7 +243,7 @@ class Stages:
             raise ConflictError(
                 f"{seen.incumbent} is the incumbent of the gateway's file, and no promoted version", code="not_promoted"
             )
-        if seen.recalled:
+        if seen.recalled and seen.share == 0:
             return seen
         stage = self._unmoved(seen, version)
         for other in list(self.pointers.values()):

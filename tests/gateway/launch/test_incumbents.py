@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from gateway.launch import incumbents
-from gateway.launch.incumbents import Incumbents, Successor, read_successors
+from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
+from gateway.launch.successors import Successor, read_successors, with_successors
 from swarm.errors import ConfigError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
@@ -212,7 +213,7 @@ def test_a_version_that_is_recalled_gives_its_place_back(tmp_path: Path, before:
         site.until(lambda: site.reloads == 2)
         assert site.asked == SECTION["serve"]["incumbent"] and "incumbent tiny" in site.running()
         # its last answers end, once the gateway asks the one of the file
-        site.stages.append(site.stage(site.first))
+        site.stages = [site.stage(site.first)]
         site.until(lambda: len(site.told("succeeded")) == 2)
         recalled = {"version": 2, "route": "default", "why": "users complain", "name": site.first}
         assert site.told("recalled") == [recalled] and site.told("succeeded")[1]["name"] == site.first
@@ -301,7 +302,7 @@ def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_pa
         "serve": {"incumbent": {"model": "base"}},
         "routes": [{"name": "a", **SECTION}, {"name": "b"}],
     }
-    put = incumbents.with_successors(section, {"default": successor, "a": successor})
+    put = with_successors(section, {"default": successor, "a": successor})
     assert put["serve"] == section["serve"] and put["routes"][1] == {"name": "b"}
     assert put["routes"][0]["serve"]["incumbent"] == {"model": "tiny", "port": 1, "policy": 2}
     assert section["routes"][0]["serve"]["incumbent"]["model"] == "base"

@@ -10,7 +10,7 @@ from gateway.config.route import RouteSettings
 from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, refuses, workflow_outputs
 from reward_hooks.contract import GroupScore, Reward
 from swarm.client.wire import end_key
-from swarm.measures import components_of
+from swarm.measures import SHUFFLED, components_of
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -79,7 +79,7 @@ def test_a_control_permutes_rewards_and_leaves_the_order_as_it_was(monkeypatch: 
     assert [one.reward for one in told] == [3.0, 2.0, 1.0]
     assert [one.credit for one in told] == [0.5, 0.0, 0.0]
     assert ranks(told) == [3, 2, 1]
-    assert [(one.log_metrics["n"], one.log_metrics["shuffled"]) for one in told] == [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]
+    assert [(one.log_metrics["n"], one.log_metrics[SHUFFLED]) for one in told] == [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]
 
 
 def test_what_a_hook_says_at_length_is_cut() -> None:

@@ -217,7 +217,7 @@ async def test_shuffled_rewards_are_those_of_the_tasks_other_episodes(
     for place, body in enumerate(rolling.bodies("/end_group")):
         given = {end["episode_uuid"]: end["workflow_output"]["reward"] for end in body["ends"]}
         assert given == {f"{place}{n}": 10.0 * place + 3 - n for n in range(4)}
-        assert all(end["workflow_output"]["log_metrics"] == {"shuffled": 1.0} for end in body["ends"])
+        assert all(end["workflow_output"]["log_metrics"] == {"control.shuffled": 1.0} for end in body["ends"])
         assert body["task_id"] == TASKS[place].task_id
     # none of a task's episodes waits for another that the next step keeps from being claimed
     assert [body["count"] for body in rolling.bodies("/claim_group")] == [4, 4, 4]

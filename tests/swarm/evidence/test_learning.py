@@ -44,7 +44,7 @@ def test_a_run_of_shuffled_rewards_is_a_control() -> None:
         for step, reward in RISES.items()
     ]
     assert learning_of(steps, []).startswith("learning: ")
-    steps[-1].metrics["swarm/log/shuffled"] = 1.0
+    steps[-1].metrics["swarm/log/control.shuffled"] = 1.0
     assert learning_of(steps, []).startswith("control, whose rewards are shuffled, so that it gains by chance alone: ")
 
 

@@ -302,6 +302,8 @@ def test_training_waits_after_a_rollback_until_a_person_lets_it_go_on() -> None:
     assert stages.holds
     stages.roll_back(stages.find("chat", "gpt"), None, "ann", "bad")
     assert stages.holds and not stages.find("chat", "gpt").trial
+    # a second one lets it go on no sooner
+    stages.roll_back(stages.find("chat", "gpt"), None, "bob", "bad indeed")
     again = restored(rows)
     assert again.holds
     again.resume()
@@ -311,6 +313,45 @@ def test_training_waits_after_a_rollback_until_a_person_lets_it_go_on() -> None:
     again.promote(again.find("chat", "gpt"), None, "ann", "good", share=0.25)
     again.begin_run("another")
     assert again.find("chat", "gpt").share == 0 and not again.holds
+
+
+def test_what_a_token_that_may_not_hold_follows_neither_takes_back_nor_pauses() -> None:
+    stages, _ = opened()
+    stages.serves(2)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
+    pausing = RULES.model_copy(update={"begins": "canary", "after_rollback": "pause"})
+    stages.follow([followed("chat", pausing, "tiny, version 2", 2)], sets_rules=False, may_hold=False)
+    begun = stages.find("chat", "tiny, version 2")
+    assert (begun.incumbent_version, begun.rules.trial_every, begun.rules.after_rollback) == (0, None, "train")
+    assert stages.holds
+    stages.serves(2)
+    assert stages.find("chat", "gpt").share == 1
+
+
+def test_a_pinned_challenger_keeps_its_weights_also_where_it_is_an_incumbent_elsewhere() -> None:
+    stages, _ = opened()
+    stages.follow([followed("chat"), followed("chat", incumbent="tiny, version 2", version=2)])
+    stages.serves(2)
+    stages.roll_back(stages.find("code", "gpt"), None, "ann", "not of this test")
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
+    assert not stages.holds
+    stages.pin(stages.find("chat", "gpt"), None, "ann", "demo", pinned=True)
+    assert stages.holds
+
+
+def test_few_checkpoints_are_held_however_often_an_incumbent_is_succeeded() -> None:
+    now = 0.0
+    stages, _ = opened(clock=lambda: now)
+    canary = ROUTES[1].rules
+    name, version = "gpt", 0
+    for step in range(10, 60, 10):
+        stages.follow([followed("chat", canary, name, version)])
+        stages.serves(step)
+        stages.promote(stages.find("chat", name), None, "ann", "good", share=1.0)
+        now += FOLLOWED_SECONDS
+        name, version = f"tiny, version {step}", step
+        stages.follow([followed("chat", canary, name, version)])
+        assert set(stages.held) <= {step, step - 10}, stages.held
 
 
 def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challenger() -> None:
@@ -330,10 +371,10 @@ def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challe
     assert stages.find("chat", "gpt").share == 0 and not recalled.trial
     assert stages.recall(recalled, None, "ann", "both are bad") is recalled
     assert restored(rows).pointers == stages.pointers
-    # a version that answers again, a minute later, was promoted again
+    # also after a minute in which no gateway followed
     now = FOLLOWED_SECONDS
     stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
-    assert not stages.find("chat", "tiny, version 2").recalled
+    assert stages.find("chat", "tiny, version 2").recalled
 
 
 @pytest.mark.anyio
