@@ -155,3 +155,9 @@ def test_an_answer_refuses_by_its_field_its_finish_or_its_first_words(
     openings = RouteSettings.model_fields["refusal_openings"].get_default(call_default_factory=True)
     assert refuses(message, finish, openings) is refused
     assert refuses({"content": message.get("content")}, "stop", []) is False
+
+
+def test_a_component_of_a_hook_does_not_say_whether_an_answer_refuses() -> None:
+    named = GroupScore(rewards=[Reward(value=1.0, components={"refused": 1.0, "n": 1.0})])
+    [output] = outputs(named)
+    assert output.log_metrics == {"n": 1.0, "refused": 0.0}
