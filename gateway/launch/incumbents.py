@@ -64,7 +64,7 @@ class _Succession:
         taking: its vLLM, once the gateway was told of it, at ``told_at``; ``None``: that is not one of ours.
         awaited: the incumbent that the gateway is to follow by then, as stages name it; empty: the one that it follows.
         refused: versions that did not get there; :data:`_OF_THE_FILE` is that of the file.
-        recalling: the version that gives its place back to the incumbent of the file; 0: none.
+        recalling: its version gives its place back to the incumbent of the file.
     """
 
     plan: SuccessionPlan
@@ -76,7 +76,7 @@ class _Succession:
     taking: _Served | None = None
     told_at: float = 0.0
     awaited: str = ""
-    recalling: int = 0
+    recalling: bool = False
     looked_at: float = 0.0
     refused: set[int] = field(default_factory=set[int])
 
@@ -212,6 +212,9 @@ class Incumbents:
         if stage.recalled and succession.version:
             self._recall(succession, stage, now)
             return
+        if succession.recalling:
+            succession.recalling = False
+            self._give_up(succession, f"{succession.stage_of} keeps its place: it was promoted once more")
         if succession.next is not None:
             if stage.successor is None:
                 self._drop(succession)
@@ -249,10 +252,10 @@ class Incumbents:
     def _recall(self, succession: _Succession, stage: ServingStage, now: float) -> None:
         """Give the place of a version back to the incumbent of the file, once that answers."""
         plan = succession.plan
-        if succession.recalling != succession.version:
+        if not succession.recalling:
             if succession.next is not None:
                 self._drop(succession)
-            succession.recalling = succession.version
+            succession.recalling = True
             values = {"version": succession.version, "route": plan.route, "why": stage.why, "name": plan.first}
             self._tell("recalled", values)
         planned = next((planned for planned in self._plan.incumbents if plan.route in planned.routes), None)
@@ -271,11 +274,7 @@ class Incumbents:
 
     def _drop(self, succession: _Succession) -> None:
         """What is on its way was taken back."""
-        self._tell("warning", {"message": f"{_label(succession)} was taken back before it was the incumbent"})
-        for child in (succession.writing, succession.booting and succession.booting.child):
-            if child is not None:
-                child.stop(_GRACE)
-        succession.next = succession.writing = succession.booting = None
+        self._give_up(succession, f"{_label(succession)} was taken back before it was the incumbent")
 
     def _ask(self, succession: _Succession, served: _Served | None, now: float) -> None:
         """Have the gateway ask ``served``, beside the one before it, or the upstream of the file."""
@@ -301,15 +300,20 @@ class Incumbents:
             if not served.routes and served.ends is None:
                 served.ends = now + succession.plan.lingers
         self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
-        succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", 0
+        succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", False
         succession.follows(version)
 
     def _refuse(self, succession: _Succession, reason: str) -> None:
         """Its incumbent stays; another version may succeed it, and this one after the next start."""
         message = f"{_label(succession)} does not become the incumbent of the route {succession.plan.route}: {reason}"
         succession.refused.add(_OF_THE_FILE if succession.next is None else succession.next.version)
-        if succession.booting is not None:
-            succession.booting.child.stop(_GRACE)
+        self._give_up(succession, message)
+
+    def _give_up(self, succession: _Succession, message: str) -> None:
+        """End what is on its way, and tell of it."""
+        for child in (succession.writing, succession.booting and succession.booting.child):
+            if child is not None:
+                child.stop(_GRACE)
         succession.next = succession.writing = succession.booting = None
         self._tell("warning", {"message": message})
 

@@ -243,6 +243,22 @@ def test_a_recalled_version_whose_successor_in_the_file_does_not_start_stays(
         assert site.running() == ["incumbent tiny"] and site.asked["policy"] == 2
 
 
+def test_a_recalled_version_that_is_promoted_once_more_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        site.stages = [site.stage("tiny, version 2")]
+        site.until(lambda: site.running() == ["incumbent tiny"])
+        (tmp_path / "serves").unlink()
+        site.stages = [site.stages[0].model_copy(update={"recalled": True})]
+        site.until(lambda: site.running() == ["incumbent base", "incumbent tiny"])
+        site.stages = [site.stage("tiny, version 2")]
+        site.until(lambda: site.running() == ["incumbent tiny"])
+        assert site.told("warning")[-1]["message"] == "tiny, version 2 keeps its place: it was promoted once more"
+        assert site.asked["policy"] == 2
+
+
 def test_a_challenger_that_is_taken_back_on_its_way_does_not_become_the_incumbent(tmp_path: Path) -> None:
     with up(tmp_path) as site:
         site.stages = [site.stage(site.first, successor=2)]
