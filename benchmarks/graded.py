@@ -62,7 +62,7 @@ def counting(wrong: float) -> Answer:
     """The three digits, of which so many are any digit."""
 
     def answer(digit: str, draw: random.Random) -> str:
-        return "".join(draw.choice(DIGITS) if draw.random() < wrong else one for one in right_of(digit))
+        return "".join(draw.choice(DIGITS) if draw.random() < wrong else right for right in right_of(digit))
 
     return answer
 
@@ -108,7 +108,7 @@ class Models:
         """``count`` of the twenty, each worse by :data:`DROP` or more."""
         faults = [(kind, answer, share) for kind, (answer, shares) in FAULTS.items() for share in shares]
         drawn = draw.sample([*faults, *NOISES], count)
-        return [self._faulty(*one) if isinstance(one, tuple) else self._noised(one) for one in drawn]
+        return [self._faulty(*fault) if isinstance(fault, tuple) else self._noised(fault) for fault in drawn]
 
     def _faulty(self, kind: str, answer: Answer, share: float) -> Graded:
         network = self._taught(self._load(), _at_times(share, answer), FAULT_STEPS, self._count)

@@ -195,16 +195,18 @@ class _Steps:
         return f"an episode has {change.now:.0f} tokens, and had {change.then:.0f} at first"
 
     def _repeats(self, index: int) -> str:
-        change = self._repetition.differ(index, self._repetition.first, _SURE)
-        if change is None or change.now - change.then <= self._rules.repetition.limit:
-            return ""
-        return f"{change.now:.0%} of what answers end with they have said before, at first {change.then:.0%}"
+        rise = self._risen(self._repetition, self._rules.repetition.limit, index)
+        says = "of what answers end with they have said before, at first"
+        return f"{rise.now:.0%} {says} {rise.then:.0%}" if rise else ""
 
     def _refuses(self, index: int) -> str:
-        change = self._refusals.differ(index, self._refusals.first, _SURE)
-        if change is None or change.now - change.then <= self._rules.refusals.limit:
-            return ""
-        return f"{change.now:.0%} of the answers refuse, at first {change.then:.0%}"
+        rise = self._risen(self._refusals, self._rules.refusals.limit, index)
+        return f"{rise.now:.0%} of the answers refuse, at first {rise.then:.0%}" if rise else ""
+
+    def _risen(self, curve: _Curve, limit: float, index: int) -> _Means | None:
+        """The means of a share now and at first, if it rose by more than ``limit``."""
+        change = curve.differ(index, curve.first, _SURE)
+        return None if change is None or change.now - change.then <= limit else change
 
     def _silent(self, index: int) -> str:
         last = [step.metrics for step in self._steps[max(0, index + 1 - _SILENT_STEPS) : index + 1]]

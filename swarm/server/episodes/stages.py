@@ -291,8 +291,11 @@ class Stages:
         latest: dict[str, int] = {}
         for route, version in self._incumbents:
             latest[route] = max(version, latest.get(route, 0))
+        if not latest:
+            return
+        followed = self._followed_now
         for key, stage in list(self.pointers.items()):
-            left = key not in self._followed_now and stage.incumbent_version < latest.get(stage.route, 0)
+            left = key not in followed and stage.incumbent_version < latest.get(stage.route, 0)
             if left and stage.share > stage.rules.first and not stage.pinned:
                 why = f"version {latest[stage.route]} became the incumbent"
                 self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
