@@ -15,8 +15,9 @@ and end carries an idempotency key. In the same run:
   is an episode, and the latencies are of the group's requests.
 
 Times are milliseconds. ``server_cpu_us`` is the CPU time of the server process per lifecycle, which depends little on
-what else the machine does; ``load_cpu_us`` is the same of the load process, which takes it from the same cores. Compare
-figures of one run only.
+what else the machine does, and ``cpu_ratio_to_plain_dict`` divides it by that of the dict; ``load_cpu_us`` is the same
+of the load process, which takes it from the same cores. Compare figures of one run only; ``--rounds`` repeats all of
+it, and prints medians, and the least and the most of ratios.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from typing import Any
 import psutil
 
 from benchmarks.processes import Running, dict_server, running, start_engine, swarm_server
+from benchmarks.rounds import summary
 from benchmarks.vllm import MODEL
 from benchmarks.wire import Connection, post
 from swarm.http.serve import loop_factory
@@ -258,9 +260,10 @@ async def measure(clients: int, count: int) -> dict[str, Any]:
         rows["groups"] = await closed_loop(await start(), clients, eval_group, count, GROUP)
     with rolling(batched) as start:
         rows["with_call"] = await closed_loop(await start(), clients, trained_episode, count // 4)
-    bare = rows["plain_dict"]["per_second"]
+    bare = rows["plain_dict"]
     for name in rows.keys() - {"plain_dict"}:
-        rows[name]["ratio_to_plain_dict"] = round(rows[name]["per_second"] / bare, 3)
+        for figure, ratio in (("per_second", "ratio_to_plain_dict"), ("server_cpu_us", "cpu_ratio_to_plain_dict")):
+            rows[name][ratio] = round(rows[name][figure] / bare[figure], 3)
     return rows
 
 
@@ -279,13 +282,15 @@ def rolling(job: TrainJob) -> Generator[Callable[[], Awaitable[Running]]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--lifecycles", type=int, default=20_000, help="per figure; a quarter of it with calls")
+    parser.add_argument("--rounds", type=int, default=1, help="as often as all is measured; prints medians")
     parser.add_argument("--json", type=Path, help="write the report there too")
 
 
 def run(options: argparse.Namespace) -> None:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        rows = runner.run(measure(options.clients, options.lifecycles))
-    report = {"clients": options.clients, "cores": len(os.sched_getaffinity(0)), **rows}
+        rounds = [runner.run(measure(options.clients, options.lifecycles)) for _ in range(options.rounds)]
+    about = {"clients": options.clients, "cores": len(os.sched_getaffinity(0)), "rounds": options.rounds}
+    report = {**about, **summary(rounds)}
     text = json.dumps(report, indent=2)
     print(text)
     if options.json is not None:

@@ -21,7 +21,8 @@ Ours run with a real swarm server, whose engine is the same scripted vLLM. For e
 1, 2, 4 ... callers (median, p99, requests per second), the highest rate whose p99 is within 20 ms, the time to the
 first token of a stream (one caller, who pauses between streams), CPU time per request, and the resident memory
 afterwards. Servers and callers share the machine's cores, so compare figures of one run only; CPU time per request says
-most where other work runs beside.
+most where other work runs beside. ``--rounds`` measures all of them in turn, and prints medians, and of ratios the
+least and the most of a round too.
 
 Added times are differences of medians (p99s) to ``direct``: of an application that asks for one answer and nothing of
 how it was sampled. A group costs more than that however it is asked for, so two more figures say what ours add beyond
@@ -54,6 +55,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from adapters.dialects import SampledAnswer
 from benchmarks import peers
 from benchmarks.processes import Running, running, start_engine, swarm_server
+from benchmarks.rounds import summary
 from benchmarks.vllm import MODEL, TOKENS, ChatServer, completion
 from benchmarks.wire import Caller, address_of, post
 from reward_hooks import Candidate, HookContext, load_hooks
@@ -303,7 +305,7 @@ def steps(options: argparse.Namespace) -> int:
 
 def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
     """Write what each adds to ``direct``, and to ``direct_n8`` and the hook where it samples groups, and its rates and
-    CPU time as ratios to the bare proxy's and LiteLLM's, into its row."""
+    CPU time (of the gateway, and of what is behind it) as ratios to the bare proxy's and LiteLLM's, into its row."""
     rows = {name: row for name, row in rows.items() if "error" not in row}
     direct = rows["direct"]
     sampling = rows["direct_n8"]
@@ -319,12 +321,12 @@ def compare(rows: dict[str, dict[str, Any]], hook_ms: float) -> None:
         row["added_first_token_ms"] = _added_first_token(row, direct)
         for other in ("proxy", "litellm"):
             if other in rows:
-                for figure in ("rps", "cpu_ms"):
+                for figure, beside in (("rps", "rps"), ("cpu_ms", "cpu_ms"), ("cpu_behind_ms", "cpu_ms")):
                     row[f"{figure}_ratio_to_{other}"] = {
                         count: round(loop[figure] / divisor, 2)
                         for count, loop in row["callers"].items()
                         # a clock of 10 ms sees nothing of a few requests
-                        if (divisor := rows[other]["callers"][count][figure]) > 0
+                        if (divisor := rows[other]["callers"][count][beside]) > 0
                     }
 
 
@@ -341,6 +343,7 @@ def _added_first_token(row: dict[str, Any], to: dict[str, Any]) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="per figure")
+    parser.add_argument("--rounds", type=int, default=1, help="all subjects in turn, as often; prints medians")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time the scripted vLLM takes to its first token")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--no-peers", action="store_true", help="do not install and measure other gateways")
@@ -354,7 +357,7 @@ def run(options: argparse.Namespace) -> None:
         with console.status("installing the peers"):
             peers.install()
     delay = options.delay_ms / 1000
-    rows: dict[str, dict[str, Any]] = {}
+    rounds: list[dict[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as place, running(serve_vllm, delay) as vllm:
         folder, at = Path(place), {"base_url": f"{vllm.url}/v1"}
         plain = {"swarm_url": None, "upstream": at}
@@ -372,26 +375,27 @@ def run(options: argparse.Namespace) -> None:
             "ferrogw": lambda: peer(peers.ferrogw, vllm.url, folder, peers.FERROGW_MODEL),
         }
         wanted = {"direct", "direct_n8", *(options.only or subjects)} - (PEERS if options.no_peers else set[str]())
+        chosen = {name: start for name, start in subjects.items() if name in wanted}
         with progress(console) as bar:
-            task = bar.add_task("", total=len(wanted & subjects.keys()) * steps(options))
-            for name, start in subjects.items():
-                if name not in wanted:
-                    continue
-                bar.update(task, description=name)
-                try:
-                    with start() as subject, asyncio.Runner(loop_factory=loop_factory()) as runner:
-                        rows[name] = runner.run(measure(subject, options, lambda: bar.advance(task)))
-                except (peers.PeerError, RuntimeError, ConnectionError, ExceptionGroup) as exc:
-                    # a peer that does not answer is a finding about it, and no reason to lose the others' figures
-                    if name not in PEERS:
-                        raise
-                    rows[name] = {"error": repr(exc)}
-                    console.print(f"{name}: {exc!r}", style="yellow")
-        hook_ms = time_hook(folder)
-    compare(rows, hook_ms)
+            task = bar.add_task("", total=options.rounds * len(chosen) * steps(options))
+            for _ in range(options.rounds):
+                rows: dict[str, dict[str, Any]] = {}
+                for name, start in chosen.items():
+                    bar.update(task, description=name)
+                    try:
+                        with start() as subject, asyncio.Runner(loop_factory=loop_factory()) as runner:
+                            rows[name] = runner.run(measure(subject, options, lambda: bar.advance(task)))
+                    except (peers.PeerError, RuntimeError, ConnectionError, ExceptionGroup) as exc:
+                        # a peer that does not answer is a finding about it, and no reason to lose the others' figures
+                        if name not in PEERS:
+                            raise
+                        rows[name] = {"error": repr(exc)}
+                        console.print(f"{name}: {exc!r}", style="yellow")
+                compare(rows, time_hook(folder))
+                rounds.append(rows)
     about = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
-    about |= {"delay_ms": options.delay_ms, "seconds": options.seconds}
-    text = json.dumps({**about, **rows}, indent=2)
+    about |= {"delay_ms": options.delay_ms, "seconds": options.seconds, "rounds": options.rounds}
+    text = json.dumps({**about, **summary(rounds)}, indent=2)
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")

@@ -67,6 +67,9 @@ def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any]
         return array
 
     def read(value: Any) -> NDArray[Any]:
+        if type(value) is np.ndarray and value.dtype == wanted and value.ndim == 1 and not value.flags.writeable:
+            # it was read before
+            return value
         try:
             with np.errstate(over="ignore"):
                 array = convert(value)

@@ -21,7 +21,7 @@ from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.measures import REFUSED, SHUFFLED
-from swarm.protocol import MAX_REASON
+from swarm.protocol import MAX_REASON, EpisodeTokens
 from swarm.types import Notes, Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ MAX_TASK = 8000
 #: The component that holds the session's credit.
 SESSION = "session"
 _FILTERED = "content_filter"
+#: what is counted of an episode's tokens
+_NUMBERS = tuple(name for name in EpisodeTokens.model_fields if name != "why")
 
 
 async def submit(
@@ -91,9 +93,12 @@ async def _offer(
     while True:
         try:
             ended = await client.end_group_accounted(task_id, outputs, pair)
-            for counts in ended.tokens.values():
-                account.tokens.update(counts.model_dump(exclude={"why"}))
-                account.why.update({counts.why: counts.dropped} if counts.dropped else {})
+            counted = ended.tokens.values()
+            for name in _NUMBERS if counted else ():
+                account.tokens[name] += sum([getattr(counts, name) for counts in counted])
+            for counts in counted:
+                if counts.dropped:
+                    account.why[counts.why] += counts.dropped
             if ended.error:
                 logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
             return DropReason.QUARANTINED if ended.error else None

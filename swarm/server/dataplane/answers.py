@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-from msgspec import Struct
 from msgspec.json import Decoder
 
 from adapters.dialects import ChatDialect, CompletionsDialect
 from adapters.dialects.jsons import decode
+from swarm.server.dataplane.recording import TokenEntry
 from swarm.server.dataplane.requests import ChatCall
 
 Body = dict[str, Any]
@@ -20,17 +20,8 @@ Body = dict[str, Any]
 _REASONING = ("reasoning", "reasoning_content")
 
 
-class _Entry(Struct, gc=False):
-    """What the record needs of a token's entry; a struct, because an answer has thousands of entries."""
-
-    logprob: Any = None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
-
-
 class _LogProbs(TypedDict, total=False):
-    content: list[_Entry] | None
+    content: list[TokenEntry] | None
 
 
 class _Choice(TypedDict, total=False):

@@ -11,12 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from swarm.errors import TokenTruthError, UpstreamError
 from swarm.tokens import CallPart, ModelCall, TokenIds, WeightSyncs, join_runs, logprobs, token_ids
 
 #: vLLM reports this where it has no log-probability of the sampled token.
 _NO_LOGPROB = -9999.0
+
+
+class TokenEntry(Struct, gc=False):
+    """What the record needs of a token's entry in an answer; a struct, because an answer has thousands of entries."""
+
+    logprob: Any = None
 
 
 @dataclass
@@ -36,8 +43,11 @@ class ChoiceTokens:
 
     def add_chat(self, choice: Mapping[str, Any]) -> None:
         """Add a choice of a chat response or chat chunk."""
-        content: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
-        self._add(choice, [entry.get("logprob") for entry in content])
+        content: list[Any] = (choice.get("logprobs") or {}).get("content") or []
+        if content and isinstance(content[0], TokenEntry):
+            self._add(choice, [entry.logprob for entry in content])
+        else:
+            self._add(choice, [entry.get("logprob") for entry in content])
 
     def begin_continuation(self) -> None:
         """The first call was cut; from now on other calls sample, and their usage counts."""
@@ -105,6 +115,7 @@ class Recorder:
         self.prompt_ids: list[int] | None = None
         self._syncs = syncs or WeightSyncs()
         self._first = self._syncs.begin(version)
+        self._name = secrets.token_hex(16)
         self._usage: dict[str, Any] = {}
         self._cut = False
         self._problem: TokenTruthError | None = None
@@ -196,7 +207,7 @@ class Recorder:
         # where it is not known: whatever was served meanwhile
         sampled_by = [version for _, version in runs] or [self._first.version, max_version]
         return ModelCall(
-            call_id=f"call-{secrets.token_hex(16)}",
+            call_id=f"call-{self._name}-{index}",
             prompt_ids=prompt_ids,
             response_ids=response_ids,
             logprobs=values,
