@@ -5,15 +5,17 @@ round, in turn. Requests are sent at their times whether or not earlier ones are
 one with ``x-swarm-policy: first``, whose chunks come as they are sampled. The default model is random and tiny, for a
 look that takes minutes; ``--model smollm2-135m --steps 30 --rate 0.2`` is the form whose figures mean something.
 
-For each mode: latency of requests that were sent while a step was computed, and of the others; the longest time without
-a chunk inside an answer (of those that came live), and the longest transfer of weights beside it; answers that were
-refused, aborted, failed, or not trained; steps per hour.
+For each mode: latency of requests that were sent while a step was computed, and of the others; for each weight sync
+under an answer that came live, how long the transfer took and the longest time without a chunk around it; answers that
+were refused, aborted, failed, or not trained; steps per hour. ``--when-batch-waits best single`` compares these two,
+each with each mode.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -31,6 +33,7 @@ import httpx
 import numpy as np
 
 from benchmarks.processes import up
+from gateway.config.route import WhenBatchWaits
 from swarm.job import ServingMode
 
 MODES: tuple[ServingMode, ...] = get_args(ServingMode)
@@ -48,26 +51,46 @@ def on_compute_relative_reward(task, candidates, context):
 
 @dataclass
 class Sample:
-    """One request; seconds since the load began. ``ended``: served, refused (no answer), aborted (cut) or failed."""
+    """One request; seconds since the load began. ``gap``: from when to when no chunk came for the longest time;
+    ``ended``: served, refused (no answer), aborted (cut) or failed."""
 
     sent: float
     live: bool
     seconds: float = 0.0
-    longest_gap: float = 0.0
+    gap: tuple[float, float] = (0.0, 0.0)
     ended: str = "failed"
     untrained: str = ""
 
 
 @dataclass
 class Arm:
-    """One run under one mode: its requests, and when steps were computed and weights transferred, from and to."""
+    """One run under one mode, ``always`` or ``between_steps``, and what is done ``when_batch_waits``: its requests, and
+    when steps were computed and weights transferred, from and to."""
 
-    mode: str
+    mode: ServingMode
+    when_batch_waits: str
     samples: list[Sample] = field(default_factory=list[Sample])
     computed: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     transferred: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     steps: int = 0
     seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}, {self.when_batch_waits}"
+
+    def stalls(self) -> list[tuple[float, float]]:
+        """Of each transfer that fell into a live answer: the longest time without a chunk around it, and its own."""
+        found: list[tuple[float, float]] = []
+        for begin, end in self.transferred:
+            around = [sample.gap for sample in self.samples if sample.live and _overlap(sample.gap, (begin, end))]
+            if around:
+                found.append((max(later - earlier for earlier, later in around), end - begin))
+        return found
+
+
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 async def load(urls: dict[str, str], options: argparse.Namespace, arm: Arm) -> None:
@@ -80,13 +103,20 @@ async def load(urls: dict[str, str], options: argparse.Namespace, arm: Arm) -> N
             while not watching.done():
                 sample = Sample(sent=time.monotonic() - began, live=number % 2 == 1)
                 arm.samples.append(sample)
-                tasks.create_task(_ask(http, urls["gateway"], sample, number, options))
+                tasks.create_task(_ask(http, urls["gateway"], sample, number, options, began))
                 number += 1
                 # the time of a request does not depend on how long the ones before took
                 await asyncio.wait({watching}, timeout=max(0.0, began + number / options.rate - time.monotonic()))
 
 
-async def _ask(http: httpx.AsyncClient, gateway: str, sample: Sample, number: int, options: argparse.Namespace) -> None:
+async def _ask(
+    http: httpx.AsyncClient,
+    gateway: str,
+    sample: Sample,
+    number: int,
+    options: argparse.Namespace,
+    load_began: float,
+) -> None:
     body = {
         "model": "policy",
         "messages": [{"role": "user", "content": f"Question {number}: what do you think of the number {number * 7}?"}],
@@ -111,8 +141,8 @@ async def _ask(http: httpx.AsyncClient, gateway: str, sample: Sample, number: in
                     finish = "error"
                     break
                 now = time.monotonic()
-                if chunks:
-                    sample.longest_gap = max(sample.longest_gap, now - last)
+                if chunks and now - last > sample.gap[1] - sample.gap[0]:
+                    sample.gap = (last - load_began, now - load_began)
                 last, chunks = now, chunks + 1
                 finish = next((one["finish_reason"] for one in chunk["choices"] if one["finish_reason"]), finish)
         sample.ended = "served" if finish in ("stop", "length") else "aborted"
@@ -151,8 +181,8 @@ async def _watch(http: httpx.AsyncClient, server: str, arm: Arm, steps: int, beg
 
 
 @contextmanager
-def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generator[dict[str, str]]:
-    """:func:`benchmarks.processes.up` under one mode."""
+def _up(arm: Arm, options: argparse.Namespace, folder: Path) -> Generator[dict[str, str]]:
+    """:func:`benchmarks.processes.up` as ``arm`` is to run."""
     job = {
         "model": str(options.model),
         "batch_size": GROUPS,
@@ -160,9 +190,10 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
         "max_prompt_length": 256,
         "max_response_length": options.tokens,
         "lr": 1e-6,
-        "serving": mode,
+        "serving": arm.mode,
     }
-    with up(folder, job, {"claim_wait_seconds": ANSWER_SECONDS}, HOOKS) as urls:
+    gateway = {"claim_wait_seconds": ANSWER_SECONDS, "when_batch_waits": arm.when_batch_waits}
+    with up(folder, job, gateway, HOOKS) as urls:
         yield urls
 
 
@@ -170,19 +201,23 @@ def _up(mode: ServingMode, options: argparse.Namespace, folder: Path) -> Generat
 
 
 def summary(arms: list[Arm]) -> dict[str, Any]:
-    """The figures of all runs of one mode; latencies in seconds."""
+    """The figures of all runs of one kind; latencies in seconds."""
     busy = [one for arm in arms for one in arm.samples if _within(arm.computed, one.sent)]
     idle = [one for arm in arms for one in arm.samples if not _within(arm.computed, one.sent)]
     everything = busy + idle
     hourly = [arm.steps / arm.seconds * 3600 for arm in arms]
+    stalls = [stall for arm in arms for stall in arm.stalls()]
     return {
         "requests": len(everything),
         "ended": dict(Counter(one.ended for one in everything)),
         "untrained": dict(Counter(one.untrained for one in everything if one.untrained)),
+        "latency": _quantiles(everything),
         "latency_while_a_step_is_computed": _quantiles(busy),
         "latency_while_none_is": _quantiles(idle),
-        "longest_stall": max((one.longest_gap for one in everything if one.live), default=0.0),
-        "longest_transfer": max((end - begin for arm in arms for begin, end in arm.transferred), default=0.0),
+        "syncs_under_live_answers": len(stalls),
+        "stall": _spread([stall for stall, _ in stalls]),
+        "transfer": _spread([transfer for _, transfer in stalls]),
+        "stall_beyond_transfer": _spread([stall - transfer for stall, transfer in stalls]),
         "steps": [arm.steps for arm in arms],
         "steps_per_hour": statistics.median(hourly),
     }
@@ -190,6 +225,10 @@ def summary(arms: list[Arm]) -> dict[str, Any]:
 
 def _within(spans: list[tuple[float, float]], moment: float) -> bool:
     return any(begin <= moment < end for begin, end in spans)
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(seconds), "most": max(seconds)} if seconds else {}
 
 
 def _quantiles(samples: list[Sample]) -> dict[str, float]:
@@ -212,7 +251,7 @@ def plot(arms: list[Arm], path: Path) -> None:
         for begin, end in arm.computed:
             axis.axvspan(begin, end, color="#dddddd")
         axis.scatter([one.sent for one in arm.samples], [one.seconds for one in arm.samples], s=6, color="#4c78a8")
-        axis.set_title(arm.mode, fontsize="medium")
+        axis.set_title(arm.name, fontsize="medium")
         axis.set_ylabel("latency, s")
         axis.set_ylim(bottom=0)
     axes[-1][0].set_xlabel("request sent, s (grey: a step is computed)")
@@ -227,6 +266,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
     parser.add_argument("--tokens", type=int, default=48, help="longest answer")
     parser.add_argument("--only", choices=MODES, nargs="+", default=MODES)
+    parser.add_argument("--when-batch-waits", choices=get_args(WhenBatchWaits), nargs="+", default=["best"])
     parser.add_argument("--json", type=Path, help="write the report, with all samples, there")
     parser.add_argument("--plot", type=Path, help="draw all latencies there")
 
@@ -239,21 +279,28 @@ def run(options: argparse.Namespace) -> None:
 
             options.model = tiny_model.build(Path(place) / "tiny")
         for number in range(options.rounds):
-            for mode in options.only:
-                print(f"round {number + 1}: {mode}", file=sys.stderr, flush=True)
-                arms.append(arm := Arm(mode))
-                with _up(mode, options, Path(place) / f"{number}-{mode}") as urls:
+            for mode, waits in itertools.product(options.only, options.when_batch_waits):
+                arms.append(arm := Arm(mode, waits))
+                print(f"round {number + 1}: {arm.name}", file=sys.stderr, flush=True)
+                with _up(arm, options, Path(place) / f"{number}-{mode}-{waits}") as urls:
                     asyncio.run(load(urls, options, arm))
-    modes = {mode: summary([arm for arm in arms if arm.mode == mode]) for mode in options.only}
+    names = list(dict.fromkeys(arm.name for arm in arms))
+    kinds = {name: summary([arm for arm in arms if arm.name == name]) for name in names}
     report: dict[str, Any] = {
         "model": str(options.model),
         "rate": options.rate,
         "tokens": options.tokens,
         "load": os.getloadavg()[0],
-        "modes": modes,
+        "kinds": kinds,
+        # of the first kind to each other one
+        "ratios": {
+            name: {
+                "steps_per_hour": kinds[names[0]]["steps_per_hour"] / kinds[name]["steps_per_hour"],
+                "p50": kinds[names[0]]["latency"]["p50"] / kinds[name]["latency"]["p50"],
+            }
+            for name in names[1:]
+        },
     }
-    if set(modes) == set(MODES):
-        report["steps_per_hour_ratio"] = modes["always"]["steps_per_hour"] / modes["between_steps"]["steps_per_hour"]
     print(json.dumps(report, indent=2))
     if options.json is not None:
         options.json.write_text(json.dumps(report | {"runs": [asdict(arm) for arm in arms]}) + "\n")
