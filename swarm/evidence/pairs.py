@@ -72,6 +72,12 @@ class GateRules(_Evidence):
         default=None,
         description="guard: so many times the incumbent's latency; null: none, for shadow work waits for users",
     )
+    max_p95_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="guard: the time within which at least 95 % of the challenger's requests are answered; null: none",
+    )
     max_rating_drop: float = Field(
         default=0.2,
         ge=0,

@@ -25,7 +25,9 @@ from swarm.types import Model
 #: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
 Finding = Literal["better", "not_worse", "worse", "undecided"]
 REWARD = "reward"
-_GUARDS = ("errors", "refusals", "length", "latency")
+_GUARDS = ("errors", "refusals", "length", "latency", "p95_seconds")
+#: the share of requests that may take longer than ``max_p95_seconds``
+_SLOWEST = 0.05
 #: chance that a ratio of the sides which is as meant counts as another one
 MISMATCH = 0.001
 #: what a guard that is proven worse says
@@ -34,6 +36,7 @@ _MORE = {
     "refusals": "more refusals",
     "length": "longer",
     "latency": "slower",
+    "p95_seconds": "slower",
     "rating_drop": "rated lower",
 }
 RATING_DROP = "rating_drop"
@@ -146,6 +149,7 @@ class PairedEvidence:
             "refusals": rules.max_refusals,
             "length": _relative(rules.max_length),
             "latency": _relative(rules.max_latency),
+            "p95_seconds": None if rules.max_p95_seconds is None else _SLOWEST,
         }
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
         self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
@@ -171,7 +175,7 @@ class PairedEvidence:
         self._pairs[pair.suite] += 1
         self.sides.add(*pair.begun)
         for name, wealth in self._guards.items() if not pair.suite else ():
-            if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent)) is not None:
+            if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent, self.terms.rules)) is not None:
                 wealth.add(value)
         difference = pair.difference
         if difference is not None and pair.suite in self._rewards:
@@ -337,12 +341,20 @@ def _answered(ours: SideResult, theirs: SideResult) -> bool:
     return ours.failed < 1 and theirs.failed < 1
 
 
+def _slow(ours: SideResult, rules: GateRules) -> float | None:
+    if ours.failed == 1 or ours.latency_seconds is None or rules.max_p95_seconds is None:
+        return None
+    return float(ours.latency_seconds > rules.max_p95_seconds)
+
+
 #: of each guard's pair, in [-1, 1], above zero where the challenger is worse; ``None``: this pair says nothing of it
-_DIFFERENCES: dict[str, Callable[[SideResult, SideResult], float | None]] = {
-    "errors": lambda ours, theirs: ours.failed - theirs.failed,
-    "refusals": lambda ours, theirs: ours.refused - theirs.refused if _answered(ours, theirs) else None,
-    "length": lambda ours, theirs: _amounts(ours.characters, theirs.characters) if _answered(ours, theirs) else None,
-    "latency": lambda ours, theirs: (
+_DIFFERENCES: dict[str, Callable[[SideResult, SideResult, GateRules], float | None]] = {
+    "errors": lambda ours, theirs, _: ours.failed - theirs.failed,
+    "refusals": lambda ours, theirs, _: ours.refused - theirs.refused if _answered(ours, theirs) else None,
+    "length": lambda ours, theirs, _: _amounts(ours.characters, theirs.characters) if _answered(ours, theirs) else None,
+    "latency": lambda ours, theirs, _: (
         _amounts(ours.latency_seconds, theirs.latency_seconds) if _answered(ours, theirs) else None
     ),
+    # the mean of "took longer than the bound" is above 5 % just where the 95th percentile is above the bound
+    "p95_seconds": lambda ours, _, rules: _slow(ours, rules),
 }

@@ -123,6 +123,24 @@ def test_a_guard_that_is_proven_worse_stops_a_better_challenger(
     assert not verdict([pair(0.8, terms=terms, challenger=theirs, incumbent=ours) for _ in range(150)], terms).guards
 
 
+def test_the_slowest_twentieth_of_the_requests_is_guarded_by_a_time() -> None:
+    terms = TERMS.model_copy(update={"rules": GateRules(max_p95_seconds=2)})
+
+    def found(slow: int, failed: int = 0) -> Verdict:
+        """Of 400 requests."""
+        fine = [pair(0.8, terms=terms, challenger={"latency_seconds": 2}) for _ in range(400 - slow - failed)]
+        late = [pair(0.8, terms=terms, challenger={"latency_seconds": 9}) for _ in range(slow)]
+        lost = [pair(None, terms=terms, challenger={"failed": 1.0, "latency_seconds": 9}) for _ in range(failed)]
+        return verdict([*fine, *late, *lost], terms)
+
+    worse = found(slow=60)
+    assert (worse.finding, worse.guards) == ("worse", ("p95_seconds",))
+    assert worse.sentence.endswith("slower than max_p95_seconds 2 allows")
+    assert not found(slow=20).guards and found(slow=20).promotable
+    # what failed is an error, and not slow as well
+    assert found(slow=0, failed=60).guards == ("errors",)
+
+
 def test_what_was_not_judged_counts_for_nobody_and_holds_back() -> None:
     judged = [pair(0.8) for _ in range(100)]
     found = verdict([*judged, *(pair(None, challenger={"failed": 0.0}) for _ in range(3))])
