@@ -118,14 +118,41 @@ def hold(folder: Path, held: Mapping[int, str]) -> None:
     replace_file(folder / _HELD, json.dumps({str(step): why for step, why in held.items()}).encode())
 
 
-def why_kept(folder: Path) -> dict[int, list[str]]:
-    """The checkpoints in ``folder``, in their order, and what keeps each of them."""
+def surplus(folder: Path, keep: int, keep_gb: float | None, *, coming: bool = False) -> list[int]:
+    """The steps whose checkpoints are to go, in their order: neither among the ``keep`` latest, nor the best, nor held;
+    and beyond ``keep_gb`` GB the oldest of the latest too, but for the very latest.
+
+    Args:
+        coming: one more as large as the latest is about to come.
+    """
+    steps = kept_steps(folder)
+    if not steps:
+        return []
+    latest = steps[-1]
+    stay = {best_step(folder), *held_steps(folder), *(() if coming else (latest,))}
+    numbered = [*steps, latest + 1] if coming else steps
+    kept = [step for step in steps if step in stay or step in numbered[-keep:]]
+    if keep_gb is not None:
+        sizes = {step: size_of(checkpoint(folder, step)) for step in steps}
+        total = sum(sizes[step] for step in kept) + (sizes[latest] if coming else 0)
+        for step in [step for step in kept if step not in stay]:
+            if total > keep_gb * 1e9:
+                kept.remove(step)
+                total -= sizes[step]
+    return [step for step in steps if step not in kept]
+
+
+def why_kept(folder: Path, keep: int, keep_gb: float | None = None) -> dict[int, list[str]]:
+    """The checkpoints in ``folder``, in their order, and what keeps each of them; which ones the next one replaces, by
+    the rules of :func:`surplus`."""
     steps, held = kept_steps(folder), held_steps(folder)
+    going = surplus(folder, keep, keep_gb, coming=True)
     return {
         step: [
             *(["the run goes on from it"] if step == latest_step(folder) else []),
             *(["the best"] if step == best_step(folder) else []),
             *([held[step]] if step in held else []),
+            *(["goes once the next one is written"] if step in going else []),
         ]
         for step in steps
     }

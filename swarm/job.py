@@ -166,6 +166,12 @@ class TrainJob(Model):
         ge=1,
         description="how many of the latest; the best one and those promoted or pinned stay beside them",
     )
+    keep_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="disk budget of all checkpoints, in GB: beyond it the oldest of the latest go too. The very "
+        "latest, the best and those promoted or pinned stay, and one more comes beside them while it is written",
+    )
     checkpoint_dir: str | None = Field(default=None, description="default: inside the run folder")
     resume: bool = Field(
         default=False, description="go on from the last checkpoint; `up` and `train` see to that by themselves"

@@ -18,15 +18,14 @@ from swarm.checkpoints import (
     LATEST,
     NOTE,
     STEP,
-    best_step,
     check_kept,
     checkpoint,
-    held_steps,
     kept_steps,
     latest_step,
     remove,
     score_of,
     size_of,
+    surplus,
 )
 from swarm.files import flush
 
@@ -50,11 +49,12 @@ class Checkpoints:
         folder: holds them.
         keep: how many of the latest are kept; the best one and those that are held are kept beside them.
         model: path of the model, to estimate the size of the first checkpoint.
+        keep_gb: what all of them may take, in GB, see :func:`swarm.checkpoints.surplus`.
     """
 
-    def __init__(self, folder: Path, keep: int, model: Path) -> None:
+    def __init__(self, folder: Path, keep: int, model: Path, keep_gb: float | None = None) -> None:
         self._folder = folder
-        self._keep = keep
+        self._keep, self._keep_gb = keep, keep_gb
         self._model = model
         self._rewards: list[float] = []
         #: the step of the last attempt, and whether it found no room
@@ -143,13 +143,10 @@ class Checkpoints:
         return full or shutil.disk_usage(self._folder).free < _FULL
 
     def _prune(self) -> None:
-        steps = kept_steps(self._folder)
-        kept = {*steps[-self._keep :], best_step(self._folder), *held_steps(self._folder)}
-        for step in steps:
-            if step not in kept:
-                # what cannot be removed now is tried again after the next one
-                with contextlib.suppress(OSError):
-                    remove(self._folder, step)
+        for step in surplus(self._folder, self._keep, self._keep_gb):
+            # what cannot be removed now is tried again after the next one
+            with contextlib.suppress(OSError):
+                remove(self._folder, step)
 
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):

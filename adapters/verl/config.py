@@ -79,7 +79,7 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
     # our own keys, which trainer and worker read
-    values["trainer.keep_checkpoints"] = job.keep_checkpoints
+    values["trainer.keep_checkpoints"], values["trainer.keep_gb"] = job.keep_checkpoints, job.keep_gb
     values["trainer.sampling"] = job.sampling
     values["actor_rollout_ref.shared_prefixes"] = _shares_prefixes(job, device)
     if job.serving == "always":

@@ -59,7 +59,9 @@ class SwarmTrainer(PPOTrainerSync):
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
         trainer, model = config.trainer, config.actor_rollout_ref.model.path
-        self._checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model))
+        self._checkpoints = Checkpoints(
+            Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model), trainer.keep_gb
+        )
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)
         self._syncs_adapter = syncs_adapter(config)

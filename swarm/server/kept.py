@@ -36,12 +36,15 @@ class KeptVersions:
 
     def __init__(self, run_dir: Path) -> None:
         self._journal = run_dir / "journal.db"
-        job, _ = latest_job(self._journal)
-        self.folder = checkpoint_folder(job, run_dir)
+        self._job, _ = latest_job(self._journal)
+        self.folder = checkpoint_folder(self._job, run_dir)
 
     def all(self) -> list[KeptVersion]:
         """In the order of their steps."""
-        return [self._version(step, why) for step, why in why_kept(self.folder).items()]
+        return [
+            self._version(step, why)
+            for step, why in why_kept(self.folder, self._job.keep_checkpoints, self._job.keep_gb).items()
+        ]
 
     def record(self, step: int) -> PolicyRecord:
         """What made the version of ``step``, which is kept or was trained.

@@ -52,6 +52,23 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["global_step_7", LATEST]
 
 
+def test_a_disk_budget_takes_the_oldest_of_the_latest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path, keep_gb=3.5e-4)
+    for step, reward in ((1, 0.9), (2, 0.1), (3, 0.2)):
+        write(checkpoints, step, reward, size=100_000)
+    assert kept_steps(tmp_path) == [1, 2, 3]
+    going = [step for step, why in why_kept(tmp_path, 4, 3.5e-4).items() if "goes once the next one is written" in why]
+    assert going == [2]
+    write(checkpoints, 4, 0.3, size=100_000)
+    assert kept_steps(tmp_path) == [1, 3, 4], "the best stays"
+    # what must stay goes beyond the budget
+    hold(tmp_path, {3: "promoted on chat", 4: "pinned on chat"})
+    write(checkpoints, 5, 0.4, size=100_000)
+    assert kept_steps(tmp_path) == [1, 3, 4, 5]
+    write(checkpoints, 6, 0.4, size=100_000)
+    assert kept_steps(tmp_path) == [1, 3, 4, 6]
+
+
 def test_what_is_held_stays_until_it_is_let_go(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1, tmp_path)
     write(checkpoints, 1, 0.1)
@@ -61,7 +78,12 @@ def test_what_is_held_stays_until_it_is_let_go(tmp_path: Path) -> None:
     for step, reward in ((3, 0.9), (4, 0.3), (5, 0.4)):
         write(checkpoints, step, reward)
     assert kept_steps(tmp_path) == [2, 3, 5]
-    assert why_kept(tmp_path) == {2: ["promoted on chat"], 3: ["the best"], 5: ["the run goes on from it"]}
+    goes = "goes once the next one is written"
+    assert why_kept(tmp_path, 1) == {
+        2: ["promoted on chat"],
+        3: ["the best"],
+        5: ["the run goes on from it", goes],
+    }
     hold(tmp_path, {})
     write(checkpoints, 6, 0.4)
     assert names(tmp_path) == ["global_step_3", "global_step_6", "held.json", LATEST], "nothing of a killed removal"
