@@ -70,7 +70,7 @@ async def check_sides(client: httpx.AsyncClient, ready: RolloutReady, sides: Map
         )
         for side, folder in sides.items():
             calls = [answer for (of, _), answer in zip(asked, answers, strict=True) if of == side]
-            far = off(calls, folder)
+            far = await asyncio.to_thread(off, calls, folder)
             print(f"{len(calls)} answers of {'the newest' if side is None else side} in a mixed batch are off by {far}")
             assert far < 1e-3
 
@@ -96,7 +96,7 @@ async def check_a_kept_version_outlives_a_sync(
     following = await trained(engine, client, ready)
     done.set()
     await asyncio.gather(*users)
-    assert off(calls, folder) < 1e-3
+    assert await asyncio.to_thread(off, calls, folder) < 1e-3
     return following
 
 
@@ -114,8 +114,9 @@ async def cached(client: httpx.AsyncClient, ready: RolloutReady) -> int:
     return answer.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def write_adapter(run_dir: Path, step: int, job: TrainJob, version: int) -> None:
-    with exported(run_dir / "checkpoints" / f"global_step_{step}", adapter_folder(run_dir, version), job.model):
+def write(checkpoint: Path, folder: Path, job: TrainJob, *, merged: bool = False) -> None:
+    """Beside the event loop: the engine takes a server that is silent for gone."""
+    with exported(checkpoint, folder, job.model, merged=merged):
         pass
 
 
@@ -131,23 +132,26 @@ async def test_a_kept_version_answers_beside_the_newest(tmp_path: Path, client: 
         overrides={"+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_prompt_tokens_details": True},
     )
 
-    def merged(step: int) -> Path:
+    async def merged(step: int) -> Path:
         folder = tmp_path / f"merged-{step}"
         if not folder.exists():
-            with exported(run_dir / "checkpoints" / f"global_step_{step}", folder, str(model), merged=True):
-                pass
+            await asyncio.to_thread(write, run_dir / "checkpoints" / f"global_step_{step}", folder, job, merged=True)
         return folder
+
+    async def keep(step: int, version: int) -> None:
+        checkpoint = run_dir / "checkpoints" / f"global_step_{step}"
+        await asyncio.to_thread(write, checkpoint, adapter_folder(run_dir, version), job)
 
     async with EngineProcess(job, run_dir) as engine:
         ready = await trained(engine, client, await engine.expect(RolloutReady, BOOT_TIMEOUT))
         assert "cannot be loaded" in await refused(client, ready, KEPT)
-        write_adapter(run_dir, KEPT, job, KEPT)
-        first = merged(KEPT)
+        await keep(KEPT, KEPT)
+        first = await merged(KEPT)
         sides: dict[int | None, Path] = {KEPT: first, BASE: model}
         await check_sides(client, ready, {**sides, None: first})
         for step in (2, 3):
             ready = await trained(engine, client, ready)
-            newest = merged(step)
+            newest = await merged(step)
             assert distance(reference_logprobs(newest), reference_logprobs(first)) > 1e-2
             await check_sides(client, ready, {**sides, None: newest})
         assert min([await cached(client, of) for of in (ready, asked_for(ready, KEPT), asked_for(ready, BASE))]) > 0
@@ -159,15 +163,15 @@ async def test_a_kept_version_answers_beside_the_newest(tmp_path: Path, client: 
         assert "cannot be loaded" in await refused(client, ready, 7)
         # two more, so that the one that was asked for least lately goes and comes back
         for step in (2, 3):
-            write_adapter(run_dir, step, job, step)
-            await check_sides(client, ready, {step: merged(step), None: merged(4)})
+            await keep(step, step)
+            await check_sides(client, ready, {step: await merged(step), None: await merged(4)})
         # other weights under its number
         shutil.rmtree(adapter_folder(run_dir, KEPT))
-        write_adapter(run_dir, 2, job, KEPT)
-        await check_sides(client, ready, {KEPT: merged(2), None: merged(4)})
+        await keep(2, KEPT)
+        await check_sides(client, ready, {KEPT: await merged(2), None: await merged(4)})
         assert distance(await served_logprobs(client, asked_for(ready, KEPT)), reference_logprobs(first)) > 1e-2
 
     async with EngineProcess(job.model_copy(update={"resume": True}), run_dir) as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         assert ready.policy_version == 4
-        await check_sides(client, ready, {KEPT: merged(2), BASE: model, None: merged(4)})
+        await check_sides(client, ready, {KEPT: await merged(2), BASE: model, None: await merged(4)})
