@@ -10,6 +10,7 @@
 * ``judging``: what judgements by keyboard on the page teach, against controls.
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
+* ``lora``: an adapter against all weights, and its versions side by side in one engine, with the real verl and vLLM.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``policies``: which degraded and which healthy policies the gate lets pass, with the real engine.
 * ``watch``: whether the watch over training sees a collapse in time, with the real verl and vLLM.
@@ -31,6 +32,7 @@ from benchmarks import (
     judging,
     lifecycle,
     loop,
+    lora,
     overhead,
     policies,
     redaction,
@@ -52,6 +54,7 @@ BENCHMARKS = {
     "judging": judging,
     "study": study,
     "loop": loop,
+    "lora": lora,
     "gate": gate,
     "policies": policies,
     "training": training,

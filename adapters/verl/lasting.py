@@ -6,6 +6,7 @@ its device in the same place again. Imported by whoever starts vLLM: it imports 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -14,10 +15,35 @@ import ray
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from adapters.verl.lora import ADAPTERS, ROOM
 from adapters.verl.replicas import FIRST_SERVER, VllmDiedError, check_serving, has_server
 
 
-class LastingReplica(vLLMReplica):
+class SwarmVllmServer(vLLMHttpServer):
+    """verl's server of vLLM, where a batch may hold an adapter of a kept version beside the newest."""
+
+    async def run_server(self, args: argparse.Namespace) -> None:
+        await super().run_server(_with_kept_adapters(args))
+
+    async def run_headless(self, args: argparse.Namespace) -> None:
+        await super().run_headless(_with_kept_adapters(args))
+
+
+def _with_kept_adapters(args: argparse.Namespace) -> argparse.Namespace:
+    if args.enable_lora:
+        args.max_loras, args.max_cpu_loras = ADAPTERS, ROOM
+    return args
+
+
+class SwarmReplica(vLLMReplica):
+    """A replica whose servers are ours."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(SwarmVllmServer)
+
+
+class LastingReplica(SwarmReplica):
     """A replica of one server.
 
     Attributes:
@@ -30,7 +56,7 @@ class LastingReplica(vLLMReplica):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(lifetime="detached")(vLLMHttpServer)
+        self.server_class = ray.remote(lifetime="detached")(SwarmVllmServer)
 
     async def launch_servers(self) -> None:
         """Start the server, or take over the one that was started early or serves."""

@@ -1,8 +1,8 @@
 """An adapter (LoRA) in place of all weights: what a job implies for verl, and which adapter vLLM's HTTP server samples
 with.
 
-Invariant: once weights were synced, every request over HTTP is sampled with the adapter that came last, and what vLLM
-keeps of a prompt is of one version.
+Invariant: once weights were synced, every request over HTTP is sampled with the adapter that came last, unless the
+swarm server names a kept version: then with that one's, or not at all. What vLLM keeps of a prompt is of one version.
 
 verl gives its adapter to its own calls of vLLM alone; a request over HTTP would be answered by the base model. It loads
 each version into vLLM under the same number, and vLLM keeps the keys and values of a prompt by the adapter's name, so
@@ -12,9 +12,23 @@ table in which it looks up the adapter of a request.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from swarm.job import TrainJob
+from swarm.kept_adapters import BASE, adapter_folder, kept_version
+
+logger = logging.getLogger(__name__)
+
+#: Adapters that a batch of vLLM may hold: the newest, and one of a kept version.
+ADAPTERS = 2
+#: Kept versions in memory: the incumbent of a route, and the one before it until its last answers have ended.
+MOST_KEPT = 2
+#: More than are ever in memory: what vLLM drops by itself may be the newest, which it cannot read again.
+ROOM = 8
 
 MODEL = "actor_rollout_ref.model"
 
@@ -37,29 +51,61 @@ def syncs_adapter(config: Any) -> bool:
     return model.lora_rank > 0 and not model.lora.merge
 
 
+class _Kept(NamedTuple):
+    """The adapter of a kept version in vLLM, and the inode and time of the file that it was read from."""
+
+    request: Any
+    file: tuple[int, int]
+
+
 class PolicyAdapter:
-    """The adapter that requests are sampled with in a process that serves vLLM, for as long as that lives.
+    """The adapters that requests are sampled with in a process that serves vLLM, for as long as that lives.
 
     Args:
-        serving: vLLM's class whose ``_maybe_get_adapters`` looks up the adapter of a request; it is replaced.
+        serving: vLLM's class, whose ``_maybe_get_adapters`` looks up the adapter of a request and is replaced, and
+            whose ``_check_model`` is wrapped.
+        engine: vLLM's.
+        run_dir: has the adapters of kept versions.
     """
 
-    def __init__(self, serving: Any) -> None:
+    def __init__(self, serving: Any, engine: Any, run_dir: Path) -> None:
         # until the first sync vLLM has none, and the base model is the policy
         self._request: Any = None
         self._changes = 0
+        self._engine = engine
+        self._run_dir = run_dir
+        self._kept: dict[int, _Kept] = {}
+        self._loads = 0
+        self._loading = asyncio.Lock()
+        check = serving._check_model
 
-        def adapter(*_: Any, **__: Any) -> Any:
-            return self._request
+        async def check_model(serving: Any, request: Any) -> Any:
+            if (version := kept_version(request.model)) is None:
+                return await check(serving, request)
+            try:
+                await self._load(version)
+            except Exception as exc:  # whatever vLLM raises: this request is refused, and no other
+                # what it says may name folders, and callers read this
+                logger.warning("the adapter of the kept version %s cannot be loaded", version, exc_info=True)
+                message = f"its adapter cannot be loaded ({type(exc).__name__}, see the engine's log)"
+                return serving.create_error_response(message, "NotFoundError", HTTPStatus.NOT_FOUND, "model")
+            return None
 
+        def adapter(_: Any, request: Any, *__: Any, **___: Any) -> Any:
+            version = kept_version(request.model)
+            if version is None:
+                return self._request
+            return None if version == BASE else self._kept[version].request
+
+        serving._check_model = check_model
         serving._maybe_get_adapters = adapter
 
     @classmethod
-    def install(cls) -> PolicyAdapter:
+    def install(cls, engine: Any, run_dir: Path) -> PolicyAdapter:
         """Have the vLLM in this process ask for it."""
         from vllm.entrypoints.serve.engine.serving import BaseServing
 
-        return cls(BaseServing)
+        return cls(BaseServing, engine, run_dir)
 
     def change(self, version: int) -> None:
         """From now on requests get the adapter that verl has loaded, which is of this policy version; those that
@@ -70,3 +116,39 @@ class PolicyAdapter:
         # a trainer that goes back to a checkpoint trains its versions again, with other weights
         self._changes += 1
         self._request = LoRARequest(f"policy@{version}.{self._changes}", VLLM_LORA_INT_ID, VLLM_LORA_PATH)
+
+    async def _load(self, version: int) -> None:
+        """Have vLLM hold the adapter of a kept version as it is on disk now; whatever is wrong with it is raised."""
+        if version == BASE:
+            return
+        async with self._loading:
+            folder = adapter_folder(self._run_dir, version)
+            stat = (folder / "adapter_model.safetensors").stat()
+            file, loaded = (stat.st_ino, stat.st_mtime_ns), self._kept.get(version)
+            if loaded is not None and loaded.file == file:
+                # the last that was asked for is the last to go
+                self._kept[version] = self._kept.pop(version)
+                return
+            if loaded is not None:
+                await self._forget(version)
+            elif len(self._kept) == MOST_KEPT:
+                await self._forget(next(iter(self._kept)))
+            self._kept[version] = _Kept(await self._added(version, folder), file)
+
+    async def _added(self, version: int, folder: Path) -> Any:
+        from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
+        from vllm.lora.request import LoRARequest
+
+        self._loads += 1
+        request = LoRARequest(f"kept@{version}.{self._loads}", VLLM_LORA_INT_ID + self._loads, str(folder))
+        await self._engine.add_lora(request)
+        return request
+
+    async def _forget(self, version: int) -> None:
+        """Have vLLM drop an adapter; while an answer is sampled with it, vLLM would read its file again, or die."""
+        request = self._kept[version].request
+        running = list(self._engine.output_processor.request_states.values())
+        if any(state.lora_name == request.lora_name for state in running):
+            raise RuntimeError(f"the version {version} still answers")
+        del self._kept[version]
+        await self._engine.remove_lora(request.lora_int_id)

@@ -11,6 +11,8 @@ import asyncio
 import collections
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -126,16 +128,17 @@ class VllmServers:
 
     Args:
         manager: verl's ``LLMServerManager``, which has started them.
+        run_dir: folder of the run, which has the adapters of kept versions.
     """
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, run_dir: Path) -> None:
         #: ``host:port`` of each replica's OpenAI server
         self.addresses: list[str] = list(manager.server_addresses)
         self._handles = list(manager.server_handles)
         self._on_servers(_remember_ended)
         # verl's router for its own agent loops; the swarm server routes. It would hold 0.8 GB with its imports.
         ray.kill(manager.global_load_balancer)
-        self._on_servers(_install)
+        self._on_servers(partial(_install, run_dir=run_dir.resolve()))
 
     def policy_version(self) -> int:
         """The training step whose weights all replicas have.
@@ -186,11 +189,11 @@ class VllmServers:
         return ray.get([handle.__ray_call__.remote(work) for handle in self._handles], timeout=CALL_TIMEOUT)
 
 
-def _install(server: Any) -> None:
+def _install(server: Any, run_dir: Path) -> None:
     # a server that outlived its trainer has them
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()
-        server.swarm_adapter = PolicyAdapter.install() if server.lora_as_adapter else None
+        server.swarm_adapter = PolicyAdapter.install(server.engine, run_dir) if server.lora_as_adapter else None
 
 
 def _change_adapter(server: Any) -> None:

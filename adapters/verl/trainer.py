@@ -104,15 +104,15 @@ class SwarmTrainer(PPOTrainerSync):
     def _replica_class(self) -> type[RolloutReplica]:
         """Of vLLM; verl asks for it when the trainer has its model."""
         # it imports vLLM
-        from adapters.verl.lasting import LastingReplica, vLLMReplica
+        from adapters.verl.lasting import LastingReplica, SwarmReplica
 
         lasts = outlives_trainer(self.config)
         if LastingReplica.early or not (lasts and has_server()):
             self.stage("starting vLLM")
-        return LastingReplica if lasts else vLLMReplica
+        return LastingReplica if lasts else SwarmReplica
 
     def on_init_end(self) -> None:
-        self._replicas = VllmServers(self.llm_server_manager)
+        self._replicas = VllmServers(self.llm_server_manager, self._run_dir)
         self._feed.attach(self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step))
         self.stage("first weight sync", "trainer to vLLM")
         taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())

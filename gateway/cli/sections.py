@@ -17,7 +17,8 @@ from typing import Any
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, read_config, resolve_files
-from gateway.launch.plan import IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
+from gateway.config.takeover import OF_THE_JOB
+from gateway.launch.plan import BesidePlan, IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
 from gateway.launch.successors import read_successors, with_successors
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
@@ -26,6 +27,7 @@ from reward_hooks import load_hooks
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob
+from swarm.kept_adapters import adapter_folder, has_adapter, serves_kept
 from swarm.validation import read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
@@ -97,13 +99,14 @@ def read_plan(path: Path) -> UpPlan:
 
     for settings in (parsed, *parsed.routes):
         suites_of(settings)
-    incumbents, successions = _incumbents(path, plan, parsed)
+    incumbents, successions, beside = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(
         plan,
         gateway_section=gateway,
         incumbents=incumbents,
         successions=successions,
+        beside=beside,
         addresses=addresses,
         file=path.resolve(),
     )
@@ -111,31 +114,50 @@ def read_plan(path: Path) -> UpPlan:
 
 def _incumbents(
     path: Path, plan: UpPlan, gateway: GatewayConfig
-) -> tuple[tuple[IncumbentPlan, ...], tuple[SuccessionPlan, ...]]:
-    """The incumbents that are models, of which routes with the same one share it; and the routes that follow
-    promotions.
+) -> tuple[tuple[IncumbentPlan, ...], tuple[SuccessionPlan, ...], tuple[BesidePlan, ...]]:
+    """The incumbents that are models, of which routes with the same one share it; the routes that follow promotions;
+    and those whose incumbent is answered by the engine of their job.
 
     Raises:
-        ConfigError: a model is not there; says what to do.
+        ConfigError: a model is not there, or that engine cannot answer; says what to do.
     """
     servers = {server.name: server for server in plan.servers}
-    routes, successions = dict[IncumbentPlan, list[str]](), list[SuccessionPlan]()
+    routes, successions, beside = dict[IncumbentPlan, list[str]](), list[SuccessionPlan](), list[BesidePlan]()
     for name, settings in ((ONLY_ROUTE, gateway), *((route.name, route) for route in gateway.routes)):
         if (serve := settings.serve) is None:
             continue
         server, incumbent = servers.get(name, plan.servers[0]), serve.incumbent
         job = server.job
         served = IncumbentPlan("", "", incumbent.port, job.max_prompt_length, job.max_response_length, incumbent.vllm)
+        if incumbent.is_beside:
+            _check_beside(server, name, incumbent.version)
+            folder = adapter_folder(server.run_dir, incumbent.version)
+            beside.append(BesidePlan(name, serve.incumbent_name, folder))
         if incumbent.policy == "promoted":
-            about = server.name, server.run_dir, job.model_name, serve.incumbent_name
-            successions.append(
-                SuccessionPlan(name, *about, served, settings.sample_timeout_seconds, job.lora is not None)
-            )
+            kept = serves_kept(job)
+            about = server.name, server.run_dir, OF_THE_JOB if kept else job.model_name, serve.incumbent_name
+            lora = job.lora is not None, kept
+            successions.append(SuccessionPlan(name, *about, served, settings.sample_timeout_seconds, *lora))
         if incumbent.model is not None:
             resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, path.parent.resolve())
             routes.setdefault(replace(served, model=resolved, name=incumbent.model), []).append(name)
     incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
-    return incumbents, tuple(successions)
+    return incumbents, tuple(successions), tuple(beside)
+
+
+def _check_beside(server: ServerPlan, route: str, version: int) -> None:
+    if not serves_kept(server.job):
+        raise ConfigError(
+            f"the incumbent of the route {route} is a version of the job alone (`policy`), which only an engine can "
+            "answer that trains an adapter (job.lora) and always serves (job.serving: always): else give an upstream "
+            "or a model as well"
+        )
+    if not has_adapter(server.run_dir, version):
+        folder = adapter_folder(server.run_dir, version)
+        raise ConfigError(
+            f"the incumbent of the route {route} is version {version}, which is not in {folder}: write it with "
+            f"`swarm-gateway models export --step {version} --out {folder} --run-dir {server.run_dir}`"
+        )
 
 
 def _check_sections(path: Path, data: dict[str, Any]) -> None:

@@ -40,6 +40,8 @@ _LINES = {
     "rolled_back": "goes back to step {saved} of the run in {run_dir}, which had done {step}{later}",
     "unsaved": "WARNING: {lost}",
     "starting_incumbent": "{name}: booting; its weights take {gigabytes} GB of memory beside the job's   (log: {log})",
+    "beside": "{name} is the incumbent of the route {route}: the engine of the job answers as it, with no vLLM of its "
+    "own; while that engine is away, nobody does",
     "incumbent_restarting": "{name}: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
     "({attempt} of {of}); until then its users get errors in the shadow",
     "incumbent_recovered": "{name}: answers after {seconds:.0f} s",

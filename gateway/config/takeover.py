@@ -40,13 +40,18 @@ class IncumbentUpstream(Model):
         return SecretStr(key)
 
 
+#: What an incumbent is called that is below the adapters of a job, and answered by the job's own engine.
+OF_THE_JOB = "the job's model"
+
+
 def name_of_version(name: str, version: int) -> str:
     """What stages call an incumbent that is a version of the job: the same wherever it is served."""
     return f"{name}, version {version}"[:MAX_NAME]
 
 
 class Incumbent(Model):
-    """Who answers the users: another server, or a model that ``up`` serves."""
+    """Who answers the users: another server, a model that ``up`` serves, or the job's own engine with a kept version
+    beside the newest (``policy`` alone)."""
 
     upstream: IncumbentUpstream | None = Field(default=None, description="another server, such as a vendor's API")
     model: str | None = Field(
@@ -55,11 +60,12 @@ class Incumbent(Model):
         description="instead: a model, as in `job.model`, such as a folder of `models export`; `up` serves it by a "
         "vLLM of its own",
     )
-    policy: Literal["promoted"] | Annotated[int, Field(ge=1)] | None = Field(
+    policy: Literal["promoted"] | Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="promoted: once a challenger is live and proven there, it becomes the next incumbent, which `up` "
-        "serves by a vLLM of its own, and the newest weights challenge it; a number: the model is this version of the "
-        "job, with which it is not compared; null: the incumbent stays",
+        "serves, and the newest weights challenge it; a number: the model is this version of the job, with which it is "
+        "not compared; null: the incumbent stays. Without an upstream and a model (LoRA): the job's own engine answers "
+        "as this version, with 0 or promoted as the model below the adapter",
     )
     port: int = Field(default=8001, ge=1, le=65535, description="of that vLLM, on 127.0.0.1")
     vllm: tuple[str, ...] = Field(
@@ -68,12 +74,14 @@ class Incumbent(Model):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if (self.upstream is None) == (self.model is None):
+        both = self.upstream is not None and self.model is not None
+        if both or (self.is_beside and self.policy is None):
             raise ValueError(
                 "an incumbent is an upstream (base_url, ...) or a model: give one of them; a kept version is a model "
-                "once it is written as a folder (`swarm-gateway models export`), and `policy: promoted` needs one that "
-                "answers until a challenger is promoted"
+                "once it is written as a folder (`swarm-gateway models export`); with job.lora `policy` alone is enough"
             )
+        if self.policy == 0 and not self.is_beside:
+            raise ValueError("policy: 0 is the model below a job's adapter: leave out upstream and model")
         return self
 
     @property
@@ -82,8 +90,15 @@ class Incumbent(Model):
         return self.policy if isinstance(self.policy, int) else 0
 
     @property
+    def is_beside(self) -> bool:
+        """Whether the job's own engine answers as it, beside the newest version."""
+        return self.upstream is None and self.model is None
+
+    @property
     def server(self) -> IncumbentUpstream:
-        """Where it answers."""
+        """Where it answers; the address of one that :attr:`is_beside` is below that of the swarm server."""
+        if self.is_beside:
+            return IncumbentUpstream(base_url=f"http://swarm/kept/{self.version}/v1", model=OF_THE_JOB)
         return self.upstream or IncumbentUpstream(base_url=f"http://127.0.0.1:{self.port}/v1", model=self.model)
 
 
@@ -185,6 +200,8 @@ class ServeConfig(Model):
         upstream = self.incumbent.server
         # a name may hold a lone surrogate, which no JSON can carry
         name = (upstream.model or "the model asked for").encode(errors="replace").decode()
+        if self.incumbent.is_beside and not self.incumbent.version:
+            return name
         if self.incumbent.version:
             return name_of_version(name, self.incumbent.version)
         address = urlsplit(upstream.base_url).netloc.rpartition("@")[2]

@@ -22,13 +22,14 @@ from typing import Any
 
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
-from gateway.launch.servers import LastingProcess, ended
+from gateway.launch.servers import LastingProcess, ended, is_free
 from gateway.launch.successors import Successor, read_successors, with_successors, write_successors
 from gateway.launch.watch import OnEvent, UpFailedError
-from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.evidence.stages import ServingStage
-from swarm.http.serve import bind, free_port
+from swarm.http.serve import free_port
 from swarm.importer import python_path
+from swarm.kept_adapters import INCUMBENTS
 
 _GRACE = 10.0
 #: Seconds between two looks at the stages.
@@ -95,15 +96,23 @@ class Incumbents:
 
     Args:
         plan: its incumbents, and the routes that follow promotions.
-        on_event: called with ``starting_incumbent``, ``succeeding``, ``succeeded``, ``warning``, and the events of
-            :class:`LastingProcess`.
+        on_event: called with ``starting_incumbent``, ``beside``, ``succeeding``, ``succeeded``, ``warning``, and the
+            events of :class:`LastingProcess`.
         reload: lets the gateway read its settings anew.
+        check_answers: has the engine of the job of that name answer with a kept version, or raises why it does not.
     """
 
-    def __init__(self, plan: UpPlan, on_event: OnEvent, reload: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: UpPlan,
+        on_event: OnEvent,
+        reload: Callable[[], None],
+        check_answers: Callable[[str, int], None],
+    ) -> None:
         self._plan = plan
         self._tell = on_event
         self._reload = reload
+        self._check_answers = check_answers
         self._served: list[_Served] = []
         self._successions: list[_Succession] = []
         self._successors: dict[str, Successor] = {}
@@ -124,22 +133,29 @@ class Incumbents:
         Raises:
             ConfigError: what an earlier start wrote cannot be read.
         """
-        if following := {planned.route for planned in self._plan.successions}:
-            successors = read_successors(self.file)
-            self._successors = {route: successors[route] for route in following & successors.keys()}
+        if beside := {planned.route: planned.beside for planned in self._plan.successions}:
+            successors = read_successors(self.file).items()
+            # an adapter needs an engine that answers with it
+            self._successors = {to: it for to, it in successors if to in beside and (it.port or beside[to])}
         for planned in self._plan.incumbents:
             if routes := set(planned.routes) - self._successors.keys():
                 self._served.append(_Served(self._started(planned), routes))
+        for kept in self._plan.beside:
+            if kept.route not in self._successors:
+                self._tell("beside", {"name": kept.name, "route": kept.route})
         for planned in self._plan.successions:
             succession = _Succession(planned, planned.first)
             self._successions.append(succession)
             if (successor := self._successors.get(planned.route)) is not None:
-                if not _is_free(successor.port):
+                succession.follows(successor.version)
+                if successor.port is None:
+                    self._tell("beside", {"name": succession.stage_of, "route": planned.route})
+                    continue
+                if not is_free(successor.port):
                     successor = successor.model_copy(update={"port": free_port()})
                     self._write(planned.route, successor)
                 process = self._started(self._incumbent(planned, successor))
                 self._served.append(_Served(process, {planned.route}))
-                succession.follows(successor.version)
 
     def section(self, section: dict[str, Any]) -> dict[str, Any]:
         """The gateway's ``section`` before those that answer."""
@@ -218,19 +234,21 @@ class Incumbents:
         if succession.next is not None:
             if stage.successor is None:
                 self._drop(succession)
+            elif succession.plan.beside and succession.writing is None:
+                self._try(succession, succession.next, now)
             elif succession.booting is not None and succession.booting.serves:
                 self._ask(succession, _Served(succession.booting, set()), now)
             return
         if stage.successor in (None, succession.version, *succession.refused):
             return
-        plan, folder = succession.plan, succession.plan.run_dir / "incumbents" / str(stage.successor)
-        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=0)
+        plan, folder = succession.plan, succession.plan.folder(stage.successor)
+        succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=None)
         self._tell("succeeding", {"name": _label(succession), "route": plan.route, "why": stage.why})
         if folder.is_dir():
             self._boot(succession, succession.next)
         else:
             folder.parent.mkdir(exist_ok=True)
-            arguments = export_command(plan.run_dir, stage.successor, folder, merged=plan.adapter)
+            arguments = export_command(plan.run_dir, stage.successor, folder, merged=plan.adapter and not plan.beside)
             log = plan.run_dir / "logs" / "incumbent-export.log"
             name = f"export of version {stage.successor}"
             succession.writing = Child(name, [*self._plan.command, *arguments], log, self._env)
@@ -244,7 +262,18 @@ class Incumbents:
             raise ended(writing)
         self._boot(succession, succession.next)
 
+    def _try(self, succession: _Succession, successor: Successor, now: float) -> None:
+        """Have the job's engine answer with its adapter; while that is away, again at the next look."""
+        try:
+            self._check_answers(succession.plan.server, successor.version)
+            self._ask(succession, None, now)
+        except UnavailableError as exc:
+            if exc.code == "version_not_kept":
+                self._refuse(succession, exc.message)
+
     def _boot(self, succession: _Succession, successor: Successor) -> None:
+        if succession.plan.beside:
+            return
         # chosen no sooner: somebody else may take it while the model is written
         succession.next = successor.model_copy(update={"port": free_port()})
         succession.booting = self._started(self._incumbent(succession.plan, succession.next))
@@ -302,6 +331,9 @@ class Incumbents:
         self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
         succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", False
         succession.follows(version)
+        if succession.plan.beside:
+            # the last answers of the version before have its adapter in memory
+            self._clear()
 
     def _refuse(self, succession: _Succession, reason: str) -> None:
         """Its incumbent stays; another version may succeed it, and this one after the next start."""
@@ -324,7 +356,7 @@ class Incumbents:
         return {FOLDER_VARIABLE: str(self._plan.folder), "PYTHONPATH": python_path()}
 
     def _incumbent(self, plan: SuccessionPlan, successor: Successor) -> IncumbentPlan:
-        return replace(plan.template, model=str(successor.folder), name=successor.name, port=successor.port)
+        return replace(plan.template, model=str(successor.folder), name=successor.name, port=successor.port or 0)
 
     def _started(self, planned: IncumbentPlan) -> LastingProcess:
         folder, name = self._plan.folder, f"incumbent {planned.name}"
@@ -355,9 +387,10 @@ class Incumbents:
         if any(succession.writing is not None for succession in self._successions):
             return
         answering = {successor.folder for successor in self._successors.values()}
+        answering |= {beside.folder for beside in self._plan.beside}
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
-            for folder in (succession.plan.run_dir / "incumbents").glob("*"):
+            for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):
                 if folder not in answering:
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -365,11 +398,3 @@ class Incumbents:
 def _label(succession: _Succession) -> str:
     plan, successor = succession.plan, succession.next
     return plan.first if successor is None else f"version {successor.version} of {plan.name}"
-
-
-def _is_free(port: int) -> bool:
-    try:
-        bind("127.0.0.1", port).close()
-    except ConfigError:
-        return False
-    return True

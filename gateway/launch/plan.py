@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gateway.config.takeover import name_of_version
 from swarm.job import TrainJob
+from swarm.kept_adapters import INCUMBENTS, adapter_folder
 
 #: Starts our own command line.
 COMMAND = (sys.executable, "-P", "-m", "gateway.cli")
@@ -86,6 +87,16 @@ def export_command(run_dir: Path, step: int, out: Path, *, merged: bool) -> list
 
 
 @dataclass(frozen=True)
+class BesidePlan:
+    """An incumbent that the job's own engine answers as, beside the newest version: ``name`` is as stages have it, and
+    ``folder`` is that of its adapter."""
+
+    route: str
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
 class SuccessionPlan:
     """A route whose promoted challengers become its incumbents.
 
@@ -96,7 +107,8 @@ class SuccessionPlan:
         name: under which they are served.
         first: the incumbent of the file, as stages name it.
         template: how they are served, but for model, name and port.
-        adapter: whether the job trains one (LoRA), so that its versions are written with the weights below it.
+        adapter: whether the job trains one (LoRA): a model folder of a version has the weights below it, too.
+        beside: whether the job's own engine answers as a version, beside the newest.
         lingers: seconds for which the last answers of an incumbent may go on once another one has its place.
     """
 
@@ -108,6 +120,11 @@ class SuccessionPlan:
     template: IncumbentPlan
     lingers: float
     adapter: bool = False
+    beside: bool = False
+
+    def folder(self, version: int) -> Path:
+        """Where this version is written."""
+        return adapter_folder(self.run_dir, version) if self.beside else self.run_dir / INCUMBENTS / str(version)
 
     def stage_name(self, version: int) -> str:
         """What stages call the incumbent that is this version."""
@@ -124,6 +141,7 @@ class UpPlan:
             server that ``up`` starts; ``None``: there is no gateway. Its log is in the run folder of the first server.
         incumbents: of routes whose incumbent is a model.
         successions: of routes that follow promotions.
+        beside: incumbents that no process of their own answers as.
         addresses: hosts and ports that the servers will listen on.
         module_folder: the folder of the user's file; hooks may be modules in it.
         file: the user's, which the gateway reads again on a reload.
@@ -136,6 +154,7 @@ class UpPlan:
     gateway_section: dict[str, Any] | None
     incumbents: tuple[IncumbentPlan, ...] = ()
     successions: tuple[SuccessionPlan, ...] = ()
+    beside: tuple[BesidePlan, ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
     module_folder: Path | None = None
     file: Path | None = None

@@ -17,14 +17,15 @@ from swarm.errors import ConfigError
 
 
 class Successor(BaseModel):
-    """A version of the job that answers a route's users: a model folder, served under ``name`` on ``port``."""
+    """A version of the job that answers a route's users: a model folder, served under ``name`` on ``port``; without a
+    port the folder of an adapter, with which the job's own engine answers."""
 
     model_config = ConfigDict(frozen=True)
 
     version: int
     name: str
     folder: Path
-    port: int
+    port: int | None
 
 
 _FILE: TypeAdapter[dict[str, Successor]] = TypeAdapter(dict[str, Successor])
@@ -61,7 +62,9 @@ def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]
         successor, serve = successors.get(route), settings.get("serve") or {}
         if successor is None or (serve.get("incumbent") or {}).get("policy") != "promoted":
             return settings
-        incumbent = {"model": successor.name, "port": successor.port, "policy": successor.version}
+        incumbent: dict[str, Any] = {"policy": successor.version}
+        if successor.port is not None:
+            incumbent |= {"model": successor.name, "port": successor.port}
         return settings | {"serve": serve | {"incumbent": incumbent}}
 
     section = before(section, ONLY_ROUTE)

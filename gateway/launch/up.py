@@ -184,7 +184,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: LastingProcess | None = None
-        self._incumbents = Incumbents(plan, on_event, self._reload_gateway)
+        self._incumbents = Incumbents(plan, on_event, self._reload_gateway, self._check_answers)
         self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
@@ -313,6 +313,12 @@ class _Up:
         """Of the routes before a job."""
         client = next(server.client for server in self._servers if server.plan.name == job)
         return [policy.stage for policy in client.policies().policies] if client is not None else []
+
+    def _check_answers(self, job: str, version: int) -> None:
+        """Have the engine of a job answer with a kept version; raises why it does not."""
+        client = next(server.client for server in self._servers if server.plan.name == job)
+        if client is not None:
+            client.check_answers(version)
 
     def _reload_gateway(self) -> None:
         # one that is dead reads its settings when it is started again

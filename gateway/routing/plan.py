@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from urllib.parse import urlsplit
 
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
@@ -69,7 +70,7 @@ class PlannedRoute:
         """Routes with the same key share one :class:`Upstream`."""
         settings = self.settings
         if settings.serve is not None:
-            return upstream_of(settings.serve), settings.sample_timeout_seconds
+            return upstream_of(settings, settings.serve), settings.sample_timeout_seconds
         return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
 
 
@@ -93,7 +94,7 @@ class Plan:
         def hooks_of(settings: RouteSettings) -> Hooks | None:
             if settings.serve is not None:
                 # a key that is missing is a mistake of the configuration
-                upstream_of(settings.serve)
+                upstream_of(settings, settings.serve)
             if settings.swarm_url is None or settings.hooks is None:
                 return None
             _check_sessions(settings, hooks := load(settings.hooks))
@@ -139,13 +140,17 @@ def suites_of(settings: RouteSettings) -> tuple[Suite, ...]:
     return tuple(Suite.read(name, source) for name, source in sorted(suites.items()))
 
 
-def upstream_of(serve: ServeConfig) -> UpstreamConfig:
-    """The address of an incumbent, with its key.
+def upstream_of(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
+    """The address of a route's incumbent, with its key.
 
     Raises:
         ConfigError: the key is not in the environment.
     """
     incumbent = serve.incumbent.server
+    if serve.incumbent.is_beside:
+        # its swarm server answers, with the same token
+        base_url = f"{settings.swarm_url or ''}".rstrip("/") + urlsplit(incumbent.base_url).path
+        return UpstreamConfig(base_url=base_url, api_key=settings.swarm_token, model=incumbent.model)
     return UpstreamConfig(base_url=incumbent.base_url, api_key=incumbent.key(), model=incumbent.model)
 
 

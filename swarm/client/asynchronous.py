@@ -406,6 +406,7 @@ class AsyncSwarmClient:
     resume_training = of(_setup, EngineSetup.resume_training)
     kept_policies = of(_setup, EngineSetup.kept_policies)
     kept_policy = of(_setup, EngineSetup.kept_policy)
+    check_answers = of(_setup, EngineSetup.check_answers)
     delete_policy = of(_setup, EngineSetup.delete_policy)
     runs = of(_setup, EngineSetup.runs)
     run_record = of(_setup, EngineSetup.run_record)

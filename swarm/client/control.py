@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pydantic import BaseModel
+
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.remote_engine import RemoteEngine
@@ -49,6 +51,10 @@ from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion,
 _CHANGE_SECONDS = 180.0
 #: Seconds that resolving a configuration may take.
 _RESOLVE_SECONDS = 90.0
+
+
+class _Models(BaseModel):
+    """Whatever a list of models holds."""
 
 
 def this_user() -> str:
@@ -305,6 +311,15 @@ class EngineSetup:
             NotFoundError: it is not kept, and was not trained.
         """
         return await self._calls.perform(wire.Call("GET", f"/policies/kept/{step}", PolicyRecord))
+
+    async def check_answers(self, version: int) -> None:
+        """Have the engine answer with a kept version beside the newest, at ``/kept/VERSION/v1`` of the server.
+
+        Raises:
+            UnavailableError: it does not; ``version_not_kept``: it cannot, as the version's adapter is.
+            NotFoundError: the job trains no adapter.
+        """
+        await self._calls.perform(wire.Call("GET", f"/kept/{version}/v1/models", _Models))
 
     async def delete_policy(self, step: int, reason: str, sender: str = "") -> KeptVersion:
         """Remove the checkpoint of a version. Needs the admin scope; ``sender`` is as in :meth:`promote_policy`.

@@ -241,6 +241,7 @@ class SwarmClient:
     resume_training = blocking(AsyncSwarmClient.resume_training)
     kept_policies = blocking(AsyncSwarmClient.kept_policies)
     kept_policy = blocking(AsyncSwarmClient.kept_policy)
+    check_answers = blocking(AsyncSwarmClient.check_answers)
     delete_policy = blocking(AsyncSwarmClient.delete_policy)
     data_report = blocking(AsyncSwarmClient.data_report)
     data_delete = blocking(AsyncSwarmClient.data_delete)

@@ -30,7 +30,8 @@ pytestmark = [
 ]
 
 
-def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["own", "beside"])
+def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path, beside: bool) -> None:
     tiny_model.build(tmp_path / "tiny")
     (tmp_path / "letters.py").write_text(HOOKS)
     (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(8)))
@@ -44,9 +45,14 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
         "serving": "always",
         "save_freq": 1,
     }
-    port = free_port()
+    incumbent: dict[str, Any] = {"policy": "promoted"}
+    name = "the job's model" if beside else "tiny"
+    if beside:
+        job |= {"lora": {"rank": 4}, "lr": 1e-3}
+    else:
+        incumbent |= {"model": "tiny", "port": free_port()}
     serve = {
-        "incumbent": {"model": "tiny", "policy": "promoted", "port": port},
+        "incumbent": incumbent,
         "watch_share": 1.0,
         "gate": {"mode": "manual", "margin": 0.9, "trial_every": 1, "suites": {"held_out": "held_out.jsonl"}},
     }
@@ -63,7 +69,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
             first = up.expect("step", STEP_SECONDS)["step"]
             _until(lambda: _only(client)["challenger"] == first, STEP_SECONDS)
             client.promote_policy(PromotePolicyRequest(reason="to see what follows", share=1.0))
-            assert up.expect("succeeding", STEP_SECONDS)["name"] == f"version {first} of tiny"
+            assert up.expect("succeeding", STEP_SECONDS)["name"] == f"version {first} of {name}"
             # who succeeds is proven live, and not worse on the held-out prompts that both sides were asked
             sentences = [policy.verdict.sentence for policy in client.policies().policies if policy.verdict]
             assert any(sentence.endswith("1 of 1 suites not worse") for sentence in sentences), sentences
@@ -72,7 +78,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
             assert (answer.status_code, answer.headers["x-swarm-source"]) == (200, "incumbent")
             # the weights that answer are no longer compared with themselves: it trains on, maybe before `up` says so
             _until(lambda: (_only(client)["challenger"] or 0) > first, STEP_SECONDS)
-            assert _only(client)["incumbent"] == f"tiny, version {first}"
+            assert _only(client)["incumbent"] == f"{name}, version {first}"
             users.leave()
         assert {answer.status for answer in users.answers} == {200}
         assert up.interrupt() == 0
@@ -82,9 +88,11 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path) -
     try:
         again.expect("ready", READY_SECONDS)
         started = [event["name"] for event in again.seen if event["event"] == "starting_incumbent"]
-        assert started == ["incumbent tiny"]
+        assert started == ([] if beside else ["incumbent tiny"])
         with SwarmClient(again.url("swarm server")) as client:
-            _until(lambda: _only(client)["incumbent"] == f"tiny, version {first}", 60.0)
+            _until(lambda: _only(client)["incumbent"] == f"{name}, version {first}", 60.0)
+        answer = httpx.post(f"{again.url('gateway')}/v1/chat/completions", json=ASK | {"max_tokens": 8}, timeout=60)
+        assert (answer.status_code, answer.headers["x-swarm-source"]) == (200, "incumbent")
         assert again.interrupt() == 0
     finally:
         again.end()

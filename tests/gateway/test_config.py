@@ -43,7 +43,8 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ),
         (f"hooks: h\nserve: {{{INCUMBENT}, stage: dark}}", r"serve\.stage: "),
         ("hooks: h\nserve: {stage: shadow}", r"serve\.incumbent: "),
-        ("hooks: h\nserve: {incumbent: {policy: promoted}}", "needs one that answers until a challenger is promoted"),
+        ("hooks: h\nserve: {incumbent: {policy: 0, model: m}}", "leave out upstream and model"),
+        ("hooks: h\nserve: {incumbent: {policy: -1}}", r"serve\.incumbent\.policy"),
         ("hooks: h\nserve: {incumbent: {policy: best, model: m}}", r"serve\.incumbent\.policy"),
         (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{margn: 0.1}}}}", "serve.gate: unknown key 'margn'"),
         (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{bounds: [1, 0]}}}}", "not below the upper one"),
@@ -108,6 +109,23 @@ def test_relative_hooks_and_suites_lie_beside_the_file(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
         read_gateway(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "version"),
+    [("promoted", "the job's model", 0), (0, "the job's model", 0), (7, "the job's model, version 7", 7)],
+)
+def test_a_version_of_the_job_is_asked_below_its_swarm_server(
+    tmp_path: Path, policy: str | int, name: str, version: int
+) -> None:
+    write_hooks(tmp_path / "h")
+    server = {"swarm_url": "http://swarm:1/", "swarm_token": "secret"}
+    config = read_config(server | {"hooks": str(tmp_path / "h"), "serve": {"incumbent": {"policy": policy}}})
+    assert config.serve is not None and config.serve.incumbent_name == name
+    [route] = Plan.of(config).routes
+    assert route.upstream_key is not None
+    upstream = route.upstream_key[0]
+    assert upstream.base_url == f"http://swarm:1/kept/{version}/v1" and upstream.api_key.get_secret_value() == "secret"
 
 
 def test_the_key_of_an_incumbent_stands_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,12 @@ import pytest
 from msgspec import structs
 
 from gateway.observability.logs import TextFormatter
+from swarm.job import LoraSettings
+from swarm.kept_adapters import BASE, kept_model
 from tests.gateway.conftest import BODY, CHAT, Http, gateway_before
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import (
+    ENGINE_MODEL,
     PROMPT,
     completion_chunk,
     plain,
@@ -468,3 +471,30 @@ def on_compute_relative_reward(task, candidates, context):
     users = sum(prompt == BODY["messages"][-1]["content"] for prompt in prompts)
     assert pool.information().completed_tasks <= users < len(prompts) and not pool.evaluations.results()
     trainer.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, BODY), ("/v1/messages", {"model": "m", "max_tokens": 9, "messages": BODY["messages"]})],
+)
+async def test_one_engine_answers_as_the_incumbent_and_as_the_challenger(
+    rig: server.Rig, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    rig.controller.offline("stopped")
+    rig.controller.sync_job(server.JOB.model_copy(update={"lora": LoraSettings(rank=4)}))
+    rig.controller.boot()
+    rig.controller.rollout_ready(server.ready(rig.vllm_address, 7))
+    settings = {"serve": {"incumbent": {"policy": "promoted"}}}
+    async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+        answer = await http.post(path, json=body)
+        assert (answer.status_code, answer.headers["x-swarm-source"]) == (200, "incumbent"), answer.text
+        async with asyncio.timeout(30):
+            while (await http.get("/status")).json()["shadows"] != {"trained": 1}:
+                pass
+        [comparison] = (await rig.client.get("/status")).json()["comparisons"]
+        rig.controller.offline("stopped")
+        away = await http.post(path, json=body)
+    assert comparison["incumbent"] == "the job's model", comparison
+    first, *group = [sent["model"] for _, sent in rig.vllm.requests]
+    assert first == kept_model(ENGINE_MODEL, BASE) and set(group) == {ENGINE_MODEL}
+    assert away.status_code == 503 and away.headers["retry-after"]

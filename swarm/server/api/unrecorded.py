@@ -1,4 +1,5 @@
-"""The engine without episodes: ``/v1/...`` as vLLM answers it, for callers with a token of the scope ``claim``.
+"""The engine without episodes: ``/v1/...`` as vLLM answers it, for callers with a token of the scope ``claim``; and
+``/kept/VERSION/v1/...``, where a kept version answers in the place of the newest.
 
 Invariant: nothing that is sampled here is recorded or trained, and it is sampled as the caller asks; no call waits for
 an engine that sleeps. ``finish_reason: "abort"`` never reaches a caller.
@@ -107,6 +108,9 @@ def _aborted(answer: Body) -> bool:
 RELAYED_PATHS = ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 
 _SAMPLES = {"5XX": "the engine failed the call, or none serves now"}
+#: The addresses of a kept version (:mod:`swarm.kept_adapters`).
+_KEPT = "/kept/{version}/v1"
+_BESIDE = {**_SAMPLES, 503: "none serves now, or the version is not kept"}
 _NO_JOB = {503: "there is no training job"}
 
 
@@ -125,6 +129,14 @@ class UnrecordedRoutes:
                 ControlRoute("POST", path, self.relay, "claim", refusals=_SAMPLES, extra=body | streams)
                 for path in RELAYED_PATHS
             ),
+            ControlRoute(
+                "POST", f"{_KEPT}/chat/completions", self.kept_chat, "claim", refusals=_BESIDE, extra=body | streams
+            ),
+            ControlRoute(
+                "POST", f"{_KEPT}/completions", self.kept_completions, "claim", refusals=_BESIDE, extra=body | streams
+            ),
+            ControlRoute("POST", f"{_KEPT}/{{rest:path}}", self.kept_nothing, "claim"),
+            ControlRoute("GET", f"{_KEPT}/models", self.kept_models, "read", refusals=_NO_JOB),
             ControlRoute("GET", "/v1/models", self.models, "read", refusals=_NO_JOB),
             ControlRoute("GET", "/v1/models/{name:path}", self.model, "read", refusals=_NO_JOB),
         ]
@@ -132,6 +144,31 @@ class UnrecordedRoutes:
     async def chat(self, request: Request) -> Response:
         """The engine without an episode: like vLLM's, never recorded and never trained."""
         return await self.plane.unrecorded_chat_completions(request)
+
+    async def kept_chat(self, request: Request, version: str) -> Response:
+        """The engine without an episode, sampled with a kept version.
+
+        Its adapter answers beside the newest one; version 0 is the model below. Only jobs with `lora` have such.
+        """
+        return await self.chat(request)
+
+    async def kept_completions(self, request: Request, version: str) -> Response:
+        """The same for a raw prompt."""
+        return await self.relay(request)
+
+    async def kept_nothing(self, version: str, rest: str) -> OpenAIBody:
+        """A kept version answers nothing else."""
+        raise NotFoundError(f"there are no {rest[:200]} here, only chat/completions and completions")
+
+    async def kept_models(self, request: Request, version: str) -> OpenAIBody:
+        """The model that is served, if the version answers."""
+        owner = self.plane.unrecorded(request)
+        owner.check()
+        # it samples nothing, and vLLM loads the adapter before anything else
+        call = self._relayed(owner, "/tokenize", {"prompt": " "})
+        gone = self.plane.controller.engine.served.gone
+        await self.plane.while_open(owner, gone, call.complete())
+        return await self.models()
 
     async def models(self) -> OpenAIBody:
         """The model that is served."""
@@ -152,20 +189,12 @@ class UnrecordedRoutes:
 
     async def relay(self, request: Request) -> Response:
         """Like vLLM's, except for the name of the model."""
-        plane, controller = self.plane, self.plane.controller
-        asked = await read_json(request)
-        owner = UnrecordedCall(controller)
+        plane, asked = self.plane, await read_json(request)
+        owner = plane.unrecorded(request)
         owner.check()
-        served = controller.engine.served
-        call = RelayedCall(
-            upstream=plane.upstream,
-            placement=plane.placement(owner, _prefix(asked), asked),
-            path=request.url.path,
-            body=asked | {"model": served.engine_model},
-            model_name=controller.job.model_name,
-            attempts=plane.config.call_attempts,
-        )
-        version = str(controller.engine.policy_version)
+        served = plane.controller.engine.served
+        path = request.url.path.removeprefix(f"/kept/{request.path_params.get('version')}")
+        call, version = self._relayed(owner, path, asked), str(owner.version)
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
             return EventStreamResponse(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
@@ -174,6 +203,16 @@ class UnrecordedRoutes:
         except ClientGoneError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
+
+    def _relayed(self, owner: UnrecordedCall, path: str, asked: Body) -> RelayedCall:
+        return RelayedCall(
+            upstream=self.plane.upstream,
+            placement=self.plane.placement(owner, _prefix(asked), asked),
+            path=path,
+            body=asked | {"model": owner.engine_model},
+            model_name=self.plane.controller.job.model_name,
+            attempts=self.plane.config.call_attempts,
+        )
 
 
 def _prefix(body: dict[str, Any]) -> bytes:

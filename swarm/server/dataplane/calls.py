@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -19,9 +20,11 @@ import numpy as np
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Interruptible, Once
-from swarm.errors import ConflictError, SwarmGatewayError, TokenTruthError, UnavailableError
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, TokenTruthError, UnavailableError
+from swarm.kept_adapters import has_adapter, kept_model
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
+from swarm.server.dataplane.replica_client import UpstreamRefusalError
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.episode import DELETED, LiveEpisode
 from swarm.states import EngineState
@@ -59,6 +62,16 @@ class CallOwner:
         """The type of the episodes; ``None`` without any."""
         return self.episodes[0].episode_type if self.episodes else None
 
+    @property
+    def engine_model(self) -> str:
+        """What vLLM is asked for; raises :class:`UnavailableError` if no engine serves."""
+        return self._controller.engine.served.engine_model
+
+    @property
+    def version(self) -> int:
+        """The policy version that samples now."""
+        return self._controller.engine.policy_version
+
     def __enter__(self) -> Self:
         if self.episodes:
             self._counted = self._controller.pool.begin_call(self.episodes)
@@ -74,6 +87,10 @@ class CallOwner:
         for episode in self.episodes:
             if episode.over.happened:
                 raise self._over_error(episode)
+
+    def explain(self, refusal: UpstreamRefusalError) -> SwarmGatewayError | None:
+        """What the caller is told in the place of vLLM's ``refusal``; ``None``: the refusal."""
+        return None
 
     def record(self, calls: Mapping[int, ModelCall]) -> None:
         """Keep what was sampled, by the index of the choice."""
@@ -167,18 +184,59 @@ class CallOwner:
 
 
 class UnrecordedCall(CallOwner):
-    """A call for no episode: never recorded, never trained."""
+    """A call for no episode: never recorded, never trained.
 
-    def __init__(self, controller: Controller) -> None:
+    Args:
+        run_dir: has the adapters of kept versions.
+        kept: the version that answers, beside the newest; ``None``: the newest.
+    """
+
+    def __init__(self, controller: Controller, run_dir: Path, kept: int | None = None) -> None:
         super().__init__(controller, ())
+        self._run_dir = run_dir
+        self._kept = kept
+
+    @property
+    def engine_model(self) -> str:
+        """With a kept version, the name of that."""
+        model = super().engine_model
+        return model if self._kept is None else kept_model(model, self._kept)
+
+    @property
+    def version(self) -> int:
+        """A kept version stays what it is."""
+        return super().version if self._kept is None else self._kept
 
     def check(self) -> None:
-        """Raise :class:`UnavailableError` if no engine serves, or if it sleeps while it trains."""
+        """Raise why it is not answered now: no engine serves, or it sleeps while it trains, or lacks the version.
+
+        Raises:
+            UnavailableError: later it may be.
+            NotFoundError: the job trains no adapter, so that one version fits into its engine.
+        """
         controller = self._controller
         if not controller.engine.served.stays_awake and controller.engine.state is EngineState.WEIGHT_SYNCING:
             raise UnavailableError(
                 "the engine trains and does not serve meanwhile", code="engine_syncing", retry_after=_ASLEEP_SECONDS
             )
+        if self._kept is None:
+            return
+        if controller.job.lora is None:
+            raise NotFoundError("the job trains all weights, so its engine serves the newest version alone")
+        if not has_adapter(self._run_dir, self._kept):
+            raise self._not_kept("its adapter is not in the run folder, where `swarm-gateway up` writes it")
+
+    def explain(self, refusal: UpstreamRefusalError) -> SwarmGatewayError | None:
+        """vLLM has no such model: it could not load the adapter. The newest one never answers in its place."""
+        if self._kept is None or refusal.status != 404:
+            return None
+        error: Any = refusal.body().get("error")
+        return self._not_kept(str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else "")
+
+    def _not_kept(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"version {self._kept} does not answer: {why}", code="version_not_kept", retry_after=_ASLEEP_SECONDS
+        )
 
 
 class Conversations:

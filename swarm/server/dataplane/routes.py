@@ -120,7 +120,18 @@ class DataPlane:
         give; the caller checks permissions."""
         header = request.headers.get(SAMPLES)
         size = None if header is None else _samples(header)
-        return await self._chat(request, UnrecordedCall(self.controller), ChatDialect(), size)
+        return await self._chat(request, self.unrecorded(request), ChatDialect(), size)
+
+    def unrecorded(self, request: Request) -> UnrecordedCall:
+        """The owner of a call without an episode, by the version in its path.
+
+        Raises:
+            NotFoundError: that is no number.
+        """
+        version: str | None = request.path_params.get("version")
+        if version is not None and not (version.isdecimal() and len(version) < 10):
+            raise NotFoundError("/kept/ is followed by the number of a version")
+        return UnrecordedCall(self.controller, self.config.run_dir, None if version is None else int(version))
 
     async def models(self, request: Request) -> Response:
         self._open(request)
@@ -142,7 +153,8 @@ class DataPlane:
             async with asyncio.timeout(self.config.call_timeout):
                 return await owner.while_open(work, engine_gone)
         except UpstreamRefusalError as exc:
-            if (error := too_long(exc, self.controller.job) or not_guided(exc)) is None:
+            error = too_long(exc, self.controller.job) or not_guided(exc) or owner.explain(exc)
+            if error is None:
                 raise
             raise error from exc
         except TimeoutError as exc:
@@ -179,7 +191,7 @@ class DataPlane:
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
-        call = prepare(body, kind, controller.job, served.engine_model, group_size, record=record)
+        call = prepare(body, kind, controller.job, owner.engine_model, group_size, record=record)
         headers = left_out_header([*left_out, *dialect.notes_of(call.left_out)])
         goes_on = None
         if call.record and not call.raw:
@@ -191,7 +203,7 @@ class DataPlane:
             placement=self.placement(owner, prefix_of(body), body, options.get(NOTES, "")),
             call=call,
             attempts=self.config.call_attempts,
-            version=lambda: controller.engine.policy_version,
+            version=lambda: owner.version,
             owner=owner,
             goes_on=goes_on,
             syncs=controller.engine.syncs,

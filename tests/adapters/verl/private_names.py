@@ -111,11 +111,12 @@ TABLE: tuple[Names, ...] = (
     Names(f"{_SERVER}:vLLMHttpServer", "_server_task engine global_steps get_server_address", "its loop, its version"),
     # an adapter (lora.py)
     Names(f"{_SERVER}:vLLMHttpServer", "lora_as_adapter", "whether vLLM gets one"),
+    Names(f"{_SERVER}:vLLMHttpServer", "run_server run_headless", "overridden: how many adapters a batch may hold"),
     Names("verl.workers.rollout.vllm_rollout.utils", "VLLM_LORA_INT_ID VLLM_LORA_PATH", "as what verl loads it"),
     Names(
         "vllm.entrypoints.serve.engine.serving:BaseServing",
-        "_maybe_get_adapters",
-        "replaced: requests are sampled with the policy's",
+        "_maybe_get_adapters _check_model create_error_response",
+        "replaced: requests are sampled with the policy's, or with a kept version's once that is loaded",
     ),
     Names(
         "verl.workers.rollout.llm_server:LLMServerManager",

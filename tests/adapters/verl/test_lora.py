@@ -1,16 +1,21 @@
-"""Requests over HTTP get the adapter that was synced last, by a name of its own."""
+"""Requests over HTTP get the adapter that was synced last, by a name of its own; or that of a kept version, which vLLM
+holds as it is on disk."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
-from adapters.verl.lora import PolicyAdapter
+from adapters.verl.lora import MOST_KEPT, ROOM, PolicyAdapter
 from adapters.verl.replicas import VllmServers
+from swarm.kept_adapters import BASE, adapter_folder, kept_model
+
+MODEL = "/models/tiny"
 
 
 class Request(NamedTuple):
@@ -24,14 +29,51 @@ class Request(NamedTuple):
 class Serving:
     """vLLM's class."""
 
+    async def _check_model(self, request: Any) -> Any:
+        return f"vLLM looked for {request.model}"
+
     def _maybe_get_adapters(self, request: Any, supports_default_mm_loras: bool = False) -> Any:
         raise AssertionError("it looks up the adapter itself")
 
-    def chat(self) -> Any:
-        return self._maybe_get_adapters("request", supports_default_mm_loras=True)
+    def create_error_response(self, message: str, kind: str, status: int, param: str) -> Any:
+        return status, message
 
-    def complete(self) -> Any:
-        return self._maybe_get_adapters("request")
+    def chat(self, model: str = MODEL) -> Any:
+        return self._maybe_get_adapters(SimpleNamespace(model=model), supports_default_mm_loras=True)
+
+    def complete(self, model: str = MODEL) -> Any:
+        return self._maybe_get_adapters(SimpleNamespace(model=model))
+
+    async def check(self, version: int) -> Any:
+        return await self._check_model(SimpleNamespace(model=kept_model(MODEL, version)))
+
+    async def ask(self, version: int) -> Any:
+        assert await self.check(version) is None
+        return self.complete(kept_model(MODEL, version))
+
+
+class Engine:
+    """vLLM's, with the adapters that it holds by their numbers."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Request] = {}
+        self.output_processor = SimpleNamespace(request_states=dict[str, Any]())
+
+    async def add_lora(self, request: Request) -> None:
+        if not (Path(request.lora_path) / "adapter_model.safetensors").stat().st_size:
+            raise ValueError(f"no tensors in {request.lora_path}")
+        assert request.lora_int_id not in self.held
+        self.held[request.lora_int_id] = request
+
+    async def remove_lora(self, number: int) -> None:
+        del self.held[number]
+
+
+def keep(run_dir: Path, version: int, content: str = "weights") -> None:
+    folder = adapter_folder(run_dir, version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (file := folder / "new").write_text(content)
+    file.rename(folder / "adapter_model.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +88,7 @@ def test_after_each_sync_there_is_a_new_name_with_verls_number() -> None:
     class Ours(Serving):
         pass
 
-    adapter, serving = PolicyAdapter(Ours), Ours()
+    adapter, serving = PolicyAdapter(Ours, Engine(), Path()), Ours()
     assert serving.complete() is None, "before the first sync vLLM has none"
     # the trainer may go back
     for number, version in enumerate((0, 1, 0), start=1):
@@ -54,7 +96,7 @@ def test_after_each_sync_there_is_a_new_name_with_verls_number() -> None:
         assert serving.chat() == serving.complete() == (f"policy@{version}.{number}", 123, "nowhere")
 
 
-@pytest.mark.parametrize("adapter", [None, PolicyAdapter(type("Other", (Serving,), {}))])
+@pytest.mark.parametrize("adapter", [None, PolicyAdapter(type("Other", (Serving,), {}), Engine(), Path())])
 def test_a_sync_changes_the_adapter_where_there_is_one(monkeypatch: pytest.MonkeyPatch, adapter: Any) -> None:
     changes: list[int] = []
     if adapter is not None:
@@ -67,3 +109,63 @@ def test_a_sync_changes_the_adapter_where_there_is_one(monkeypatch: pytest.Monke
     servers: Any = SimpleNamespace(_on_servers=on_servers)
     VllmServers.weights_synced(servers)
     assert changes == ([] if adapter is None else [5])
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Any, Engine]:
+    """vLLM's class with the newest adapter, of version 9, and its engine."""
+    ours, engine = type("Ours", (Serving,), {}), Engine()
+    PolicyAdapter(ours, engine, tmp_path).change(9)
+    return ours(), engine
+
+
+@pytest.mark.anyio
+async def test_each_version_has_a_name_and_a_number_of_its_own(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, engine = sides
+    keep(tmp_path, 3)
+    kept = await serving.ask(3)
+    assert kept == ("kept@3.1", 124, str(adapter_folder(tmp_path, 3)))
+    assert await serving.ask(3) is kept and engine.held == {124: kept}, "it is loaded once"
+    assert await serving.ask(BASE) is None
+    assert serving.complete() == ("policy@9.1", 123, "nowhere")
+    assert await serving._check_model(SimpleNamespace(model="other")) == "vLLM looked for other"
+
+
+@pytest.mark.anyio
+async def test_other_weights_under_a_number_are_loaded_anew(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, engine = sides
+    keep(tmp_path, 3)
+    before = await serving.ask(3)
+    keep(tmp_path, 3, "others")
+    assert await serving.ask(3) == ("kept@3.2", 125, before.lora_path)
+    assert list(engine.held) == [125]
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_loaded_is_refused_and_names_no_folder(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, engine = sides
+    keep(tmp_path, 4, content="")
+    for version, why in ((3, "FileNotFoundError"), (4, "ValueError")):
+        status, message = await serving.check(version)
+        assert status == 404 and why in message and str(tmp_path) not in message
+        with pytest.raises(KeyError):
+            serving.complete(kept_model(MODEL, version))
+    keep(tmp_path, 4)
+    assert (await serving.ask(4)).lora_name == "kept@4.2" and len(engine.held) == 1
+
+
+@pytest.mark.anyio
+async def test_as_many_are_held_as_there_is_room_for(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, engine = sides
+    for version in (1, 2, 3):
+        keep(tmp_path, version)
+    first, second = await serving.ask(1), await serving.ask(2)
+    assert MOST_KEPT == 2 and ROOM > MOST_KEPT + 1
+    await serving.ask(1)
+    # an answer of the one that is to go is not taken from it
+    engine.output_processor.request_states["chat"] = SimpleNamespace(lora_name=second.lora_name)
+    assert (await serving.check(3))[0] == 404
+    assert list(engine.held.values()) == [first, second]
+    engine.output_processor.request_states.clear()
+    third = await serving.ask(3)
+    assert list(engine.held.values()) == [first, third]

@@ -8,6 +8,7 @@ from gateway.cli.sections import parse_server, read_plan, read_train, resolve_jo
 from gateway.config.gateway import read_config
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.kept_adapters import adapter_folder
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +71,36 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     assert succession.first == "tiny at 127.0.0.1:8101" and succession.stage_name(7) == "tiny, version 7"
     assert succession.template.arguments == ("--swap-space", "1") and not succession.adapter
     file.write_text(file.read_text().replace("{model: tiny, max", "{model: tiny, lora: {rank: 4}, max", 1))
-    assert [succession.adapter for succession in read_plan(file).successions] == [True]
+    [succession] = read_plan(file).successions
+    assert succession.adapter and not succession.beside, "its engine may not serve while it trains"
+    file.write_text(file.read_text().replace("{rank: 4}, max", "{rank: 4}, serving: always, max", 1))
+    [succession] = read_plan(file).successions
+    assert succession.beside and succession.stage_name(7) == "the job's model, version 7"
+    assert succession.folder(7) == adapter_folder(succession.run_dir, 7)
     file.write_text(file.read_text().replace("model: tiny, port: 8101", "model: gone, port: 8101"))
     with pytest.raises(ConfigError, match="there is no model folder"):
         read_plan(file)
+
+
+def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp_path: Path) -> None:
+    job = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\n"
+    path = project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}")
+    plan = read_plan(path)
+    [succession], [beside] = plan.successions, plan.beside
+    assert not plan.incumbents and succession.first == beside.name == "the job's model"
+    text = path.read_text()
+    path.write_text(text.replace("policy: promoted", "policy: 3"))
+    with pytest.raises(ConfigError, match=r"models export --step 3 --out .*adapter-3 --run-dir "):
+        read_plan(path)
+    folder = adapter_folder(tmp_path / "run", 3)
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").touch()
+    plan = read_plan(path)
+    assert not plan.successions and plan.beside[0].name == "the job's model, version 3"
+    for job in ("model: tiny", "model: tiny, lora: {rank: 4}, serving: between_steps"):
+        path.write_text(text.replace("model: tiny, lora: {rank: 4}, serving: always", job))
+        with pytest.raises(ConfigError, match="which only an engine can answer that trains an adapter"):
+            read_plan(path)
 
 
 def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:

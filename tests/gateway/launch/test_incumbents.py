@@ -17,9 +17,9 @@ import yaml
 
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
-from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
+from gateway.launch.plan import BesidePlan, IncumbentPlan, SuccessionPlan, UpPlan
 from gateway.launch.successors import Successor, read_successors, with_successors
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
 from tests.kill.going_on import free_ports
@@ -55,13 +55,20 @@ class Site:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.reloads = 0
         self.stages = [self.stage(first)]
-        self.incumbents = Incumbents(self.plan, self.event, self.reload)
+        self.asked_of_engines: list[tuple[str, int]] = []
+        self.engine_error: SwarmGatewayError | None = None
+        self.incumbents = Incumbents(self.plan, self.event, self.reload, self.check_answers)
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
         self.events.append((kind, values))
 
     def reload(self) -> None:
         self.reloads += 1
+
+    def check_answers(self, job: str, version: int) -> None:
+        self.asked_of_engines.append((job, version))
+        if self.engine_error is not None:
+            raise self.engine_error
 
     def stage(self, incumbent: str, successor: int | None = None) -> ServingStage:
         stage = ServingStage.begun("default", incumbent, StageRules(), 0.0, "salt")
@@ -202,7 +209,7 @@ def test_a_version_that_is_recalled_gives_its_place_back(tmp_path: Path, before:
         if before == "upstream":
             site.incumbents.stop(threading.Event())
             site.plan = replace(site.plan, incumbents=())
-            site.incumbents = Incumbents(site.plan, site.event, site.reload)
+            site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
             site.incumbents.start()
         site.stages = [site.stage(site.first, successor=2)]
         site.until(lambda: site.reloads == 1)
@@ -323,3 +330,63 @@ def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_pa
     assert put["routes"][0]["serve"]["incumbent"] == {"model": "tiny", "port": 1, "policy": 2}
     assert section["routes"][0]["serve"]["incumbent"]["model"] == "base"
     assert read_successors(tmp_path / "none.yaml") == {}
+
+
+@contextmanager
+def up_beside(folder: Path) -> Generator[Site]:
+    """The engine of its job answers as the incumbent from the beginning; nothing is served by a process."""
+    with nothing_left_behind():
+        site = Site(folder)
+        [succession] = site.plan.successions
+        site.plan = replace(
+            site.plan,
+            incumbents=(),
+            successions=(replace(succession, name="the job's model", first="the job's model", beside=True),),
+            beside=(BesidePlan("default", "the job's model", folder / "incumbents" / "adapter-0"),),
+        )
+        site.stages = [site.stage(site.first)]
+        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
+        try:
+            site.incumbents.start()
+            yield site
+        finally:
+            site.incumbents.stop(threading.Event())
+
+
+def test_the_engine_of_the_job_answers_as_the_version_that_succeeds(tmp_path: Path) -> None:
+    with up_beside(tmp_path) as site:
+        assert site.incumbents.serves and site.told("beside") == [{"name": "the job's model", "route": "default"}]
+        site.engine_error = UnavailableError("it boots", code="engine_offline")
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: len(site.asked_of_engines) > 1)
+        assert not site.reloads, "the gateway asks it once it answers"
+        site.engine_error = None
+        site.until(lambda: site.reloads == 1)
+        assert site.asked == {"policy": 2} and set(site.asked_of_engines) == {("", 2)}
+        site.stages.append(site.stage("the job's model, version 2"))
+        site.until(lambda: site.told("succeeded"))
+        site.stages = [site.stage("the job's model, version 2", successor=4)]
+        site.until(lambda: site.reloads == 2)
+        site.stages.append(site.stage("the job's model, version 4"))
+        site.until(lambda: len(site.told("succeeded")) == 2)
+        assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["adapter-4"]
+        assert not site.running() and not site.told("starting_incumbent")
+    with up_beside(tmp_path) as site:
+        assert site.told("beside") == [{"name": "the job's model, version 4", "route": "default"}]
+        assert site.asked == {"policy": 4} and not site.running()
+        # recalled: the model below the adapter
+        stage = site.stage("the job's model, version 4")
+        site.stages = [stage.model_copy(update={"recalled": True})]
+        site.until(lambda: site.reloads == 1)
+        assert site.asked == SECTION["serve"]["incumbent"]
+    # the job is another, and its engine answers as one version
+    with up(tmp_path) as site:
+        assert site.asked["model"] == "base" and not site.told("beside")
+
+
+def test_a_version_that_the_engine_cannot_load_is_no_incumbent(tmp_path: Path) -> None:
+    with up_beside(tmp_path) as site:
+        site.engine_error = UnavailableError("version 2 does not answer: no tensors", code="version_not_kept")
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.told("warning"))
+        assert "no tensors" in site.told("warning")[0]["message"] and not site.reloads
