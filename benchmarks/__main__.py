@@ -10,6 +10,7 @@
 * ``judging``: what judgements by keyboard on the page teach, against controls.
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
+* ``boot``: seconds from the start to the first answer, by stage; two checkouts in turn.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``policies``: which degraded and which healthy policies the gate lets pass, with the real engine.
 * ``watch``: whether the watch over training sees a collapse in time, with the real verl and vLLM.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    boot,
     code,
     credit,
     deletion,
@@ -52,6 +54,7 @@ BENCHMARKS = {
     "judging": judging,
     "study": study,
     "loop": loop,
+    "boot": boot,
     "gate": gate,
     "policies": policies,
     "training": training,
