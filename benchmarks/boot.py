@@ -26,15 +26,15 @@ import yaml
 
 from benchmarks.loop import cpu_seconds
 from benchmarks.processes import BOOT_SECONDS, ROOT, stop
+from benchmarks.serving import HOOKS
 
-HOOK = "def on_compute_relative_reward(ctx, group):\n    return [len(answer.text) for answer in group]\n"
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
 def boot(tree: Path, folder: Path, model: Path) -> dict[str, Any]:
     """Boot the checkout ``tree`` with its files in the new ``folder``: seconds by stage and in all, and CPU seconds."""
     folder.mkdir()
-    (folder / "hook.py").write_text(HOOK)
+    (folder / "on_compute_relative_reward.py").write_text(HOOKS)
     job = {
         "model": str(model),
         "served_model_name": "policy",
