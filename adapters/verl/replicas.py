@@ -17,6 +17,7 @@ import ray
 import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
+from adapters.verl import cached_prompts
 from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
@@ -190,6 +191,7 @@ def _install(server: Any) -> None:
     # a server that outlived its trainer has them
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()
+        cached_prompts.install()
         server.swarm_adapter = PolicyAdapter.install() if server.lora_as_adapter else None
 
 
