@@ -11,6 +11,7 @@ This file is also the program that stands there: it must import nothing heavy.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -69,12 +70,17 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
     listener = socket.socket(fileno=descriptor)
     for name in modules:
         importlib.import_module(name)
+    if "setproctitle" in sys.modules:
+        # it finds the place of a title by the variables, which a fork changes
+        sys.modules["setproctitle"].getproctitle()
     # the kernel reaps
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while 0 not in select.select([0, listener], [], [])[0]:
         connection, _ = listener.accept()
         _, received, _, _ = socket.recv_fds(connection, 1, MOST_FILES)
         files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, ASIDE) for file in received]
+        for file in received:
+            os.close(file)
         with connection.makefile("rb") as lines:
             request: dict[str, Any] = json.loads(lines.readline())
         if ray_modules:
@@ -91,7 +97,7 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
             _stand_in(request, files, connection)
             _run(request["arguments"], program)
             return
-        for file in [*received, *files]:
+        for file in files:
             os.close(file)
         connection.close()
 
@@ -144,17 +150,16 @@ def _ask(address: str, arguments: list[str]) -> None:
     # the listing's own is closed by now
     files = [file for file in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{file}")]
     request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX) as connection:
+        begun = b""
+        with contextlib.suppress(OSError):
             connection.connect(address)
             socket.send_fds(connection, [b"+"], files)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            if connection.recv(1):
-                connection.recv(1)
-                return
-    except OSError:
-        pass
-    os.execv(sys.executable, [sys.executable, *arguments])
+            begun = connection.recv(1)
+            connection.recv(1)
+    if not begun:
+        os.execv(sys.executable, [sys.executable, *arguments])
 
 
 if __name__ == "__main__":
