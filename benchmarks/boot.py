@@ -4,7 +4,7 @@
 ``.venv`` of its own, with a CPU, the real verl and vLLM and a tiny model. A stage lasts until the next is told.
 
 CPU seconds are of all processes that live when the answer is there: they say more than seconds where other work runs
-beside. Boot each checkout once before it counts: the first boot of a machine fills caches (``--warm-up``).
+beside. The first boot of a machine fills caches: ``--warm-up``.
 """
 
 from __future__ import annotations
@@ -35,15 +35,8 @@ def boot(tree: Path, folder: Path, model: Path) -> dict[str, Any]:
     """Boot the checkout ``tree`` with its files in the new ``folder``: seconds by stage and in all, and CPU seconds."""
     folder.mkdir()
     (folder / "on_compute_relative_reward.py").write_text(HOOKS)
-    job = {
-        "model": str(model),
-        "served_model_name": "policy",
-        "device": "cpu",
-        "batch_size": 2,
-        "num_repeat": 2,
-        "max_prompt_length": 128,
-        "max_response_length": 64,
-    }
+    sizes = {"batch_size": 2, "num_repeat": 2, "max_prompt_length": 128, "max_response_length": 64}
+    job = {"model": str(model), "served_model_name": "policy", "device": "cpu", **sizes}
     swarm = {"port": 0, "run_dir": "run", "boot_timeout": BOOT_SECONDS}
     gateway = {"port": 0, "hooks": ".", "routes": [{"name": "policy"}]}
     (folder / "up.yaml").write_text(yaml.safe_dump({"job": job, "swarm": swarm, "gateway": gateway}))
@@ -61,14 +54,15 @@ def boot(tree: Path, folder: Path, model: Path) -> dict[str, Any]:
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            event = json.loads(line)
-            match event["event"]:
-                case "listening":
-                    urls[event["name"]] = event["url"]
-                case "boot":
-                    marks.append((event["stage"], time.monotonic()))
-                case "ready":
+            match json.loads(line):
+                case {"event": "listening", "name": name, "url": url}:
+                    urls[name] = url
+                case {"event": "boot", "stage": stage}:
+                    marks.append((stage, time.monotonic()))
+                case {"event": "ready"}:
                     break
+                case _:
+                    pass
         marks.append(("answer", time.monotonic()))
         answer = httpx.post(f"{urls['gateway']}/v1/chat/completions", json=BODY, timeout=120.0, trust_env=False)
         answer.raise_for_status()
