@@ -70,9 +70,6 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
     listener = socket.socket(fileno=descriptor)
     for name in modules:
         importlib.import_module(name)
-    if "setproctitle" in sys.modules:
-        # it finds the place of a title by the variables, which a fork changes
-        sys.modules["setproctitle"].getproctitle()
     # the kernel reaps
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while 0 not in select.select([0, listener], [], [])[0]:
@@ -84,7 +81,9 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
         with connection.makefile("rb") as lines:
             request: dict[str, Any] = json.loads(lines.readline())
         if ray_modules:
-            os.environ.update(request["environment"])
+            new = request["environment"].items() - os.environ.items()
+            # the others keep their place in memory, which tells where a title goes
+            os.environ.update(new)
             for name in ray_modules:
                 importlib.import_module(name)
             ray_modules = []
@@ -111,6 +110,10 @@ def _stand_in(request: dict[str, Any], files: list[int], connection: socket.sock
     for file, number in zip(files, request["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    if "-c" in request["arguments"] and "setproctitle" in sys.modules:
+        # vLLM's core: the place of its title is found by the variables as they were. Ray sets titles itself, and keeps
+        # the variables, by which processes of a run are found, where others read them.
+        sys.modules["setproctitle"].getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
