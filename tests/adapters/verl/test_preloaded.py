@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -71,7 +72,7 @@ def test_spawned_processes_are_forked_and_files_are_passed(preloaded: tuple[Path
         spawn.set_executable(sys.executable)
 
 
-def _tell(pipe: multiprocessing.connection.Connection) -> None:
+def _tell(pipe: Connection) -> None:
     pipe.send((os.getppid(), "wave" in sys.modules))
     pipe.recv()
 
