@@ -11,6 +11,7 @@
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
 * ``lora``: an adapter against all weights, and its versions side by side in one engine, with the real verl and vLLM.
+* ``boot``: seconds from the start to the first answer, by stage; two checkouts in turn.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
 * ``policies``: which degraded and which healthy policies the gate lets pass, with the real engine.
 * ``watch``: whether the watch over training sees a collapse in time, with the real verl and vLLM.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    boot,
     code,
     credit,
     deletion,
@@ -55,6 +57,7 @@ BENCHMARKS = {
     "study": study,
     "loop": loop,
     "lora": lora,
+    "boot": boot,
     "gate": gate,
     "policies": policies,
     "training": training,

@@ -182,7 +182,7 @@ def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
             text = lines.read_text() if lines.exists() else ""
             # a line that is being written has no end yet
             for line in text[: text.rfind("\n") + 1].splitlines()[len(steps) :]:
-                steps.append(Step(time.monotonic(), _cpu_seconds(), json.loads(line)["data"]))
+                steps.append(Step(time.monotonic(), cpu_seconds(), json.loads(line)["data"]))
                 step_ended(len(steps))
                 deadline = time.monotonic() + STEP_SECONDS
                 print(f"{arm}: step {len(steps)}", file=sys.stderr, flush=True)
@@ -195,7 +195,7 @@ def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
     return steps
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of all processes that this one has started, and they in turn."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):

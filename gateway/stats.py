@@ -144,6 +144,13 @@ class Tokens(_Part):
     wasted: int = 0
 
 
+class Prompts(_Part):
+    """Prompt tokens of groups whose engine tells how many of them it had computed before, each group's once."""
+
+    computed: int = 0
+    cached: int = 0
+
+
 class Accounted(_Part):
     """What the swarm server counted in the episodes that it took, over all of their timelines."""
 
@@ -164,6 +171,7 @@ class Stats(_Part):
     groups: Groups = Field(default_factory=Groups)
     recent: Recent = Field(default_factory=Recent)
     tokens: Tokens = Field(default_factory=Tokens)
+    prompts: Prompts = Field(default_factory=Prompts)
     malformed_calls: int = Field(
         default=0, description="tool calls in any answer of a group whose arguments are no JSON object"
     )

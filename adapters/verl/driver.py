@@ -10,6 +10,7 @@ import os
 import platform
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
 from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.output import spare_output
+from adapters.verl.preloaded import start_preloading
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
@@ -102,6 +104,7 @@ class _Run:
         self._log = run_dir / LOG_NAME
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._ray_folder: RayFolder | None = None
+        self._preloaded: subprocess.Popen[bytes] | None = None
         self._terminated = threading.Event()
         self._oom_kills = oom_kills()
 
@@ -161,6 +164,9 @@ class _Run:
         arguments = init_arguments(job, device, self._ray_folder.path, environment, settings)
         if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
             return
+        if device == "cpu" and job.nnodes == 1:
+            program, self._preloaded = start_preloading(self._ray_folder.path)
+            arguments["runtime_env"].setdefault("py_executable", str(program))
         start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
@@ -299,6 +305,8 @@ def run_environment(run_dir: Path, job: TrainJob, model: str, device: str, servi
         "RAY_DEDUP_LOGS": "0",
         # Ray runs its workers at nice 15, where anything else on the machine starves trainer and vLLM
         "RAY_worker_niceness": "0",
+        # a worker that is forked registers when all is imported; Ray's own minute is short on a busy machine
+        "RAY_worker_register_timeout_seconds": f"{BOOT:.0f}",
         "TOKENIZERS_PARALLELISM": "true",
         "NCCL_DEBUG": "WARN",
         "VLLM_LOGGING_LEVEL": "WARN",

@@ -102,6 +102,13 @@ def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
         "route",
         "fate",
     )
+    yield counter(
+        "gateway_prompt_tokens",
+        "Prompt tokens of groups, once each: computed, or cached by the engine; without engines that do not tell",
+        by(lambda route: {"computed": route.prompts.computed, "cached": route.prompts.cached}),
+        "route",
+        "source",
+    )
     malformed = {name: route.malformed_calls for name, route in stats.items()}
     yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
     passed, failures = by(lambda route: route.passed_through), by(lambda route: route.hook_failures)

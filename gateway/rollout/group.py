@@ -311,6 +311,12 @@ class GroupRun:
         return await submit(self.swarm.client, task.task_id, by_episode, within, stats, self._accounted, pair)
 
     def _count_tokens(self, delivered: Sequence[int]) -> None:
+        usage = next((sample.answer.usage for sample in self.samples.values()), {})
+        cached: int | None = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if cached is not None:
+            prompts = self.training.stats.prompts
+            prompts.cached += cached
+            prompts.computed += int(usage.get("prompt_tokens") or 0) - cached
         for index, sample in self.samples.items():
             calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
             self.training.stats.malformed_calls += len(malformed_calls(calls))

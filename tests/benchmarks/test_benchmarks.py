@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import credit, loop, overhead
+from benchmarks import boot, credit, loop, overhead
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,17 @@ def test_lifecycle(tmp_path: Path) -> None:
         assert rows[name]["ratio_to_plain_dict"] > 0
         assert rows[name]["server_cpu_us"] > 0 and rows[name]["load_cpu_us"] > 0
     assert "chat_p50_ms" in rows["with_call"] and "chat_p50_ms" not in rows["claim_end"]
+
+
+def test_boots_are_compared_round_by_round() -> None:
+    def one(seconds: float, **stages: float) -> dict[str, Any]:
+        return {"seconds": seconds, "cpu_seconds": 2 * seconds, "stages": stages, "load": 1.0}
+
+    boots = {"mine": [one(10.0, ray=4.0), one(30.0, ray=6.0)], "other": [one(20.0, ray=4.0, vllm=9.0), one(40.0)]}
+    report = boot.report_of(boots)
+    assert report["seconds_ratio"] == report["cpu_seconds_ratio"] == {"median": 0.625, "each": [0.5, 0.75]}
+    assert report["medians"]["mine"] == {"seconds": 20.0, "cpu_seconds": 40.0, "stages": {"ray": 5.0}}
+    assert report["medians"]["other"]["stages"] == {"ray": 2.0, "vllm": 4.5}
 
 
 def test_soak(tmp_path: Path) -> None:

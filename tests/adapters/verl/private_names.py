@@ -168,6 +168,12 @@ TABLE: tuple[Names, ...] = (
         "truncate_prompt_tokens build_tok_params",
         "how long a prompt may be",
     ),
+    # vLLM's requests (cached_prompts.py)
+    Names(
+        f"{_OUTPUTS}:RequestState",
+        "make_request_output num_cached_tokens parent_req",
+        "wrapped: a call is as cached as its first answer",
+    ),
     # vLLM on a CPU (cpu.py, vllm_extension.py)
     Names("vllm", "_custom_ops", "imported"),
     Names("vllm._custom_ops", "_supports_onednn", "assigned: weights stay loadable"),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse, Response
 
 from gateway.stats import RECENT_GROUPS, Recent
 from reward_hooks.contract import GroupScore, Reward
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, Http, OpenGateway, ask
-from tests.standins.swarm import Swarm, by_number, error, hanging, once
+from tests.standins.swarm import Answer, Swarm, by_number, completion, error, hanging, once
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +93,27 @@ async def test_a_group_from_request_to_acknowledgement(swarm: Swarm, open_gatewa
     assert found.of("tokens_total", route="default", fate="wasted") == 9
     assert found.of("in_flight", route="default") == found.of("shed_total", route="default") == 0
     assert found.of("swarm_up", swarm=swarm.url) == 1
+
+
+async def test_cached_prompt_tokens_count_once_for_a_group(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    def answer(cached: int | None) -> Answer:
+        details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+
+        def answered(body: dict[str, Any], number: int) -> Response:
+            whole = completion("x")
+            return JSONResponse(whole | {"usage": whole["usage"] | details})
+
+        return answered
+
+    async with open_gateway() as http:
+        # an engine that does not tell, a prompt that is new, and the same again
+        for cached in (None, 0, 4):
+            swarm.answer = answer(cached)
+            usage = (await ask(http)).json()["usage"]
+            assert usage.get("prompt_tokens_details", {}).get("cached_tokens") == cached
+        found = await scrape(http)
+    assert found.of("prompt_tokens_total", route="default", source="computed") == 5 + 1
+    assert found.of("prompt_tokens_total", route="default", source="cached") == 4
 
 
 async def test_without_an_access_log_nothing_is_said(gateway: Http, access: Lines) -> None:
