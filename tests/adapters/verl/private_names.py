@@ -33,7 +33,7 @@ VERSIONS: dict[str, tuple[str, ...]] = {
 CLOSED = {"verl", "vllm", "ray"}
 #: What our code may assign on objects that are not ours, beside the settings of a ``config``: of a part of
 #: verl's configuration, and of the standard library.
-SETTINGS = {"n", "default_local_dir", "daemon"}
+SETTINGS = {"n", "default_local_dir", "daemon", "argv"}
 #: Names with an underscore that the standard library documents.
 DOCUMENTED = {"_exit"}
 
@@ -103,6 +103,7 @@ TABLE: tuple[Names, ...] = (
         "the model and its ranks",
     ),
     # vLLM under verl (lasting.py, replicas.py, vllm_extension.py, worker.py)
+    Names("vllm.engine.arg_utils:EngineArgs", "max_loras max_cpu_loras", "raised where verl starts vLLM's server"),
     Names(
         f"{_SERVER}:vLLMReplica",
         "launch_servers sleep server_class servers workers rollout_mode _server_handle _server_address",
