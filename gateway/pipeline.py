@@ -7,10 +7,10 @@ outcome is closed.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
@@ -20,7 +20,6 @@ from gateway.observability.request import answered_by, asked_by, in_session, may
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
-from gateway.rollout.placeholders import filled, masked
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
@@ -44,12 +43,17 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.evidence.pairs import Side
+from swarm.packs import added
 from swarm.protocol import POLICY_VERSION
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
 NOT_CHOSEN, NO_CONSENT = "not_chosen", "no_consent"
 _UNPRINTABLE, _LONGEST_NAME = re.compile(r"[^ -~]|;"), 60
+
+#: Of the pack that redacts; where it is not installed, no route can ask for them.
+_masked: Callable[[Incoming], Incoming] = cast("Any", added("masked"))
+_filled: Callable[[Outcome, Mapping[str, str]], Outcome] = cast("Any", added("filled"))
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
@@ -92,9 +96,9 @@ class Pipeline:
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
             if route.settings.data.redact == "before_sampling":
-                incoming = masked(incoming)
+                incoming = _masked(incoming)
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-            return _holding(filled(outcome, incoming.values) if incoming.values else outcome, held)
+            return _holding(_filled(outcome, incoming.values) if incoming.values else outcome, held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.

@@ -27,6 +27,11 @@ _ADDED = {
     "overflow_answer": "swarm.agentjet.compat:overflow_answer",
     # what a gateway serves at /ui, of its configuration and its keys
     "page": "gateway.page.page:WebPage",
+    # what is private in the texts of a route, of its patterns and finders: a :class:`gateway.data.consent.PrivacyRules`
+    "redaction": "gateway.redaction.finders:rules_of",
+    # a request with placeholders for what is private; and its outcome with what they stand for
+    "masked": "gateway.redaction.placeholders:masked",
+    "filled": "gateway.redaction.placeholders:filled",
     # verl's engine for language models, as a subclass
     "shared_prefixes": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }

@@ -71,6 +71,10 @@ PACKS: dict[str, Pack] = {
     ),
     "monitor": Pack(("gateway.tui", "gateway.cli.monitor"), ("tests/gateway/tui", "tests/gateway/cli/test_monitor.py")),
     "page": Pack(("gateway.page",), ("tests/gateway/page", "benchmarks/judging.py")),
+    "redaction": Pack(
+        ("gateway.redaction",),
+        ("tests/gateway/redaction", "tests/clients/test_presidio.py", "benchmarks/redaction.py"),
+    ),
     "replay": Pack(
         ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate"),
         (

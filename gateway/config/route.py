@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.takeover import ServeConfig
-from gateway.data.consent import ConsentRule, Redaction
-from gateway.data.finders import by_pattern, finder
-from gateway.data.redaction import Rules
+from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
+from swarm.errors import ConfigError
+from swarm.packs import added
 from swarm.types import Model
 
 PolicyKind = Literal["best", "first"]
@@ -149,11 +149,14 @@ class DataConfig(Model):
         return self
 
     @cached_property
-    def rules(self) -> Rules | None:
+    def rules(self) -> PrivacyRules | None:
         """What is private here; ``None``: nothing."""
         if self.redact == "none":
             return None
-        return Rules((*(by_pattern(*named) for named in self.patterns.items()), *map(finder, self.finders)))
+        rules_of = added("redaction")
+        if rules_of is None:
+            raise ConfigError("data.redact: the rules are not installed here")
+        return rules_of(self.patterns, self.finders)
 
 
 class RouteSettings(Model):
