@@ -27,7 +27,6 @@ WHOLE = (
     "tests/tutorial",
     "tests/benchmarks",
     "tests/gateway/cli/test_mistakes.py",
-    "tests/gateway/cli/test_new.py",
 )
 #: For one command.
 SECONDS = 600.0
@@ -76,13 +75,14 @@ PACKS: dict[str, Pack] = {
         ("tests/gateway/redaction", "tests/clients/test_presidio.py", "benchmarks/redaction.py"),
     ),
     "replay": Pack(
-        ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate"),
+        ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate", "gateway.launch.versions"),
         (
             "tests/gateway/replay",
             "tests/gateway/cli/test_replay.py",
             "tests/gateway/cli/test_evaluate.py",
             "tests/gateway/rollout/test_untrained_replay.py",
         ),
+        needs=("trying-hooks",),
     ),
     "rewards": Pack(
         ("reward_hooks.builtin",),
@@ -93,6 +93,20 @@ PACKS: dict[str, Pack] = {
         ),
     ),
     "judges": Pack(("reward_hooks.judges",), ("tests/reward_hooks/judges",)),
+    "trying-hooks": Pack(
+        ("gateway.cli.hooks", "reward_hooks.offline"),
+        (
+            "tests/gateway/cli/test_hooks.py",
+            "tests/gateway/test_tried_hooks.py",
+            "tests/reward_hooks/test_offline.py",
+            "tests/reward_hooks/test_agreement.py",
+        ),
+    ),
+    "groups": Pack(("gateway.cli.groups", "gateway.views.groups_view"), ("tests/gateway/cli/test_groups.py",)),
+    "scaffold": Pack(
+        ("gateway.scaffold", "gateway.cli.new"),
+        ("tests/gateway/cli/test_new.py", "tests/tutorial/test_scaffold.py", "tests/tutorial/test_skill.py"),
+    ),
     "shared-prefixes": Pack(
         ("adapters.verl.tree",),
         (
@@ -112,8 +126,8 @@ def pack_of(module: str) -> str:
 
 
 def main() -> None:
-    """Delete packs in copies of the tree. Without any one, all modules that are left can be imported, and the command
-    line answers; with the argument ``core``: without them all, the core's fast tests pass."""
+    """Delete packs in copies of the tree. Without any one (and those that need it), all modules that are left can be
+    imported, and the command line answers; with the argument ``core``: without them all, the core's fast tests pass."""
     with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
         for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
             pass
@@ -124,7 +138,7 @@ def main() -> None:
 
 
 def _try_without(scratch: Path, pack: str) -> None:
-    copy = _copy(scratch / pack, pack)
+    copy = _copy(scratch / pack, pack, *(name for name, other in PACKS.items() if pack in other.needs))
     paths = [path.relative_to(copy) for package in PACKAGES for path in sorted((copy / package).rglob("*.py"))]
     # the engine's modules need torch: tests/test_layering.py alone holds what they import
     light = [path.with_suffix("") for path in paths if "__" not in path.name and path.parts[:2] != ("adapters", "verl")]

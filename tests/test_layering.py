@@ -78,7 +78,7 @@ LOOSE = {"swarm", "swarm.server", "gateway", "reward_hooks", "adapters"}
 #: The composition roots: core modules that may name a pack, each with its reason.
 PACK_ROOTS = {
     "swarm.packs": "the table of what packs add to the core",
-    "gateway.cli.root": "the table of commands, which a pack may have one of",
+    "gateway.cli.root": "the table of commands, which a pack may have some of",
     "reward_hooks.loader": "the table of built-in hooks, by the names that users write",
 }
 #: Layers that build across layers: they load what they build by its name.
