@@ -107,6 +107,12 @@ PACKS: dict[str, Pack] = {
         ("gateway.scaffold", "gateway.cli.new"),
         ("tests/gateway/cli/test_new.py", "tests/tutorial/test_scaffold.py", "tests/tutorial/test_skill.py"),
     ),
+    "watch": Pack(
+        ("swarm.evidence.watch",),
+        ("tests/swarm/evidence/test_watch.py", "tests/swarm/server/episodes/test_training_watch.py"),
+    ),
+    "webhook": Pack(("swarm.server.webhook",), ("tests/swarm/server/test_webhook.py",)),
+    "blends": Pack(("reward_hooks.compose",), ("tests/reward_hooks/*compose.py", "benchmarks/hooks.py")),
     "shared-prefixes": Pack(
         ("adapters.verl.tree",),
         (

@@ -86,7 +86,15 @@ ROOTS = {"gateway.cli", "gateway.launch"}
 #: Other modules that name, by a string, a module that they must not import: each with what it may name, and why.
 MAY_START: dict[str, set[str]] = {
     # the table of what packs add, and the command line that starts a server for a client
-    "swarm.packs": {"swarm.agentjet", "gateway.page", "gateway.redaction", "gateway.cli", "adapters.verl"},
+    "swarm.packs": {
+        "swarm.agentjet",
+        "swarm.server.webhook",
+        "gateway.page",
+        "gateway.redaction",
+        "gateway.cli",
+        "reward_hooks.compose",
+        "adapters.verl",
+    },
     # the server starts its engine as a process of its own, and imports nothing of it
     "swarm.server.engine.supervisor": {"adapters.verl"},
 }

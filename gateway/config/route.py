@@ -18,8 +18,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
-from swarm.errors import ConfigError
-from swarm.packs import added
+from swarm.packs import required
 from swarm.types import Model
 
 PolicyKind = Literal["best", "first"]
@@ -153,10 +152,7 @@ class DataConfig(Model):
         """What is private here; ``None``: nothing."""
         if self.redact == "none":
             return None
-        rules_of = added("redaction")
-        if rules_of is None:
-            raise ConfigError("data.redact: the rules are not installed here")
-        return rules_of(self.patterns, self.finders)
+        return required("redaction", "data.redact")(self.patterns, self.finders)
 
 
 class RouteSettings(Model):
