@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,18 @@ PACKS: dict[str, Pack] = {
             "tests/reward_hooks/test_agreement.py",
         ),
     ),
-    "groups": Pack(("gateway.cli.groups", "gateway.views.groups_view"), ("tests/gateway/cli/test_groups.py",)),
+    "groups": Pack(
+        ("gateway.cli.groups", "gateway.views.groups_view"), ("tests/gateway/cli/test_groups.py",), needs=("export",)
+    ),
+    "export": Pack(
+        ("swarm.server.journal.export", "swarm.server.journal.group_lines", "gateway.cli.swarm_export"),
+        (
+            "tests/swarm/server/journal/test_export.py",
+            "tests/swarm/server/journal/test_groups.py",
+            "tests/gateway/cli/test_export.py",
+            "tests/gateway/test_seeing_why.py",
+        ),
+    ),
     "scaffold": Pack(
         ("gateway.scaffold", "gateway.cli.new"),
         ("tests/gateway/cli/test_new.py", "tests/tutorial/test_scaffold.py", "tests/tutorial/test_skill.py"),
@@ -139,21 +151,23 @@ def main() -> None:
             pass
         if sys.argv[1:] != ["core"]:
             return
-        core = _copy(Path(scratch) / "all packs", *PACKS)
+        core = _copy(Path(scratch) / "all packs", (".",), *PACKS)
         _run(core, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *(f"--ignore={path}" for path in WHOLE))
 
 
 def _try_without(scratch: Path, pack: str) -> None:
-    copy = _copy(scratch / pack, pack, *(name for name, other in PACKS.items() if pack in other.needs))
+    copy = _copy(scratch / pack, PACKAGES, pack, *(name for name, other in PACKS.items() if pack in other.needs))
     paths = [path.relative_to(copy) for package in PACKAGES for path in sorted((copy / package).rglob("*.py"))]
     # the engine's modules need torch: tests/test_layering.py alone holds what they import
     light = [path.with_suffix("") for path in paths if "__" not in path.name and path.parts[:2] != ("adapters", "verl")]
     _run(copy, "-c", _IMPORT_AND_HELP, *(".".join(path.parts) for path in light))
 
 
-def _copy(folder: Path, *without: str) -> Path:
-    """The tracked tree in ``folder``, without these packs and their tests."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def _copy(folder: Path, paths: Sequence[str], *without: str) -> Path:
+    """What is tracked below ``paths``, in ``folder``, without these packs and their tests."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)

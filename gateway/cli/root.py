@@ -37,6 +37,8 @@ for _spec in (
         app.command()(_command)
 if (_evaluate := load_optional("gateway.cli.evaluate:evaluate")) is not None:
     policies_app.command("eval")(_evaluate)
+if (_export := load_optional("gateway.cli.swarm_export:export")) is not None:
+    swarm_app.command()(_export)
 app.add_typer(code_app, name="code")
 app.add_typer(config_app, name="config")
 app.add_typer(keys, name="keys")
