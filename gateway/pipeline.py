@@ -7,11 +7,12 @@ outcome is closed.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from adapters.dialects.chat import without_lines
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
 from gateway.keys.ring import KeyRing
@@ -332,27 +333,6 @@ def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:
     names = [_UNPRINTABLE.sub("?", line.partition(":")[0])[:_LONGEST_NAME] for line in lines]
     incoming.left_out.add(f"system: the line {name}, which would defeat the prefix cache" for name in names)
     return replace(incoming, call=replace(incoming.call, body=body, messages=body["messages"]))
-
-
-def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> tuple[dict[str, Any], list[str]]:
-    """A body in chat form without the lines at the head of its instructions that one of ``patterns`` fits as a whole,
-    and these lines. What is sampled and trained is what is left."""
-    messages: list[dict[str, Any]] = body.get("messages") or []
-    if not patterns or not messages or messages[0].get("role") not in ("system", "developer"):
-        return body, []
-    content: Any = messages[0].get("content")
-    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    dropped: list[str] = []
-    while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
-        line, _, rest = text.partition("\n")
-        if not any(pattern.fullmatch(line) for pattern in patterns):
-            break
-        dropped.append(line)
-        parts[:1] = [{**parts[0], "text": rest}] if rest else []
-    if not dropped or (not parts and len(messages) == 1):
-        return body, []
-    left = parts[0]["text"] if parts and isinstance(content, str) else parts
-    return {**body, "messages": [*([{**messages[0], "content": left}] if parts else []), *messages[1:]]}, dropped
 
 
 def _holding(outcome: OutcomeT, held: AsyncExitStack) -> OutcomeT:
