@@ -5,7 +5,7 @@ their issuers make them: cards and IBANs by their checksums, keys at random behi
 formats of 28 countries, addresses of machines by :mod:`random`; none by a rule's own pattern. A value is found if a
 span has its kind and exactly its characters; any other span is wrong.
 
-The cost is that of :func:`gateway.data.redaction.spans` over the set, and over the pages of this repository as plain
+The cost is that of :func:`gateway.redaction.rules.spans` over the set, and over the pages of this repository as plain
 text; 1,000 tokens are 4,000 characters. Prints JSON: recall and precision, altogether and of each kind, what was missed
 and what is wrong, and milliseconds of the processor per 1,000 tokens: the best of five passes, and that of ``private``,
 which answers only yes or no.
@@ -26,8 +26,8 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
-from gateway.data.redaction import private, spans
-from gateway.data.spans import Span
+from gateway.redaction.rules import private, spans
+from gateway.redaction.spans import Span
 
 _CHARS_PER_TOKEN = 4
 _PAGES = Path(__file__).parent.parent / "docs"

@@ -31,12 +31,12 @@ from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
 from gateway.sessions.watching import GroupWatcher
 from swarm.concurrency import Background
-from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
 from swarm.http.serve import TLSFiles, bind, run_app, spare_collections
-from swarm.packs import added
+from swarm.packs import required
 
 _DESCRIPTION = """\
 Answers like vLLM, in the dialect of the address. Other requests under `/v1` go on to the upstream of their route, if it
@@ -108,10 +108,7 @@ def _page(config: GatewayConfig, keys: KeyRing) -> _Page | None:
     """
     if config.ui is None:
         return None
-    make = added("page")
-    if make is None:
-        raise ConfigError("ui: the page is not installed here")
-    return make(config.ui, keys, beyond_loopback=config.host not in LOOPBACK_HOSTS)
+    return required("page", "ui")(config.ui, keys, beyond_loopback=config.host not in LOOPBACK_HOSTS)
 
 
 def _cors(origins: list[str]) -> list[Middleware]:

@@ -7,11 +7,12 @@ outcome is closed.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from adapters.dialects.chat import without_lines
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
 from gateway.keys.ring import KeyRing
@@ -20,7 +21,6 @@ from gateway.observability.request import answered_by, asked_by, in_session, may
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
-from gateway.rollout.placeholders import filled, masked
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
@@ -44,12 +44,17 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.evidence.pairs import Side
+from swarm.packs import added
 from swarm.protocol import POLICY_VERSION
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
 NOT_CHOSEN, NO_CONSENT = "not_chosen", "no_consent"
 _UNPRINTABLE, _LONGEST_NAME = re.compile(r"[^ -~]|;"), 60
+
+#: Of the pack that redacts; where it is not installed, no route can ask for them.
+_masked: Callable[[Incoming], Incoming] = cast("Any", added("masked"))
+_filled: Callable[[Outcome, Mapping[str, str]], Outcome] = cast("Any", added("filled"))
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
@@ -92,9 +97,9 @@ class Pipeline:
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
             if route.settings.data.redact == "before_sampling":
-                incoming = masked(incoming)
+                incoming = _masked(incoming)
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
-            return _holding(filled(outcome, incoming.values) if incoming.values else outcome, held)
+            return _holding(_filled(outcome, incoming.values) if incoming.values else outcome, held)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.
@@ -328,27 +333,6 @@ def _without_lines(incoming: Incoming, settings: RouteSettings) -> Incoming:
     names = [_UNPRINTABLE.sub("?", line.partition(":")[0])[:_LONGEST_NAME] for line in lines]
     incoming.left_out.add(f"system: the line {name}, which would defeat the prefix cache" for name in names)
     return replace(incoming, call=replace(incoming.call, body=body, messages=body["messages"]))
-
-
-def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> tuple[dict[str, Any], list[str]]:
-    """A body in chat form without the lines at the head of its instructions that one of ``patterns`` fits as a whole,
-    and these lines. What is sampled and trained is what is left."""
-    messages: list[dict[str, Any]] = body.get("messages") or []
-    if not patterns or not messages or messages[0].get("role") not in ("system", "developer"):
-        return body, []
-    content: Any = messages[0].get("content")
-    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    dropped: list[str] = []
-    while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
-        line, _, rest = text.partition("\n")
-        if not any(pattern.fullmatch(line) for pattern in patterns):
-            break
-        dropped.append(line)
-        parts[:1] = [{**parts[0], "text": rest}] if rest else []
-    if not dropped or (not parts and len(messages) == 1):
-        return body, []
-    left = parts[0]["text"] if parts and isinstance(content, str) else parts
-    return {**body, "messages": [*([{**messages[0], "content": left}] if parts else []), *messages[1:]]}, dropped
 
 
 def _holding(outcome: OutcomeT, held: AsyncExitStack) -> OutcomeT:

@@ -16,10 +16,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from reward_hooks.compose import make_blend
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks
 from swarm.errors import ConfigError
 from swarm.importer import SourceFolder, code_of, load_attribute
+from swarm.packs import required
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 #: A folder without a reward file may hold this one instead.
@@ -69,6 +69,7 @@ def load_hooks(
 def _from_file(path: Path) -> Hooks:
     if path.suffix not in YAML_SUFFIXES:
         raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
+    make_blend = required("blend", str(path))
     return _from_files(path.parent, lambda folder: make_blend(path, partial(load_hooks, beside=folder)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 #: The module of the command line, with which a client starts a server of its own.
@@ -27,6 +28,17 @@ _ADDED = {
     "overflow_answer": "swarm.agentjet.compat:overflow_answer",
     # what a gateway serves at /ui, of its configuration and its keys
     "page": "gateway.page.page:WebPage",
+    # what is private in the texts of a route, of its patterns and finders: a :class:`gateway.data.consent.PrivacyRules`
+    "redaction": "gateway.redaction.finders:rules_of",
+    # a request with placeholders for what is private; and its outcome with what they stand for
+    "masked": "gateway.redaction.placeholders:masked",
+    "filled": "gateway.redaction.placeholders:filled",
+    # the alarms of a training run, from its steps and evaluations and the rules of ``swarm.watch``
+    "watch": "swarm.evidence.watch:watched",
+    # what a server tells the address of its setting ``webhook``, until it is cancelled
+    "webhook": "swarm.server.webhook:Webhook",
+    # the hooks that a YAML file of parts makes
+    "blend": "reward_hooks.compose:make_blend",
     # verl's engine for language models, as a subclass
     "shared_prefixes": "adapters.verl.tree.shared_prefix:SharedPrefixEngine",
 }
@@ -35,6 +47,18 @@ _ADDED = {
 def added(target: str) -> Any | None:
     """What a pack adds at ``target``; None where no installed pack does."""
     return load_optional(_ADDED[target])
+
+
+def required(target: str, setting: str) -> Any:
+    """What a pack adds at ``target``, which ``setting`` asks for.
+
+    Raises:
+        ConfigError: no installed pack does.
+    """
+    addition = added(target)
+    if addition is None:
+        raise ConfigError(f"{setting} needs {_ADDED[target].partition(':')[0]}, which is not installed here")
+    return addition
 
 
 def installed(target: str) -> bool:

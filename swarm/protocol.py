@@ -382,20 +382,8 @@ class AgreeSyncWeightRequest(WireRequest):
     client_uuid: Name
 
 
-class IsEpisodeClaimedRequest(WireRequest):
-    """``POST /is_episode_claimed``; whether it is to be unregistered otherwise is AgentJet's trainer's business."""
-
-    episode_uuid: Name
-
-
 class BoolResponse(Model):
     """Yes, or no and why; ``success`` with a ``failure_reason`` of ``/agree_sync_weight``: it was to an empty batch."""
 
     success: bool
     failure_reason: str = ""
-
-
-class ServerExperimentDirResponse(Model):
-    """``GET /get_server_experiment_dir``: where the server keeps the run; null before a job is synced."""
-
-    server_experiment_dir: str | None

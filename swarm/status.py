@@ -107,25 +107,12 @@ class PoolInformation(Model):
     training_model_path: str | None = Field(default=None, description="the job's model")
 
 
-class PushVerboseLogRequest(WireRequest):
-    """``POST /push_verbose_log``: a line for the monitor; long ones are cut."""
-
-    tag: str = ""
-    message: str
-
-
 class LogEntry(Model):
     """One pushed line; ``timestamp`` is Unix seconds."""
 
     timestamp: float
     tag: str = ""
     message: str
-
-
-class VerboseLogsResponse(Model):
-    """``GET /get_verbose_logs``: the lines pushed within the last half minute, oldest first."""
-
-    entries: list[LogEntry]
 
 
 class ClientRow(Model):

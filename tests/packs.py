@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,6 @@ WHOLE = (
     "tests/tutorial",
     "tests/benchmarks",
     "tests/gateway/cli/test_mistakes.py",
-    "tests/gateway/cli/test_new.py",
 )
 #: For one command.
 SECONDS = 600.0
@@ -71,14 +71,19 @@ PACKS: dict[str, Pack] = {
     ),
     "monitor": Pack(("gateway.tui", "gateway.cli.monitor"), ("tests/gateway/tui", "tests/gateway/cli/test_monitor.py")),
     "page": Pack(("gateway.page",), ("tests/gateway/page", "benchmarks/judging.py")),
+    "redaction": Pack(
+        ("gateway.redaction",),
+        ("tests/gateway/redaction", "tests/clients/test_presidio.py", "benchmarks/redaction.py"),
+    ),
     "replay": Pack(
-        ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate"),
+        ("gateway.replay", "gateway.cli.replay", "gateway.cli.evaluate", "gateway.launch.versions"),
         (
             "tests/gateway/replay",
             "tests/gateway/cli/test_replay.py",
             "tests/gateway/cli/test_evaluate.py",
             "tests/gateway/rollout/test_untrained_replay.py",
         ),
+        needs=("trying-hooks",),
     ),
     "rewards": Pack(
         ("reward_hooks.builtin",),
@@ -89,6 +94,37 @@ PACKS: dict[str, Pack] = {
         ),
     ),
     "judges": Pack(("reward_hooks.judges",), ("tests/reward_hooks/judges",)),
+    "trying-hooks": Pack(
+        ("gateway.cli.hooks", "reward_hooks.offline"),
+        (
+            "tests/gateway/cli/test_hooks.py",
+            "tests/gateway/test_tried_hooks.py",
+            "tests/reward_hooks/test_offline.py",
+            "tests/reward_hooks/test_agreement.py",
+        ),
+    ),
+    "groups": Pack(
+        ("gateway.cli.groups", "gateway.views.groups_view"), ("tests/gateway/cli/test_groups.py",), needs=("export",)
+    ),
+    "export": Pack(
+        ("swarm.server.journal.export", "swarm.server.journal.group_lines", "gateway.cli.swarm_export"),
+        (
+            "tests/swarm/server/journal/test_export.py",
+            "tests/swarm/server/journal/test_groups.py",
+            "tests/gateway/cli/test_export.py",
+            "tests/gateway/test_seeing_why.py",
+        ),
+    ),
+    "scaffold": Pack(
+        ("gateway.scaffold", "gateway.cli.new"),
+        ("tests/gateway/cli/test_new.py", "tests/tutorial/test_scaffold.py", "tests/tutorial/test_skill.py"),
+    ),
+    "watch": Pack(
+        ("swarm.evidence.watch",),
+        ("tests/swarm/evidence/test_watch.py", "tests/swarm/server/episodes/test_training_watch.py"),
+    ),
+    "webhook": Pack(("swarm.server.webhook",), ("tests/swarm/server/test_webhook.py",)),
+    "blends": Pack(("reward_hooks.compose",), ("tests/reward_hooks/*compose.py", "benchmarks/hooks.py")),
     "shared-prefixes": Pack(
         ("adapters.verl.tree",),
         (
@@ -108,28 +144,30 @@ def pack_of(module: str) -> str:
 
 
 def main() -> None:
-    """Delete packs in copies of the tree. Without any one, all modules that are left can be imported, and the command
-    line answers; with the argument ``core``: without them all, the core's fast tests pass."""
+    """Delete packs in copies of the tree. Without any one (and those that need it), all modules that are left can be
+    imported, and the command line answers; with the argument ``core``: without them all, the core's fast tests pass."""
     with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
         for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
             pass
         if sys.argv[1:] != ["core"]:
             return
-        core = _copy(Path(scratch) / "all packs", *PACKS)
+        core = _copy(Path(scratch) / "all packs", (".",), *PACKS)
         _run(core, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *(f"--ignore={path}" for path in WHOLE))
 
 
 def _try_without(scratch: Path, pack: str) -> None:
-    copy = _copy(scratch / pack, pack)
+    copy = _copy(scratch / pack, PACKAGES, pack, *(name for name, other in PACKS.items() if pack in other.needs))
     paths = [path.relative_to(copy) for package in PACKAGES for path in sorted((copy / package).rglob("*.py"))]
     # the engine's modules need torch: tests/test_layering.py alone holds what they import
     light = [path.with_suffix("") for path in paths if "__" not in path.name and path.parts[:2] != ("adapters", "verl")]
     _run(copy, "-c", _IMPORT_AND_HELP, *(".".join(path.parts) for path in light))
 
 
-def _copy(folder: Path, *without: str) -> Path:
-    """The tracked tree in ``folder``, without these packs and their tests."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def _copy(folder: Path, paths: Sequence[str], *without: str) -> Path:
+    """What is tracked below ``paths``, in ``folder``, without these packs and their tests."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)

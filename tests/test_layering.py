@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # the pack for AgentJet's users; its reader of job files needs less
     "swarm.agentjet": {"swarm.agentjet.yaml_job", "swarm.client", "swarm.data"},
     "swarm.agentjet.yaml_job": set(),
-    "swarm.agentjet.compat": {"swarm.link", "swarm.server", "adapters.dialects"},
+    "swarm.agentjet.compat": {"swarm.agentjet.pool", "swarm.link", "swarm.server", "adapters.dialects"},
+    "swarm.agentjet.pool": {"swarm.server"},
     "swarm.research": {"swarm.client", "swarm.code_snapshots", "swarm.data"},
     "swarm.server": {
         "swarm.tokens",
@@ -77,7 +78,7 @@ LOOSE = {"swarm", "swarm.server", "gateway", "reward_hooks", "adapters"}
 #: The composition roots: core modules that may name a pack, each with its reason.
 PACK_ROOTS = {
     "swarm.packs": "the table of what packs add to the core",
-    "gateway.cli.root": "the table of commands, which a pack may have one of",
+    "gateway.cli.root": "the table of commands, which a pack may have some of",
     "reward_hooks.loader": "the table of built-in hooks, by the names that users write",
 }
 #: Layers that build across layers: they load what they build by its name.
@@ -85,7 +86,15 @@ ROOTS = {"gateway.cli", "gateway.launch"}
 #: Other modules that name, by a string, a module that they must not import: each with what it may name, and why.
 MAY_START: dict[str, set[str]] = {
     # the table of what packs add, and the command line that starts a server for a client
-    "swarm.packs": {"swarm.agentjet", "gateway.page", "gateway.cli", "adapters.verl"},
+    "swarm.packs": {
+        "swarm.agentjet",
+        "swarm.server.webhook",
+        "gateway.page",
+        "gateway.redaction",
+        "gateway.cli",
+        "reward_hooks.compose",
+        "adapters.verl",
+    },
     # the server starts its engine as a process of its own, and imports nothing of it
     "swarm.server.engine.supervisor": {"adapters.verl"},
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -201,6 +202,27 @@ def meaning_of(message: Any) -> bytes:
     elif not isinstance(content, str | None):
         meaning.append(content)
     return canonical(meaning)
+
+
+def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> tuple[dict[str, Any], list[str]]:
+    """A body in chat form without the lines at the head of its instructions that one of ``patterns`` fits as a whole,
+    and these lines. What is sampled and trained is what is left."""
+    messages: list[dict[str, Any]] = body.get("messages") or []
+    if not patterns or not messages or messages[0].get("role") not in ("system", "developer"):
+        return body, []
+    content: Any = messages[0].get("content")
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    dropped: list[str] = []
+    while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
+        line, _, rest = text.partition("\n")
+        if not any(pattern.fullmatch(line) for pattern in patterns):
+            break
+        dropped.append(line)
+        parts[:1] = [{**parts[0], "text": rest}] if rest else []
+    if not dropped or (not parts and len(messages) == 1):
+        return body, []
+    left = parts[0]["text"] if parts and isinstance(content, str) else parts
+    return {**body, "messages": [*([{**messages[0], "content": left}] if parts else []), *messages[1:]]}, dropped
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -15,10 +15,10 @@ from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import DIALECTS, ChatDialect, Dialect, MessagesDialect, dialect_of
+from adapters.dialects.chat import without_lines
 from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
-from gateway.pipeline import without_lines
 from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Outcome, Relayed

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.credentials import tokens
-from gateway.cli.here import client_for, run_folder
-from gateway.cli.output import announce, print_json, stage_bars, tell
+from gateway.cli.here import client_for
+from gateway.cli.output import announce, print_json, tell
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
 from gateway.cli.target import AsJson, SwarmUrl, job_text
-from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
@@ -123,49 +122,3 @@ def engine_stop(swarm_url: SwarmUrl = None, token: Token = None, as_json: AsJson
     with connect(swarm_url, token) as client:
         client.stop_engine()
     tell(as_json, {"success": True}, "the engine is stopped")
-
-
-@app.command()
-def export(
-    out: Annotated[Path, typer.Option("--out", "-o", help="file to write, .parquet or .jsonl; replaced if it exists")],
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="run folder of the swarm server, which may be running; default: of the one that runs here, or "
-            "runs/default"
-        ),
-    ] = None,
-    state: Annotated[
-        Literal["trained", "waiting", "dropped", "all"],
-        typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
-    ] = "trained",
-    run: Annotated[str | None, typer.Option(help="only episodes of this run_id; default: all runs")] = None,
-    groups: Annotated[
-        bool, typer.Option("--groups", help="one line per group, in words: what `hooks test --data` reads")
-    ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="with --groups: model whose tokenizer reads the tokens; default: the run's own")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
-    if tokenizer and not groups:
-        raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
-    journal = run_folder(run_dir) / "journal.db"
-    decode = None
-    if groups:
-        model = tokenizer or load_attribute("swarm.server.journal.group_lines:model_of")(journal, run)
-        decode = load_attribute("adapters.models:decoder")(model)
-    with stage_bars(visible=not as_json) as on_progress:
-        report = load_attribute("swarm.server.journal.export:export")(
-            journal, out, state=state, run_id=run, progress=on_progress, decode=decode
-        )
-    if groups:
-        left_out = (
-            f"; {report.left_out} left out, which lack tokens or are no single answers" if report.left_out else ""
-        )
-        line = f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}"
-    else:
-        counts = f"{report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens"
-        line = f"{report.path}: {counts}, {report.bytes / 1e6:.1f} MB"
-    tell(as_json, report.model_dump(mode="json"), line)

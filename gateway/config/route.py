@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.takeover import ServeConfig
-from gateway.data.consent import ConsentRule, Redaction
-from gateway.data.finders import by_pattern, finder
-from gateway.data.redaction import Rules
+from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
+from swarm.packs import required
 from swarm.types import Model
 
 PolicyKind = Literal["best", "first"]
@@ -149,11 +148,11 @@ class DataConfig(Model):
         return self
 
     @cached_property
-    def rules(self) -> Rules | None:
+    def rules(self) -> PrivacyRules | None:
         """What is private here; ``None``: nothing."""
         if self.redact == "none":
             return None
-        return Rules((*(by_pattern(*named) for named in self.patterns.items()), *map(finder, self.finders)))
+        return required("redaction", "data.redact")(self.patterns, self.finders)
 
 
 class RouteSettings(Model):

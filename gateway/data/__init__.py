@@ -1,1 +1,1 @@
-"""The texts that people wrote: which parts are private, and which may be kept and trained."""
+"""The texts that people wrote: which may be kept and trained."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
-from gateway.data.redaction import Rules
 from swarm.errors import RequestError
 
 #: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
@@ -24,6 +23,14 @@ TRAIN_HEADER = "x-swarm-train"
 NO_SESSION = "false; session"
 
 
+class PrivacyRules(Protocol):
+    """What is private; see ``redaction`` in :mod:`swarm.packs`."""
+
+    def private(self, value: Any) -> bool:
+        """Whether a text anywhere in ``value`` (JSON) has a private part."""
+        ...
+
+
 @dataclass(slots=True)
 class Consent:
     """Of one request.
@@ -34,7 +41,7 @@ class Consent:
     """
 
     granted: bool = False
-    rules: Rules | None = None
+    rules: PrivacyRules | None = None
 
     def keeps(self, texts: Any) -> bool:
         """Whether ``texts`` (JSON) may be kept."""

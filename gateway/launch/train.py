@@ -23,7 +23,7 @@ from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.reports.report import TrainingReport, points_of_evaluations, points_of_steps
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
-from swarm.client.training_run import Evaluation, EvaluationReport, Progress, TrainOptions
+from swarm.client.training_options import Evaluation, EvaluationReport, Progress, TrainOptions
 from swarm.client.workflow import Execute, find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError

@@ -369,3 +369,29 @@ def _session_in(user: str) -> str:
         return ""
     named = fields.get("session_id")
     return named if isinstance(named, str) else ""
+
+
+def sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn | None) -> tuple[dict[str, Any], int]:
+    """``body`` with the objects that it has in common with the turn before it, and the bytes of the rest: a
+    conversation of n turns is then kept, and copied for hooks, in the size of its last request and not n times it."""
+    earlier: dict[str, Any] = parent.body if parent is not None else {}
+    shared = dict(body)
+    size = 0
+    for name, value in body.items():
+        if name == "messages":
+            continue
+        if name in earlier and earlier[name] == value:
+            shared[name] = earlier[name]
+        else:
+            size += size_of(value)
+    before: list[Any] = [*earlier.get("messages", []), parent.message] if parent is not None else []
+    # a raw prompt has none
+    messages: list[Any] = list(body.get("messages") or ())
+    for index, message in enumerate(messages):
+        if index < len(before) and before[index] == message:
+            messages[index] = before[index]
+        else:
+            size += sizes[index] or size_of(message)
+    if messages:
+        shared["messages"] = messages
+    return shared, size

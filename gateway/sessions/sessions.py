@@ -27,7 +27,7 @@ from gateway.sessions.conversation import (
     digests_of,
     is_of,
     names_of,
-    size_of,
+    sharing,
 )
 from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Memory, Position
@@ -134,7 +134,7 @@ class Sessions:
         link.name = conversation.session_id
         in_session(link.name)
         digest, inner, answer_size = answered(link.digests, message)
-        body, size = _sharing(link.incoming.call.body, link.digests.sizes, parent)
+        body, size = sharing(link.incoming.call.body, link.digests.sizes, parent)
         turn = DeliveredTurn(
             completion_id=plain_id(completion_id),
             key_id=link.scope.key_id,
@@ -382,32 +382,6 @@ def plain_id(completion_id: str) -> str:
 def _release(conversation: Conversation) -> None:
     for turn in conversation.turns:
         turn.session_over()
-
-
-def _sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn | None) -> tuple[dict[str, Any], int]:
-    """``body`` with the objects that it has in common with the turn before it, and the bytes of the rest: a
-    conversation of n turns is then kept, and copied for hooks, in the size of its last request and not n times it."""
-    earlier: dict[str, Any] = parent.body if parent is not None else {}
-    shared = dict(body)
-    size = 0
-    for name, value in body.items():
-        if name == "messages":
-            continue
-        if name in earlier and earlier[name] == value:
-            shared[name] = earlier[name]
-        else:
-            size += size_of(value)
-    before: list[Any] = [*earlier.get("messages", []), parent.message] if parent is not None else []
-    # a raw prompt has none
-    messages: list[Any] = list(body.get("messages") or ())
-    for index, message in enumerate(messages):
-        if index < len(before) and before[index] == message:
-            messages[index] = before[index]
-        else:
-            size += sizes[index] or size_of(message)
-    if messages:
-        shared["messages"] = messages
-    return shared, size
 
 
 def ends(incoming: Incoming) -> bool:

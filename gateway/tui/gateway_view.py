@@ -19,10 +19,10 @@ from gateway.views.format import (
     View,
     counts_table,
     number,
+    percent,
     printable,
     reward,
     seconds,
-    share,
     short,
     table_of,
 )
@@ -179,7 +179,7 @@ def _differ(counts: Stats) -> str:
 
 def _waste(counts: Stats) -> str:
     """The share of sampled completion tokens that were not delivered."""
-    return share(counts.tokens.wasted, counts.tokens.wasted + counts.tokens.delivered)
+    return percent(counts.tokens.wasted, counts.tokens.wasted + counts.tokens.delivered)
 
 
 def _is_ill(route: RouteStatus) -> bool:

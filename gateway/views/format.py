@@ -156,7 +156,7 @@ def reward(value: float) -> str:
     return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-def share(part: float, whole: float) -> str:
+def percent(part: float, whole: float) -> str:
     """``37%``; :data:`UNKNOWN` of nothing."""
     return f"{100 * part / whole:.0f}%" if whole > 0 else UNKNOWN
 

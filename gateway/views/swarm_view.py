@@ -28,10 +28,10 @@ from gateway.views.format import (
     curve,
     measure,
     number,
+    percent,
     printable,
     reward,
     seconds,
-    share,
     short,
     table_of,
 )
@@ -121,12 +121,12 @@ _STEPS: Columns[StepResult] = {
     ">reward": lambda step: _reward(step, REWARD),
     ">±": lambda step: _reward(step, SPREAD),
     ">groups differ": lambda step: _differ(step),
-    ">success": lambda step: _share(step, SUCCESS),
+    ">success": lambda step: _percent(step, SUCCESS),
     ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
     ">calls": lambda step: _metric(step, CALLS),
     ">time": lambda step: seconds(step.seconds),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
-    ">history lost": lambda step: _share(step, "swarm/lost_history"),
+    ">history lost": lambda step: _percent(step, "swarm/lost_history"),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {
@@ -236,8 +236,8 @@ def _reward(step: StepResult, name: str) -> str:
     return reward(step.metrics[name]) if name in step.metrics else UNKNOWN
 
 
-def _share(step: StepResult, name: str) -> str:
-    return share(step.metrics[name], 1) if name in step.metrics else UNKNOWN
+def _percent(step: StepResult, name: str) -> str:
+    return percent(step.metrics[name], 1) if name in step.metrics else UNKNOWN
 
 
 def _differ(step: StepResult) -> str:
@@ -318,7 +318,7 @@ def _batch(status: ServerStatus, pool: PoolInformation) -> str:
         return f"{words}: {agreed} of {len(taking_part)} clients agree; {pool.completed_episodes} episodes wait"
     begun = sum(count < pool.num_repeat for count in pool.tasks.values())
     return (
-        f"{bar(done, total, _HEAD_BAR)} {words} ({share(done, total)}) for step {status.engine.global_step + 1}; "
+        f"{bar(done, total, _HEAD_BAR)} {words} ({percent(done, total)}) for step {status.engine.global_step + 1}; "
         f"{begun} begun, {pool.completed_episodes} episodes wait"
     )
 

@@ -24,26 +24,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from adapters.dialects import ChatDialect
+from swarm.agentjet.pool import episode_buffer, pool_information
 from swarm.errors import ConflictError, ContextLengthError
 from swarm.job import TrainJob
 from swarm.link.imported import top_level
-from swarm.protocol import (
-    BoolResponse,
-    IsEpisodeClaimedRequest,
-    LateEndResponse,
-    ServerExperimentDirResponse,
-    SuccessResponse,
-)
-from swarm.server.auth import ControlRoute
+from swarm.protocol import BoolResponse, LateEndResponse, Name, SuccessResponse, WireRequest
+from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.dataplane.calls import CallOwner
 from swarm.server.engine.controller import Controller
 from swarm.server.foreign import ForeignClients
 from swarm.states import EngineState
-from swarm.status import (
-    EngineStatus,
-    PushVerboseLogRequest,
-    VerboseLogsResponse,
-)
+from swarm.status import EngineStatus, EpisodeBufferResponse, LogEntry, PoolInformation
+from swarm.types import Model
 
 #: Its clients of March and April 2026 cache the engine's state for 0.5 s.
 REMEMBERED_SECONDS = 0.6
@@ -64,6 +56,31 @@ TRAINER_PATHS = (
     "/update_current_batch_rollout_pool_information",
     "/update_current_batch_rollout_pool_information_and_fetch_instruction",
 )
+
+
+class IsEpisodeClaimedRequest(WireRequest):
+    """``POST /is_episode_claimed``; whether it is to be unregistered otherwise is AgentJet's trainer's business."""
+
+    episode_uuid: Name
+
+
+class ServerExperimentDirResponse(Model):
+    """``GET /get_server_experiment_dir``: where the server keeps the run; null before a job is synced."""
+
+    server_experiment_dir: str | None
+
+
+class PushVerboseLogRequest(WireRequest):
+    """``POST /push_verbose_log``: a line for the monitor; long ones are cut."""
+
+    tag: str = ""
+    message: str
+
+
+class VerboseLogsResponse(Model):
+    """``GET /get_verbose_logs``: the lines pushed within the last half minute, oldest first."""
+
+    entries: list[LogEntry]
 
 
 class StateShown:
@@ -135,12 +152,24 @@ class AgentJetClients(ForeignClients):
     def routes(self) -> list[BaseRoute]:
         always = {409: "always"}
         return [
+            ControlRoute("GET", "/get_current_batch_rollout_pool_information", self.pool_information, "read"),
+            # it shows the ids of everyone's episodes, and whoever knows an episode's id may end it
+            ControlRoute("POST", "/get_episode_buffer", self.get_episode_buffer, "admin"),
             ControlRoute("POST", "/is_episode_claimed", self.is_episode_claimed, "claim"),
             ControlRoute("GET", "/get_server_experiment_dir", self.get_server_experiment_dir, "read"),
             ControlRoute("POST", "/push_verbose_log", self.push_verbose_log, "admin"),
             ControlRoute("GET", "/get_verbose_logs", self.get_verbose_logs, "read"),
             *(ControlRoute("POST", path, self.trainer, "admin", refusals=always) for path in TRAINER_PATHS),
         ]
+
+    async def pool_information(self, request: Request) -> PoolInformation:
+        """What the current batch has and still needs."""
+        caller: TokenHolder = request.scope["caller"]
+        return pool_information(self.controller, whole_uuids=caller.sees_uuids)
+
+    async def get_episode_buffer(self) -> EpisodeBufferResponse:
+        """The running episodes."""
+        return episode_buffer(self.controller)
 
     async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
         """Whether an episode runs."""

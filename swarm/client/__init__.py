@@ -5,7 +5,7 @@ from swarm.client.claiming import ThrottleSchedule
 from swarm.client.episodes import AsyncEpisode, AsyncGroup
 from swarm.client.sync import Episode, Group, SwarmClient
 from swarm.client.training import auto_train_with_dataset, auto_train_with_dataset_async
-from swarm.client.training_run import TrainReport
+from swarm.client.training_options import TrainReport
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.protocol import SwarmThrottlePolicy
 

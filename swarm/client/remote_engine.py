@@ -65,7 +65,7 @@ class RemoteEngine:
         return (await self.get_engine_status()).global_step
 
     async def get_rollout_stat(self) -> PoolInformation:
-        """What the current batch has collected and still needs."""
+        """What the current batch has collected and still needs; asks a route of AgentJet's, as the next two do."""
         return await self._calls.perform(
             wire.Call("GET", "/get_current_batch_rollout_pool_information", PoolInformation)
         )

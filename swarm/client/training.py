@@ -10,7 +10,8 @@ from swarm.client.claiming import Throttle
 from swarm.client.episodes import each
 from swarm.client.portal import BlockingCall, each_in_thread, in_thread
 from swarm.client.sync import SwarmClient
-from swarm.client.training_run import DatasetTraining, Execute, Progress, TrainOptions, TrainReport
+from swarm.client.training_options import Progress, TrainOptions, TrainReport
+from swarm.client.training_run import DatasetTraining, Execute
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
 from swarm.types import Task, WorkflowOutput

@@ -18,7 +18,7 @@ from typing import Any
 
 from swarm.client import SwarmClient
 from swarm.client.training import TrainOptions, begin_training
-from swarm.client.training_run import Evaluation
+from swarm.client.training_options import Evaluation
 from swarm.client.workflow import find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError

@@ -21,7 +21,7 @@ from swarm.errors import ConfigError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
-from swarm.packs import added
+from swarm.packs import added, required
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
 from swarm.server.api.episodes import EpisodeRoutes
@@ -42,7 +42,6 @@ from swarm.server.engine.supervisor import Supervisor
 from swarm.server.foreign import ForeignClients
 from swarm.server.holding import HeldPolicies
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
-from swarm.server.webhook import Webhook
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
@@ -70,7 +69,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
         engine_command: starts the engine, the job's YAML path is appended; default: our verl adapter.
 
     Raises:
-        ConfigError: the run folder's ``tokens.json`` is damaged.
+        ConfigError: the run folder's ``tokens.json`` is damaged, or a pack that is asked for is not installed.
 
     ``app.state.controller`` and ``app.state.supervisor`` are for the process that serves the app;
     ``app.state.startup_error`` is the reason if its lifespan did not start.
@@ -82,6 +81,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     policies = PolicyRoutes(controller.episodes, audit, config.run_dir)
     data_plane = DataPlane(config, controller, names)
     meters, log = Meters(), VerboseLog()
+    make_webhook = None if config.webhook is None else required("webhook", "webhook")
     monitor = Monitor(controller, meters, log, data_plane.replicas, config.run_dir.resolve())
     # checking the file for each request would cost a busy server a tenth of its time
     ring = TokenRing(config.token, config.run_dir, private=config.private_token)
@@ -103,8 +103,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 asyncio.create_task(controller.episodes.expire(), name="expire"),
                 asyncio.create_task(HeldPolicies(controller.run, config.run_dir).run(), name="hold"),
             ]
-            if config.webhook is not None:
-                webhook = Webhook(config.webhook, policies.statuses, policies.alarms)
+            if make_webhook is not None:
+                webhook = make_webhook(config.webhook, policies.statuses, policies.alarms)
                 running.append(asyncio.create_task(webhook.run(), name="webhook"))
             try:
                 yield

@@ -30,9 +30,9 @@ ASK = """
 import logging
 
 logging.basicConfig(level=logging.DEBUG)
-from gateway.data.finders import finder
-from gateway.data.masking import Masking, unmasked
-from gateway.data.redaction import Rules
+from gateway.redaction.finders import finder
+from gateway.redaction.masking import Masking, unmasked
+from gateway.redaction.rules import Rules
 
 masking = Masking(Rules((finder("presidio"),)))
 text = "Anna Schmidt, SSN 536-90-4399, DE89370400440532013000, a@b.org: order 12345678"

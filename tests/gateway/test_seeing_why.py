@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cli.hooks import try_hooks
 from gateway.cli.swarm import status_lines
 from gateway.observability import tracing
-from reward_hooks.offline import OfflineConfig
 from swarm.server.journal.export import ExportState, export
 from swarm.status import ServerStatus
 from swarm.types import StepResult
@@ -131,25 +129,6 @@ async def test_a_hook_sees_all_that_is_known_of_an_answer(rig: server.Rig, tmp_p
     assert all(one["request"]["seed"] == 7 for one in (first, second))
     assert all(one["policy_version"] == rig.controller.engine.policy_version for one in (first, second))
     assert first["session"] is None, "nobody named a session, and nobody went on"
-
-
-async def test_a_recorded_group_is_judged_again_offline(rig: server.Rig, tmp_path: Path) -> None:
-    rig.vllm.script.append(several(plain_choice([1]), plain_choice([1, 2, 3], index=1)))
-    hook, _ = await answered(rig, tmp_path, BY_LENGTH)
-    data = tmp_path / "groups.jsonl"
-
-    def decode(ids: list[int], *, special: bool) -> str:
-        return " ".join(f"t{one}" for one in ids)
-
-    def again() -> None:
-        assert export(tmp_path / "journal.db", data, "waiting", decode=decode).groups == 1
-        report = try_hooks(hook, data, hook, OfflineConfig(), None, lambda *_: None)
-        [group] = report.groups
-        assert (group.prompt, group.order, group.tau_rank) == ("hello", [1, 0], 1.0)
-        assert [one.reason for one in group.rewards] == ["'t1' has its length", "'t1 t2 t3' has its length"]
-        assert (report.tau_rank, report.flip_rate, report.compared) == (1.0, 0.0, 1)
-
-    await asyncio.to_thread(again)
 
 
 async def test_a_submit_hook_that_fails_says_why_too(rig: server.Rig, tmp_path: Path) -> None:

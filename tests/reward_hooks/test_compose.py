@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_hooks import Hooks, Reward, Task
+from reward_hooks import Hooks, Reward, Task, load_hooks
 from reward_hooks.compose import Blend, Part, ranks
+from reward_hooks.contract import REWARD, SUBMIT
 from swarm.errors import HookError
 from tests.reward_hooks.making import CONTEXT, candidates
+from tests.reward_hooks.test_loader import write_helpers
 
 pytestmark = pytest.mark.anyio
 TASK = Task(task_id="t")
@@ -114,3 +117,30 @@ async def test_parts_get_the_rest_of_the_deadline() -> None:
     with pytest.raises(HookError) as caught:
         await blend.on_compute_relative_reward(TASK, candidates("a"), context)
     assert caught.value.code == "hook_timeout"
+
+
+def test_a_blend_takes_an_attribute_of_a_module_beside_it_anew(tmp_path: Path) -> None:
+    (tmp_path / "hooks.yaml").write_text("parts: [{hook: 'mine:Mine', options: {}}]\nsubmit: 'mine:Mine'\n")
+    for version in (1, 2):
+        (tmp_path / "mine.py").write_text(
+            "class Mine:\n"
+            f"    def {REWARD}(self, task, candidates, context):\n        ...\n"
+            f"    def {SUBMIT}(self, request, context):\n        return [{version}]\n"
+        )
+        submit: Any = load_hooks(tmp_path / "hooks.yaml").submit
+        assert submit(None, None) == [version]
+
+
+def test_the_digest_of_a_blend_is_of_the_file_and_its_parts(tmp_path: Path) -> None:
+    write_helpers(tmp_path / "part", 0.1)
+    blend = tmp_path / "hooks.yaml"
+
+    def code(weight: int) -> str:
+        other = "hook: tests.reward_hooks.making:Longer, options: {most: 9}"
+        blend.write_text(f"parts: [{{hook: part, weight: {weight}}}, {{{other}}}]")
+        return load_hooks(blend).code
+
+    first = code(1)
+    assert code(2) != first == code(1)
+    write_helpers(tmp_path / "part", 0.2)
+    assert code(1) != first

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -98,18 +97,6 @@ def test_helpers_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
     assert [rewards_of(one) for one in hooks] == [[0.25] * 4, [0.75] * 4]
 
 
-def test_a_blend_takes_an_attribute_of_a_module_beside_it_anew(tmp_path: Path) -> None:
-    (tmp_path / "hooks.yaml").write_text("parts: [{hook: 'mine:Mine', options: {}}]\nsubmit: 'mine:Mine'\n")
-    for version in (1, 2):
-        (tmp_path / "mine.py").write_text(
-            "class Mine:\n"
-            f"    def {REWARD}(self, task, candidates, context):\n        ...\n"
-            f"    def {SUBMIT}(self, request, context):\n        return [{version}]\n"
-        )
-        submit: Any = load_hooks(tmp_path / "hooks.yaml").submit
-        assert submit(None, None) == [version]
-
-
 def test_replaced_hooks_are_freed(tmp_path: Path) -> None:
     write_helpers(tmp_path, 0.25)
     # what earlier tests left is none of this one's
@@ -154,21 +141,6 @@ def test_the_digest_is_of_what_was_loaded(tmp_path: Path) -> None:
     assert old.code == codes[0]
     assert load_hooks(write_helpers(tmp_path / "a", 0.2)).code != codes[0], "a helper changed"
     assert old.code == codes[0]
-
-
-def test_the_digest_of_a_blend_is_of_the_file_and_its_parts(tmp_path: Path) -> None:
-    write_helpers(tmp_path / "part", 0.1)
-    blend = tmp_path / "hooks.yaml"
-
-    def code(weight: int) -> str:
-        other = "hook: tests.reward_hooks.making:Longer, options: {most: 9}"
-        blend.write_text(f"parts: [{{hook: part, weight: {weight}}}, {{{other}}}]")
-        return load_hooks(blend).code
-
-    first = code(1)
-    assert code(2) != first == code(1)
-    write_helpers(tmp_path / "part", 0.2)
-    assert code(1) != first
 
 
 def test_the_digest_of_a_module_stays_while_its_old_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from agent_run import SWARM_URL, execute
 
 from swarm.client import SwarmClient
 from swarm.client.training import begin_training
-from swarm.client.training_run import TrainOptions
+from swarm.client.training_options import TrainOptions
 from swarm.data import read_tasks
 from swarm.job import read_job
 from swarm.types import Task

@@ -28,7 +28,6 @@ from swarm.control_protocol import (
 )
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.protocol import RefusedResponse, SuccessResponse
-from swarm.server.api.pool import episode_buffer, pool_information
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.engine.changes import Changes
@@ -38,7 +37,7 @@ from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import EPISODES, Monitor, VerboseLog
 from swarm.states import EngineState
-from swarm.status import EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
+from swarm.status import EngineStatus, ServerStatus
 
 #: why a route that changes what is on disk may be refused for now
 BACKLOG = "the journal or the engine cannot take it now; `retry-after` says when to come back"
@@ -54,7 +53,7 @@ def refused(exc: SwarmGatewayError, status: int) -> Response:
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """``/start_engine``, ``/stop_engine``, ``/get_engine_status``, ``/status`` and the pool's counts."""
+    """``/start_engine``, ``/stop_engine``, ``/get_engine_status`` and ``/status``."""
 
     controller: Controller
     changes: Changes
@@ -70,9 +69,6 @@ class EngineRoutes:
             ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
             ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
             ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
-            ControlRoute("GET", "/get_current_batch_rollout_pool_information", self.pool_information, "read"),
-            # it shows the ids of everyone's episodes, and whoever knows an episode's id may end it
-            ControlRoute("POST", "/get_episode_buffer", self.get_episode_buffer, "admin"),
         ]
 
     async def start_engine(self, request: Request) -> StartEngineResponse:
@@ -123,15 +119,6 @@ class EngineRoutes:
         caller: TokenHolder = request.scope["caller"]
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=caller.sees_uuids)
         return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status
-
-    async def pool_information(self, request: Request) -> PoolInformation:
-        """What the current batch has and still needs."""
-        caller: TokenHolder = request.scope["caller"]
-        return pool_information(self.controller, whole_uuids=caller.sees_uuids)
-
-    async def get_episode_buffer(self) -> EpisodeBufferResponse:
-        """The running episodes."""
-        return episode_buffer(self.controller)
 
 
 @dataclass(frozen=True)

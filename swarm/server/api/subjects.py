@@ -20,8 +20,8 @@ from swarm.server.api.engine import BACKLOG
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
+from swarm.server.journal.episode_rows import Row, rows_of
 from swarm.server.journal.erasure import note_export
-from swarm.server.journal.export import Row, rows_of
 from swarm.subjects import DataReport, Subject
 
 _Key = Annotated[str, Query(max_length=200, description="id of a gateway's key")]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from swarm.evidence.alarms import Alarm, WatchRules
-from swarm.evidence.watch import watched
 from swarm.job import TrainJob
+from swarm.packs import added, required
 from swarm.server.journal.rows import ResumptionRow
 from swarm.types import EvalResult, StepResult
 
@@ -34,6 +34,8 @@ class TrainingWatch:
     def __init__(self, append: Callable[..., Any], rules: WatchRules) -> None:
         self._append = append
         self._rules = rules
+        # alarms of their own accord warn alone; what a person asked for is not left out in silence
+        self._watched = added("watch") if rules == WatchRules() else required("watch", "watch")
         self._run_id = ""
         self._step = self._resumed = 0
         self.alarms: list[Alarm] = []
@@ -59,9 +61,10 @@ class TrainingWatch:
         before = {alarm.kind for alarm in self.alarms}
         summed = job.advantage == "dr_grpo"
         self._step = steps[-1].step if steps else 0
+        alarms = self._watched(steps, evaluations, self._rules, summed_entropy=summed) if self._watched else []
         self.alarms = [
             alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and alarm.since > self._resumed})
-            for alarm in watched(steps, evaluations, self._rules, summed_entropy=summed)
+            for alarm in alarms
         ]
         new = [alarm for alarm in self.alarms if alarm.kind not in before]
         for alarm in new:

@@ -1,41 +1,27 @@
 """The episodes of a journal as a file of rows, read beside the server that writes it.
 
-Invariant: the journal is only read, in short transactions, so that its log is never held back; the file appears under
-its name when it is whole.
+Invariant: the file appears under its name when it is whole.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
-
-from msgspec import structs
+from typing import Literal, Protocol
 
 from swarm.errors import ConfigError
-from swarm.measures import components_of
-from swarm.server.journal.codec import (
-    STATE_NAMES,
-    clean,
-    finish_reason_of,
-    notes_of,
-    unpack_counts,
-    unpack_trajectory,
-)
-from swarm.server.journal.erasure import find, note_export
+from swarm.server.journal.codec import clean
+from swarm.server.journal.episode_rows import Row, episode_rows, finite
+from swarm.server.journal.erasure import note_export
 from swarm.server.journal.group_lines import Decode, GroupLines
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
-from swarm.subjects import Subject
-from swarm.tokens import TokenCounts, as_lists
+from swarm.tokens import TokenCounts
 from swarm.types import Model, OnProgress
 
 ExportState = Literal["trained", "waiting", "dropped", "all"]
@@ -48,23 +34,8 @@ _STATES: dict[ExportState, str] = {
     "dropped": f"(e.state = '{EpisodeState.DROPPED}' OR e.how = 'aborted' AND e.drop_reason != '')",
     "all": f"e.state != '{EpisodeState.CLAIMED}'",
 }
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
-#: episodes read at once, and bytes of their token data that make one piece of the file
-_READ_ROWS = 64
+#: of their token data, that make one piece of the file
 _PIECE_BYTES = 4 * 1024 * 1024
-
-_COLUMNS = (
-    "e.rowid, length(t.data) + coalesce(length(c.data), 0), e.uuid, e.run_id, e.state, e.type, e.client_uuid,"
-    " e.group_uuid, e.task_id, e.reward,"
-    " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
-    " e.claimed_at, e.ended_at, e.tokens, t.data, c.data"
-)
-_FROM = (
-    "FROM episodes e LEFT JOIN trajectories t ON t.episode = e.uuid LEFT JOIN calls c ON c.episode = e.uuid"
-    " AND e.ended IS NOT NULL"
-)
-
-Row = dict[str, Any]
 
 
 class ExportReport(Model):
@@ -141,20 +112,12 @@ def export(
     return report
 
 
-def rows_of(journal: Path, subject: Subject) -> list[Row]:
-    """The rows of all episodes of ``subject`` that are over; JSON has a number for all of their values."""
-    with reading(journal) as connection:
-        names = json.dumps([match.uuid for match in find(connection, subject, time.time())])
-        condition = "e.uuid IN (SELECT value FROM json_each(?))"
-        return [_finite(row) for _, row in _rows(connection, condition, (names,))]
-
-
 def _copy(
     connection: sqlite3.Connection, condition: str, sink: _Sink, progress: OnProgress | None
 ) -> tuple[int, int, int]:
     total, last = connection.execute(f"SELECT count(*), max(e.rowid) FROM episodes e WHERE {condition}").fetchone()
     done = timelines = tokens = 0
-    for piece in _pieces(_rows(connection, f"{condition} AND e.rowid <= {last or 0}")):
+    for piece in _pieces(episode_rows(connection, f"{condition} AND e.rowid <= {last or 0}")):
         sink.write(piece)
         done += len(piece)
         timelines += sum(len(row["timelines"]) for row in piece)
@@ -171,86 +134,6 @@ def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str |
     if run_id not in runs:
         raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {', '.join(runs[-5:]) or 'none'}")
     return f"{_STATES[state]} AND e.run_id = '{run_id}'"
-
-
-def _rows(connection: sqlite3.Connection, condition: str, named: tuple[str, ...] = ()) -> Generator[tuple[int, Row]]:
-    """Rows with the size of their token data. Each read is a transaction of its own."""
-    after = 0
-    while True:
-        rows = connection.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE {condition} AND e.rowid > ? ORDER BY e.rowid LIMIT {_READ_ROWS}",
-            (*named, after),
-        ).fetchall()
-        if not rows:
-            return
-        after = rows[-1][0]
-        for _, size, *values in rows:
-            yield size or 0, _row(*values)
-
-
-def _row(
-    episode_uuid: str,
-    run_id: str,
-    state: EpisodeState,
-    episode_type: str,
-    client_uuid: str,
-    group_uuid: str,
-    task_id: str | None,
-    reward: float | None,
-    output: str | None,
-    how: str,
-    drop_reason: str,
-    quarantine_reason: str,
-    batch_id: str,
-    step: int | None,
-    claimed_at: float,
-    ended_at: float,
-    tokens: bytes | None,
-    data: bytes | None,
-    call: bytes | None,
-) -> Row:
-    trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
-    timelines = [] if trajectory is None else trajectory.timelines
-    result: dict[str, Any] = {} if output is None else json.loads(output)
-    notes = notes_of(result)
-    return {
-        "episode_uuid": episode_uuid,
-        "run_id": run_id,
-        "state": STATE_NAMES.get(state, state),
-        "episode_type": episode_type,
-        "client_uuid": client_uuid,
-        "group_uuid": group_uuid,
-        "task_id": task_id or "",
-        "group_id": clean(notes.group_id),
-        "hook": clean(notes.hook),
-        "code": clean(notes.code),
-        "request_id": clean(notes.request_id),
-        "trace_id": _trace_id(notes.traceparent),
-        "reward": reward,
-        "rank": notes.rank,
-        "components": components_of(result.get("log_metrics") or {}),
-        "reason": clean(notes.reason),
-        "output": None if output is None else result,
-        "how": how,
-        "drop_reason": drop_reason,
-        "quarantine_reason": quarantine_reason,
-        "batch_id": batch_id,
-        "step": step,
-        "min_policy_version": min((timeline.min_policy_version for timeline in timelines), default=None),
-        "max_policy_version": max((timeline.max_policy_version for timeline in timelines), default=None),
-        "claimed_at": claimed_at,
-        "ended_at": ended_at,
-        "tokens": structs.asdict(unpack_counts(tokens)),
-        "num_calls": 0 if trajectory is None else trajectory.num_calls,
-        "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
-        "timelines": [as_lists(timeline) for timeline in timelines],
-    }
-
-
-def _trace_id(traceparent: str) -> str:
-    """Of the trace of the request that the episode was for: https://www.w3.org/TR/trace-context/#traceparent-header."""
-    match = _TRACEPARENT.match(traceparent)
-    return match[1] if match else ""
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
@@ -278,7 +161,7 @@ class _JsonLines:
             try:
                 line = json.dumps(row, ensure_ascii=False, allow_nan=False)
             except ValueError:
-                line = json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)
+                line = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
             self._file.write(line + "\n")
 
     def close(self) -> None:
@@ -344,15 +227,3 @@ class _Parquet:
 
 
 _SINKS: dict[str, Callable[[Path], _Sink]] = {".parquet": _Parquet, ".jsonl": _JsonLines}
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _finite(item) for key, item in cast("dict[str, Any]", value).items()}
-        case list():
-            return [_finite(item) for item in cast("list[Any]", value)]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value

@@ -204,14 +204,3 @@ async def test_a_session_that_says_no_is_not_kept_from_then_on(rig: server.Rig, 
         assert await trained("hers") == await trained("hers", **{"x-swarm-train": "true"}) == "false"
         assert traces(tmp_path, ANSWER) == set()
         assert await trained("his") == "true"
-
-
-async def test_what_is_masked_is_trained_and_leaves_no_trace(rig: server.Rig, tmp_path: Path) -> None:
-    before = await records(rig)
-    masking = {"redact": "before_sampling", "patterns": {"mark": r"Zweitausend\w*"}}
-    async with keeping_all(rig, tmp_path, data=masking, claim_wait_seconds=0.05) as http:
-        await everything(http, {})
-        await failing(rig, http, {})
-        sent = [body for _, body in rig.vllm.requests]
-    assert sent and not any(MARK in str(body) for body in sent)
-    assert await records(rig) > before and traces(tmp_path) == set()

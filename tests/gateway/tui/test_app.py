@@ -21,7 +21,6 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.run import serve
 from swarm.states import EngineState
-from swarm.status import PushVerboseLogRequest
 from swarm.types import StepResult
 from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.tui.conftest import watching
@@ -46,8 +45,7 @@ def url(rig: server.Rig) -> str:
 
 
 async def test_a_rolling_server_its_help_its_log_and_a_pause(rig: server.Rig) -> None:
-    line = PushVerboseLogRequest(tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
-    await rig.post("/push_verbose_log", **line.model_dump())
+    await rig.post("/push_verbose_log", tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
     await finish(rig, "task-one", 1.0)
     running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
     async with watching([url(rig)]) as screen:

@@ -44,9 +44,9 @@ def test_measure(value: float, written: str) -> None:
     assert format.measure(value) == written
 
 
-def test_share_and_curve() -> None:
+def test_percent_and_curve() -> None:
     assert (format.curve([0, 0, 7, 7], 2), format.curve([5], 9), format.curve([1, 2, 1], 9)) == ("▁█", "▁", "▁█▁")
-    assert (format.share(1, 3), format.share(0, 0)) == ("33%", format.UNKNOWN)
+    assert (format.percent(1, 3), format.percent(0, 0)) == ("33%", format.UNKNOWN)
 
 
 @given(SIZES, SIZES, st.integers(2, 60))

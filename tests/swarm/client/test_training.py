@@ -20,7 +20,7 @@ from swarm.client import (
     auto_train_with_dataset_async,
 )
 from swarm.client.training import begin_training
-from swarm.client.training_run import TrainOptions
+from swarm.client.training_options import TrainOptions
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState

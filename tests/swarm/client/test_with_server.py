@@ -161,7 +161,7 @@ async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None
                 uuid, _ = client.begin_episode(episode_type="eval")
                 assert client.can_continue_episode(uuid)
                 if task.task_id == "bad":
-                    assert uuid in {one.episode_uuid for one in client.get_episode_buffer()}
+                    assert uuid in {one.episode_uuid for one in client.status().running}
                     client.abort_episode(uuid)
                     raise ValueError("broken")
                 client.end_episode(task, uuid, OUTPUT)
@@ -171,7 +171,8 @@ async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None
             names = [*(f"t{number}" for number in range(8)), "bad"]
             tasks = (Task(task_id=name) for name in names)
             done = client.run_episodes_until_all_complete(tasks, rollout, max_workers=6, auto_retry=2)
-            assert client.get_rollout_stat().running_episodes == 0
+            pool = client.status().pool
+            assert pool is not None and pool.running_episodes == 0
             assert client.get_global_step() == 3
             return done
 

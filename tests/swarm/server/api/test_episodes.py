@@ -14,7 +14,7 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineEvent
-from swarm.status import PoolInformation
+from swarm.status import ServerStatus
 from tests.swarm.server.conftest import JOB, Rig, ready
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,8 @@ async def test_a_group_from_claim_to_batch(rig: Rig) -> None:
         assert {name: told["trained"] for name, told in ended["tokens"].items()} == dict.fromkeys(
             [e.episode_uuid for e in answer.episodes], 2
         )
-    info = PoolInformation.model_validate((await rig.client.get("/get_current_batch_rollout_pool_information")).json())
+    info = ServerStatus.model_validate((await rig.client.get("/status")).json()).pool
+    assert info is not None
     assert (info.completed_tasks, info.completed_episodes, info.tasks) == (1, 2, {"a": 2})
 
 
@@ -174,7 +175,7 @@ async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) ->
                 answer = (await client.post("/end_episode", json=body)).json()
                 assert answer["success"] and "no completed LLM call" in answer["error"]
             told.append(claimed["episode_uuid"])
-            information = (await client.get("/get_current_batch_rollout_pool_information")).json()
+            information = (await client.get("/status")).json()["pool"]
             counts = information["running_episodes"], information["dropped_episodes"]
             assert counts == ((1, 0) if life == 1 else (0, 1))
             assert life != 3 or (await client.post("/end_episode", json=body)).json() == answer

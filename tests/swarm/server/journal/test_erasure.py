@@ -18,7 +18,6 @@ import pytest
 
 from swarm.errors import UnavailableError
 from swarm.server.journal import erasure
-from swarm.server.journal.export import export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, Row, RunRow
 from swarm.server.refused import write_record
@@ -287,16 +286,4 @@ async def test_a_report_names_the_versions_that_learned_from_it_after_it_is_dele
         assert [(version.step, version.current) for version in report.versions] == [(2, True), (3, True)]
         assert report.clean_step == 1
     assert after.episodes == {} and [one.episodes for one in after.earlier] == [1]
-    await journal.close()
-
-
-async def test_exports_that_may_hold_it_are_named_also_after_it_is_deleted(tmp_path: Path) -> None:
-    journal, _ = await filled(tmp_path / "journal.db", 5, 10)
-    for name in ("all.jsonl", "again.jsonl"):
-        export(tmp_path / "journal.db", tmp_path / name, "all")
-    both = [str(tmp_path / "again.jsonl"), str(tmp_path / "all.jsonl")]
-    assert (await journal.report(HERS)).exports == both
-    assert (await journal.report(Subject(key="nobody"))).exports == []
-    await journal.erase(stone())
-    assert (await journal.report(HERS)).exports == both
     await journal.close()

@@ -13,9 +13,11 @@ from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
+from swarm.subjects import Subject
 from swarm.tokens import Timeline, TokenCounts, Trajectory, as_lists
 from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import batch, claimed, dropped, ended, over, refused, stepped, taken, trajectory
+from tests.swarm.server.journal.test_erasure import HERS, filled, stone
 
 
 @pytest.fixture
@@ -252,3 +254,16 @@ def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
     report = export(path, tmp_path / "x.jsonl", "all", "r1", progress=lambda *one: seen.append(one))
     assert report.rows == 7
     assert seen == [("export", 7, 7, "episodes")]
+
+
+@pytest.mark.anyio
+async def test_exports_that_may_hold_it_are_named_also_after_it_is_deleted(tmp_path: Path) -> None:
+    journal, _ = await filled(tmp_path / "journal.db", 5, 10)
+    for name in ("all.jsonl", "again.jsonl"):
+        export(tmp_path / "journal.db", tmp_path / name, "all")
+    both = [str(tmp_path / "again.jsonl"), str(tmp_path / "all.jsonl")]
+    assert (await journal.report(HERS)).exports == both
+    assert (await journal.report(Subject(key="nobody"))).exports == []
+    await journal.erase(stone())
+    assert (await journal.report(HERS)).exports == both
+    await journal.close()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network
 
-from gateway.data.spans import Span, said_before, words_of
+from gateway.redaction.spans import Span, said_before, words_of
 
 #: RFC 5321, 4.5.3.1.
 _LONGEST_LOCAL = 64

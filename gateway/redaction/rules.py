@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.data.addresses import emails, ip_addresses
-from gateway.data.numbers import numbers
-from gateway.data.secrets import secrets
-from gateway.data.spans import Span
+from gateway.redaction.addresses import emails, ip_addresses
+from gateway.redaction.numbers import numbers
+from gateway.redaction.secrets import secrets
+from gateway.redaction.spans import Span
 
 #: Gives the private parts of a text, in any order.
 Finder = Callable[[str], Iterable[Span]]
-#: What stands for a private part, see :mod:`gateway.data.masking`.
+#: What stands for a private part, see :mod:`gateway.redaction.masking`.
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
 MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})

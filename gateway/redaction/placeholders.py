@@ -13,8 +13,8 @@ from typing import Any, cast
 from adapters.dialects import to_json
 from adapters.dialects.jsons import object_in
 from adapters.dialects.sse import DONE, data_in, encode_event
-from gateway.data.masking import Masking, Unmasking, unmasked
-from gateway.data.redaction import Rules
+from gateway.redaction.masking import Masking, Unmasking, unmasked
+from gateway.redaction.rules import Rules
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.subjects import user_digest
 
@@ -25,7 +25,7 @@ _USERS = ("user", "safety_identifier")
 
 def masked(incoming: Incoming) -> Incoming:
     """The request as it is to be sampled, by the rules of its consent."""
-    rules, call = incoming.consent.rules, incoming.call
+    rules, call = cast("Rules | None", incoming.consent.rules), incoming.call
     if rules is None or not rules.private(call.body):
         return incoming
     masking, body = Masking(rules), call.body

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.route import DataConfig
-from gateway.data.masking import Masking, unmasked
+from gateway.redaction.masking import Masking, unmasked
 from swarm.errors import ConfigError
 
 GROUP: dict[str, Any] = {"redact": "group"}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.data.consent import Consent
-from gateway.data.redaction import Rules
+from gateway.redaction.rules import Rules
 from tests.gateway.conftest import CHAT, ask, gateway_before
 from tests.standins.vllm import (
     completion_chunk,

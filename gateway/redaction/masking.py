@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from gateway.data.redaction import MEDIA, PLACEHOLDER, Rules
+from gateway.redaction.rules import MEDIA, PLACEHOLDER, Rules
 
 Chunk = dict[str, Any]
 T = TypeVar("T")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from gateway.data.redaction import Finder
-from gateway.data.spans import Span
+from gateway.redaction.rules import Finder, Rules
+from gateway.redaction.spans import Span
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
@@ -24,6 +24,15 @@ PRESIDIO = "presidio"
 #: What Presidio gives to a form that says little by itself, such as eight digits, once a word beside it fits.
 _LEAST_SCORE = 0.4
 _NO_LETTER = re.compile(r"[^a-z]+")
+
+
+def rules_of(patterns: Mapping[str, re.Pattern[str]], finders: Iterable[str]) -> Rules:
+    """The built-in rules, ``patterns`` by the names of their kinds, and ``finders`` as a configuration names them.
+
+    Raises:
+        ConfigError: a finder cannot be imported.
+    """
+    return Rules((*(by_pattern(*named) for named in patterns.items()), *map(finder, finders)))
 
 
 def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:

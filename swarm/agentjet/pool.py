@@ -1,4 +1,8 @@
-"""The pool of the current batch, as AgentJet's client and monitor read it, and ours with them."""
+"""The pool of the current batch and the running episodes, as AgentJet's client and monitor read them, and our client
+with them.
+
+Invariant: it reads, and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gateway.data.spans import Span, said_before, words_of
+from gateway.redaction.spans import Span, said_before, words_of
 
 #: Digits with what may stand between them, seven or more: a text without any is left at once.
 _STRETCH = re.compile(r"[0-9](?:[ ().\-/\u00a0\u2011]{0,3}[0-9]){6,}+")

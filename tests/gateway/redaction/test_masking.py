@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from adapters.dialects.assembly import Assembly
-from gateway.data.masking import Masking, Unmasking, unmasked
-from gateway.data.redaction import Rules
+from gateway.redaction.masking import Masking, Unmasking, unmasked
+from gateway.redaction.rules import Rules
 
 EMAIL, PHONE = "anna.schmidt@example.org", "0171 1234567"
 

@@ -1,0 +1,33 @@
+"""``swarm-gateway new`` and ``skill``: a folder with an agent to start from, and how a coding agent makes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="name of the agent, e.g. polite_agent")],
+    into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path(),
+) -> None:
+    """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""
+    from gateway.scaffold import scaffold
+
+    made = scaffold(name, into)
+    typer.echo(f"{made}: edit on_compute_relative_reward.py, then")
+    typer.echo(f"  swarm-gateway hooks test {made} --data {made / 'groups.jsonl'}")
+    typer.echo(f"  swarm-gateway up {made / 'config.yaml'}")
+
+
+def skill(
+    out: Annotated[
+        Path | None, typer.Option(help="write build-agent/SKILL.md into this folder of skills, e.g. .claude/skills")
+    ] = None,
+) -> None:
+    """Print the skill with which a coding agent makes such a folder from a user's wish."""
+    from gateway.scaffold import skill as text
+    from gateway.scaffold import write_skill
+
+    typer.echo(text() if out is None else f"{write_skill(out)}: the skill build-agent", nl=out is not None)
