@@ -299,6 +299,8 @@ def run(options: argparse.Namespace) -> None:
                 "p50": kinds[names[0]]["latency"]["p50"] / kinds[name]["latency"]["p50"],
             }
             for name in names[1:]
+            # where nobody was served there is nothing to compare
+            if "p50" in kinds[names[0]]["latency"] and "p50" in kinds[name]["latency"] and kinds[name]["steps_per_hour"]
         },
     }
     print(json.dumps(report, indent=2))

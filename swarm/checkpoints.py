@@ -6,6 +6,7 @@ trainer keeps the steps that it names, beside the latest and the best.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -95,8 +96,13 @@ def score_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in ``folder``."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of the files in ``folder``, of which another process may remove some meanwhile."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(where, name))
+    return total
 
 
 def held_steps(folder: Path) -> dict[int, str]:

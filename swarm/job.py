@@ -169,6 +169,7 @@ class TrainJob(Model):
     keep_gb: float | None = Field(
         default=None,
         gt=0,
+        allow_inf_nan=False,
         description="disk budget of all checkpoints, in GB: beyond it the oldest of the latest go too. The very "
         "latest, the best and those promoted or pinned stay, and one more comes beside them while it is written",
     )

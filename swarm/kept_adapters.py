@@ -19,8 +19,12 @@ _MARK = "#kept-"
 
 def serves_kept(job: TrainJob) -> bool:
     """Whether the engine of ``job`` surely answers with kept versions, at any time."""
-    merges = job.overrides.get("actor_rollout_ref.model.lora.merge", False)
-    return job.lora is not None and job.serving == "always" and not merges
+    return job.lora is not None and job.serving == "always" and not merges_adapter(job)
+
+
+def merges_adapter(job: TrainJob) -> bool:
+    """Whether a job with ``lora`` sends whole weights all the same."""
+    return bool(job.overrides.get("actor_rollout_ref.model.lora.merge", False))
 
 
 def adapter_folder(run_dir: Path, version: int) -> Path:

@@ -152,6 +152,8 @@ class DataConfig(Model):
         """What is private here; ``None``: nothing."""
         if self.redact == "none":
             return None
+        for needed in ("masked", "filled"):
+            required(needed, "data.redact")
         return required("redaction", "data.redact")(self.patterns, self.finders)
 
 

@@ -80,6 +80,8 @@ class Incumbent(Model):
                 "an incumbent is an upstream (base_url, ...) or a model: give one of them; a kept version is a model "
                 "once it is written as a folder (`swarm-gateway models export`); with job.lora `policy` alone is enough"
             )
+        if self.is_beside and {"port", "vllm"} & self.model_fields_set:
+            raise ValueError("port and vllm are of the vLLM of a model: the job's own engine answers as this incumbent")
         if self.policy == 0 and not self.is_beside:
             raise ValueError("policy: 0 is the model below a job's adapter: leave out upstream and model")
         return self

@@ -156,6 +156,7 @@ class Reference:
             failed=failed / answers if answers else 1.0,
             refused=mean(refused) or 0.0,
             latency_seconds=mean(lambda sample: sample.latency),
+            slowest_seconds=max((sample.latency for sample in samples), default=None),
             characters=mean(lambda sample: _characters(sample.answer.message)),
             tokens=mean(lambda sample: int(sample.answer.usage.get("completion_tokens") or 0)),
             finish=sendable(",".join(sorted({sample.answer.finish_reason for sample in samples})))[:MAX_NAME],

@@ -1,6 +1,7 @@
 """A plain OpenAI-compatible upstream: answers without training anything.
 
-Invariant: its answer reaches the application as it came, in the application's dialect; its key goes to it alone.
+Invariant: its answer reaches the application as it came, in the application's dialect; its key goes to it alone, and
+opens nothing there but what is below its ``base_url``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from adapters.dialects import DIALECTS, SampledAnswer, to_json
 from adapters.dialects.chat_answers import chunks_of
@@ -22,7 +24,7 @@ from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import AnyRequest, Decided, Incoming, Live, Outcome, Relayed
 from swarm.concurrency import backoff
-from swarm.errors import RelayedError, UnavailableError, UpstreamError
+from swarm.errors import NotFoundError, RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy, retry_after
 
 logger = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Upstream:
         comes in parts.
 
         Raises:
+            NotFoundError: the path leads out of the upstream's ``base_url``.
             UnavailableError, UpstreamError: as :meth:`relay`.
         """
         headers = request.headers
@@ -166,6 +169,8 @@ class Upstream:
     # ------------------------------------------------------------------ sending
 
     async def _send(self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool) -> Relayed:
+        if _leads_out(path):
+            raise NotFoundError("a path below /v1 has no parts that lead out of it", param="path")
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
@@ -227,6 +232,14 @@ class Upstream:
             raise UpstreamError(f"{self._name} refuses the gateway's api_key", code="upstream_refuses_key")
         if 300 <= status < 400:
             raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
+
+
+def _leads_out(target: str) -> bool:
+    """Whether a path has dots that lead upwards, however often a client or server on the way decodes it."""
+    path = target.partition("?")[0]
+    while (decoded := unquote(path)) != path:
+        path = decoded
+    return ".." in re.split(r"[/\\]", path)
 
 
 def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:

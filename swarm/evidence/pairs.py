@@ -76,7 +76,8 @@ class GateRules(_Evidence):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="guard: the time within which at least 95 % of the challenger's requests are answered; null: none",
+        description="guard: the time within which at least 95 % of the challenger's groups have all their answers; "
+        "null: none",
     )
     max_rating_drop: float = Field(
         default=0.2,
@@ -146,7 +147,7 @@ class SideResult(_Evidence):
         answers: how many it gave, failed ones included.
         reward: of those that did not fail.
         failed, refused: shares of them.
-        latency_seconds: from the request to the last byte.
+        latency_seconds: from the request to the last byte; ``slowest_seconds``: of the slowest answer.
         characters: of the texts and of the arguments of calls.
         tokens: as the server counts them, each with its own tokenizer; ``None``: it does not say.
         finish: the finish reasons, each once, in alphabetical order.
@@ -157,6 +158,7 @@ class SideResult(_Evidence):
     failed: _Share = 0.0
     refused: _Share = 0.0
     latency_seconds: _Amount | None = None
+    slowest_seconds: _Amount | None = None
     characters: _Amount | None = None
     tokens: _Amount | None = None
     finish: str = Field(default="", max_length=MAX_NAME)

@@ -135,8 +135,10 @@ class UnrecordedRoutes:
             ControlRoute(
                 "POST", f"{_KEPT}/completions", self.kept_completions, "claim", refusals=_BESIDE, extra=body | streams
             ),
+            # vLLM loads the adapter for it
+            ControlRoute("GET", f"{_KEPT}/models", self.kept_models, "claim", refusals=_NO_JOB),
             ControlRoute("POST", f"{_KEPT}/{{rest:path}}", self.kept_nothing, "claim"),
-            ControlRoute("GET", f"{_KEPT}/models", self.kept_models, "read", refusals=_NO_JOB),
+            ControlRoute("GET", f"{_KEPT}/{{rest:path}}", self.kept_nothing, "claim"),
             ControlRoute("GET", "/v1/models", self.models, "read", refusals=_NO_JOB),
             ControlRoute("GET", "/v1/models/{name:path}", self.model, "read", refusals=_NO_JOB),
         ]

@@ -21,7 +21,7 @@ from adapters.dialects.chat import meaning_of
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Interruptible, Once
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, TokenTruthError, UnavailableError
-from swarm.kept_adapters import has_adapter, kept_model
+from swarm.kept_adapters import has_adapter, kept_model, merges_adapter
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
 from swarm.server.dataplane.replica_client import UpstreamRefusalError
@@ -221,10 +221,10 @@ class UnrecordedCall(CallOwner):
             )
         if self._kept is None:
             return
-        if controller.job.lora is None:
-            raise NotFoundError("the job trains all weights, so its engine serves the newest version alone")
+        if controller.job.lora is None or merges_adapter(controller.job):
+            raise NotFoundError("the job trains all weights, or merges its adapter into them: its engine serves the newest alone")
         if not has_adapter(self._run_dir, self._kept):
-            raise self._not_kept("its adapter is not in the run folder, where `swarm-gateway up` writes it")
+            raise self._not_kept("its adapter is not there")
 
     def explain(self, refusal: UpstreamRefusalError) -> SwarmGatewayError | None:
         """vLLM has no such model: it could not load the adapter. The newest one never answers in its place."""

@@ -36,6 +36,8 @@ class TrainingWatch:
         self._rules = rules
         # alarms of their own accord warn alone; what a person asked for is not left out in silence
         self._watched = added("watch") if rules == WatchRules() else required("watch", "watch")
+        if self._watched is None:
+            logger.warning("nobody watches over the training: the pack of alarms is not installed here")
         self._run_id = ""
         self._step = self._resumed = 0
         self.alarms: list[Alarm] = []

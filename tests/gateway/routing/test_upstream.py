@@ -17,8 +17,8 @@ from gateway.config.route import UpstreamConfig
 from gateway.routing import breaker
 from gateway.routing.breaker import BreakerState
 from gateway.routing.upstream import Upstream
-from gateway.types import Caller, Decided, Incoming, Live, Outcome, Relayed
-from swarm.errors import RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
+from swarm.errors import NotFoundError, RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.client import HttpClient
 from tests.gateway.conftest import BODY, CHAT
 from tests.standins.swarm import completion, error
@@ -141,6 +141,27 @@ async def test_the_key_does_not_follow_a_redirect(plain: Plain, ours: Upstream) 
     with pytest.raises(UpstreamError, match="base_url"):
         await ours.relay(chat(), "")
     assert len(plain.got) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../stop_engine",
+        "/v1/x/..%2f..%2fstop_engine",
+        "/v1/%2e%2e/status",
+        "/v1/%252e%252e/status",
+        "/v1/..\\status",
+        "/v1/..",
+    ],
+)
+async def test_no_path_leads_out_of_its_address(plain: Plain, ours: Upstream, path: str) -> None:
+    asked = len(plain.got)
+    with pytest.raises(NotFoundError, match="lead out of it"):
+        await ours.forward(AnyRequest("GET", path, "", {}, b"", None, Caller()))
+    assert len(plain.got) == asked
+    # dots that lead nowhere are names, and a query may have any
+    await ours.forward(AnyRequest("GET", "/v1/files/..a/b..", "at=../x", {}, b"", None, Caller()))
+    assert len(plain.got) == asked + 1
 
 
 async def test_another_dialect_goes_where_it_is_spoken(plain: Plain, ours: Upstream) -> None:

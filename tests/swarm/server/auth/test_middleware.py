@@ -47,6 +47,8 @@ def may(scope: TokenScope, path: str) -> bool:
         ("/claim_", "/withdraw_", "/end_", "/abort_", "/can_", "/is_", "/agree_", "/record_", "/follow_")
     ):
         return scope == "claim"
+    if path.startswith("/kept/"):
+        return scope == "claim"
     if path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return scope == "claim" or path.startswith("/v1/models")
     if path in ("/policies", "/policies/explain", "/policies/kept", "/policies/kept/{step}"):
