@@ -222,7 +222,9 @@ class UnrecordedCall(CallOwner):
         if self._kept is None:
             return
         if controller.job.lora is None or merges_adapter(controller.job):
-            raise NotFoundError("the job trains all weights, or merges its adapter into them: its engine serves the newest alone")
+            raise NotFoundError(
+                "the job trains all weights, or merges its adapter into them: its engine serves the newest alone"
+            )
         if not has_adapter(self._run_dir, self._kept):
             raise self._not_kept("its adapter is not there")
 
