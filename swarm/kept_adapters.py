@@ -14,6 +14,9 @@ from swarm.job import TrainJob
 INCUMBENTS = "incumbents"
 #: The version that has no adapter: the model below it.
 BASE = 0
+#: Versions with an adapter that an engine has in memory: of each route that follows promotions the incumbent, and the
+#: one before it until its last answers have ended.
+MOST_KEPT = 6
 _MARK = "#kept-"
 
 

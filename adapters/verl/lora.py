@@ -17,19 +17,19 @@ import logging
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from swarm.job import TrainJob
-from swarm.kept_adapters import BASE, adapter_folder, kept_version
+from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_version
 
 logger = logging.getLogger(__name__)
 
 #: Adapters that a batch of vLLM may hold: the newest, and one of a kept version.
 ADAPTERS = 2
-#: Kept versions in memory: the incumbent of a route, and the one before it until its last answers have ended.
-MOST_KEPT = 2
 #: More than are ever in memory: what vLLM drops by itself may be the newest, which it cannot read again.
-ROOM = 8
+ROOM = MOST_KEPT + 2
 
+_FILE = "adapter_model.safetensors"
 MODEL = "actor_rollout_ref.model"
 
 
@@ -77,6 +77,8 @@ class PolicyAdapter:
         self._kept: dict[int, _Kept] = {}
         self._loads = 0
         self._loading = asyncio.Lock()
+        #: requests that were checked and are not answered yet, by version and identity: vLLM may know them only later
+        self._asking: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
         check = serving._check_model
 
         async def check_model(serving: Any, request: Any) -> Any:
@@ -88,7 +90,11 @@ class PolicyAdapter:
                 # what it says may name folders, and callers read this
                 logger.warning("the adapter of the kept version %s cannot be loaded", version, exc_info=True)
                 message = f"its adapter cannot be loaded ({type(exc).__name__}, see the engine's log)"
+                if _is_whole(adapter_folder(self._run_dir, version)):
+                    # room or the engine is lacking, and later it may not
+                    return serving.create_error_response(message, "ConflictError", HTTPStatus.CONFLICT, "model")
                 return serving.create_error_response(message, "NotFoundError", HTTPStatus.NOT_FOUND, "model")
+            self._asking[version, id(request)] = request
             return None
 
         def adapter(_: Any, request: Any, *__: Any, **___: Any) -> Any:
@@ -122,9 +128,15 @@ class PolicyAdapter:
         if version == BASE:
             return
         async with self._loading:
-            folder = adapter_folder(self._run_dir, version)
-            stat = (folder / "adapter_model.safetensors").stat()
-            file, loaded = (stat.st_ino, stat.st_mtime_ns), self._kept.get(version)
+            folder, loaded = adapter_folder(self._run_dir, version), self._kept.get(version)
+            try:
+                stat = (folder / _FILE).stat()
+                file = (stat.st_ino, stat.st_mtime_ns)
+            except FileNotFoundError:
+                # requests may have waited until it was removed
+                if loaded is None:
+                    raise
+                file = loaded.file
             if loaded is not None and loaded.file == file:
                 # the last that was asked for is the last to go
                 self._kept[version] = self._kept.pop(version)
@@ -132,7 +144,10 @@ class PolicyAdapter:
             if loaded is not None:
                 await self._forget(version)
             elif len(self._kept) == MOST_KEPT:
-                await self._forget(next(iter(self._kept)))
+                idle = [held for held in self._kept if not self._answers(held)]
+                if not idle:
+                    raise RuntimeError(f"{MOST_KEPT} other versions answer, and no more fit")
+                await self._forget(idle[0])
             self._kept[version] = _Kept(await self._added(version, folder), file)
 
     async def _added(self, version: int, folder: Path) -> Any:
@@ -146,9 +161,22 @@ class PolicyAdapter:
 
     async def _forget(self, version: int) -> None:
         """Have vLLM drop an adapter; while an answer is sampled with it, vLLM would read its file again, or die."""
-        request = self._kept[version].request
-        running = list(self._engine.output_processor.request_states.values())
-        if any(state.lora_name == request.lora_name for state in running):
+        if self._answers(version):
             raise RuntimeError(f"the version {version} still answers")
-        del self._kept[version]
-        await self._engine.remove_lora(request.lora_int_id)
+        await self._engine.remove_lora(self._kept.pop(version).request.lora_int_id)
+
+    def _answers(self, version: int) -> bool:
+        name = self._kept[version].request.lora_name
+        running = list(self._engine.output_processor.request_states.values())
+        return any(state.lora_name == name for state in running) or any(asked == version for asked, _ in self._asking)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the adapter in ``folder`` is there and can be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / _FILE, "pt") as tensors:
+            return bool(tensors.keys())
+    except (OSError, SafetensorError):
+        return False

@@ -27,7 +27,7 @@ from reward_hooks import load_hooks
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.job import TrainJob
-from swarm.kept_adapters import adapter_folder, has_adapter, serves_kept
+from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, has_adapter, serves_kept
 from swarm.validation import read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
@@ -141,6 +141,16 @@ def _incumbents(
         if incumbent.model is not None:
             resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, path.parent.resolve())
             routes.setdefault(replace(served, model=resolved, name=incumbent.model), []).append(name)
+    for server in plan.servers:
+        folders = {kept.folder for kept in beside} - {adapter_folder(server.run_dir, BASE)}
+        follow = sum(succession.server == server.name and succession.beside for succession in successions)
+        # one more while a version succeeds another
+        if sum(folder.is_relative_to(server.run_dir) for folder in folders) + follow + bool(follow) > MOST_KEPT:
+            of = f" of the job {server.name}" if server.name else ""
+            raise ConfigError(
+                f"more incumbents are versions{of} than its engine holds: {MOST_KEPT}, one of them free where a route "
+                "follows promotions; give some of them an upstream or a model, or one version"
+            )
     incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
     return incumbents, tuple(successions), tuple(beside)
 

@@ -11,21 +11,23 @@ once the next incumbent answers: a death at any moment leaves one of the two.
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
 from gateway.launch.servers import LastingProcess, ended, is_free
+from gateway.launch.succession import OF_THE_FILE, RouteSuccession, ServedModel
 from gateway.launch.successors import Successor, read_successors, with_successors, write_successors
 from gateway.launch.watch import OnEvent, UpFailedError
-from swarm.errors import SwarmGatewayError, UnavailableError
+from swarm.errors import SwarmGatewayError
 from swarm.evidence.stages import ServingStage
 from swarm.http.serve import free_port
 from swarm.importer import python_path
@@ -36,59 +38,9 @@ _GRACE = 10.0
 _LOOK = 5.0
 #: Within which a gateway that was told of its next incumbent asks for the stage of that.
 _FOLLOWS = 60.0
-#: Stands for the incumbent of the user's file among versions.
-_OF_THE_FILE = 0
 
 #: The stages of a job's routes, by the job's name.
 ReadStages = Callable[[str], Sequence[ServingStage]]
-
-
-@dataclass(eq=False)
-class _Served:
-    """A vLLM that answers ``routes``; it is stopped at ``ends``, once it answers none."""
-
-    process: LastingProcess
-    routes: set[str]
-    ends: float | None = None
-
-
-@dataclass(eq=False)
-class _Succession:
-    """Of one route: at most one challenger at a time is on its way to be the next incumbent.
-
-    Attributes:
-        stage_of: the incumbent of now, as stages name it.
-        version: that the incumbent is; 0: none.
-        next: on its way.
-        writing: makes its folder.
-        booting: its vLLM.
-        taking: its vLLM, once the gateway was told of it, at ``told_at``; ``None``: that is not one of ours.
-        awaited: the incumbent that the gateway is to follow by then, as stages name it; empty: the one that it follows.
-        refused: versions that did not get there; :data:`_OF_THE_FILE` is that of the file.
-        recalling: its version gives its place back to the incumbent of the file.
-    """
-
-    plan: SuccessionPlan
-    stage_of: str
-    version: int = 0
-    next: Successor | None = None
-    writing: Child | None = None
-    booting: LastingProcess | None = None
-    taking: _Served | None = None
-    told_at: float = 0.0
-    awaited: str = ""
-    recalling: bool = False
-    looked_at: float = 0.0
-    refused: set[int] = field(default_factory=set[int])
-
-    def among(self, stages: Sequence[ServingStage]) -> dict[str, ServingStage]:
-        """The stages of its route, by their incumbents."""
-        return {stage.incumbent: stage for stage in stages if stage.route == self.plan.route}
-
-    def follows(self, version: int) -> None:
-        """The incumbent is ``version`` from now on; 0: that of the file."""
-        self.version = version
-        self.stage_of = self.plan.stage_name(version) if version else self.plan.first
 
 
 class Incumbents:
@@ -113,8 +65,8 @@ class Incumbents:
         self._tell = on_event
         self._reload = reload
         self._check_answers = check_answers
-        self._served: list[_Served] = []
-        self._successions: list[_Succession] = []
+        self._served: list[ServedModel] = []
+        self._successions: list[RouteSuccession] = []
         self._successors: dict[str, Successor] = {}
 
     @property
@@ -134,20 +86,28 @@ class Incumbents:
             ConfigError: what an earlier start wrote cannot be read.
         """
         if beside := {planned.route: planned.beside for planned in self._plan.successions}:
-            successors = read_successors(self.file).items()
+            kept = read_successors(self.file)
             # an adapter needs an engine that answers with it
-            self._successors = {to: it for to, it in successors if to in beside and (it.port or beside[to])}
+            dropped = {to: it for to, it in kept.items() if to in beside and not (it.port or beside[to])}
+            self._successors = {to: it for to, it in kept.items() if to in beside and to not in dropped}
+            for route, successor in dropped.items():
+                message = f"version {successor.version} answers the route {route} no longer: it is an adapter, and with"
+                message += " this job no engine surely answers with one beside the newest (job.lora, serving: always)"
+                self._tell("warning", {"message": message})
+            if dropped:
+                # at each start and reload the gateway reads that file
+                write_successors(self.file, {to: it for to, it in kept.items() if to not in dropped})
         for planned in self._plan.incumbents:
             if routes := set(planned.routes) - self._successors.keys():
-                self._served.append(_Served(self._started(planned), routes))
+                self._served.append(ServedModel(self._started(planned), routes))
         for kept in self._plan.beside:
             if kept.route not in self._successors:
                 self._tell("beside", {"name": kept.name, "route": kept.route})
         for planned in self._plan.successions:
-            succession = _Succession(planned, planned.first)
+            succession = RouteSuccession(planned, planned.first)
             self._successions.append(succession)
             if (successor := self._successors.get(planned.route)) is not None:
-                succession.follows(successor.version)
+                succession.follows(successor)
                 if successor.port is None:
                     self._tell("beside", {"name": succession.stage_of, "route": planned.route})
                     continue
@@ -155,7 +115,10 @@ class Incumbents:
                     successor = successor.model_copy(update={"port": free_port()})
                     self._write(planned.route, successor)
                 process = self._started(self._incumbent(planned, successor))
-                self._served.append(_Served(process, {planned.route}))
+                self._served.append(ServedModel(process, {planned.route}))
+        if self._plan.from_step is not None:
+            # later versions come again under the same numbers, with other weights
+            self._clear()
 
     def section(self, section: dict[str, Any]) -> dict[str, Any]:
         """The gateway's ``section`` before those that answer."""
@@ -177,6 +140,8 @@ class Incumbents:
             self._served.remove(served)
             served.process.child.stop(_GRACE)
             self._clear()
+        if any([succession.drop_ended(now) for succession in self._successions]):
+            self._clear()
 
     def stop(self, hurry: threading.Event) -> None:
         """Stop all; a succession on its way goes on at the next start."""
@@ -190,8 +155,9 @@ class Incumbents:
 
     # ------------------------------------------------------------------ one succession
 
-    def _go_on(self, succession: _Succession, read: ReadStages, now: float) -> None:
+    def _go_on(self, succession: RouteSuccession, read: ReadStages, now: float) -> None:
         """From each step to the next: proven, written, booted, told, followed."""
+        stages: Sequence[ServingStage] | None = None
         try:
             if succession.writing is not None:
                 self._written(succession, succession.writing)
@@ -200,7 +166,9 @@ class Incumbents:
             if now >= succession.looked_at + _LOOK:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
-                    self._read(succession, read(succession.plan.server), now)
+                    stages = read(succession.plan.server)
+                if stages is not None:
+                    self._read(succession, stages, now)
         except UpFailedError as exc:
             self._refuse(succession, exc.with_last_line)
         except OSError as exc:
@@ -211,7 +179,7 @@ class Incumbents:
             message = f"{succession.plan.first} does not answer the route {succession.plan.route} again yet: {exc}"
             self._tell("warning", {"message": message})
 
-    def _read(self, succession: _Succession, stages: Sequence[ServingStage], now: float) -> None:
+    def _read(self, succession: RouteSuccession, stages: Sequence[ServingStage], now: float) -> None:
         mine = succession.among(stages)
         if succession.awaited:
             # of a recalled version the gateway may have followed the incumbent before it until a minute ago
@@ -219,7 +187,7 @@ class Incumbents:
                 self._followed(succession, now)
             elif now > succession.told_at + (2 if succession.recalling else 1) * _FOLLOWS:
                 succession.told_at = now
-                message = f"{_label(succession)} serves, but the gateway does not ask it: see the gateway's log"
+                message = f"{succession.label} serves, but the gateway does not ask it: see the gateway's log"
                 self._tell("warning", {"message": message})
             return
         stage = mine.get(succession.stage_of)
@@ -237,13 +205,13 @@ class Incumbents:
             elif succession.plan.beside and succession.writing is None:
                 self._try(succession, succession.next, now)
             elif succession.booting is not None and succession.booting.serves:
-                self._ask(succession, _Served(succession.booting, set()), now)
+                self._ask(succession, ServedModel(succession.booting, set()), now)
             return
         if stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.folder(stage.successor)
         succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=None)
-        self._tell("succeeding", {"name": _label(succession), "route": plan.route, "why": stage.why})
+        self._tell("succeeding", {"name": succession.label, "route": plan.route, "why": stage.why})
         if folder.is_dir():
             self._boot(succession, succession.next)
         else:
@@ -253,7 +221,7 @@ class Incumbents:
             name = f"export of version {stage.successor}"
             succession.writing = Child(name, [*self._plan.command, *arguments], log, self._env)
 
-    def _written(self, succession: _Succession, writing: Child) -> None:
+    def _written(self, succession: RouteSuccession, writing: Child) -> None:
         if writing.exit_code is None:
             return
         succession.writing = None
@@ -262,23 +230,29 @@ class Incumbents:
             raise ended(writing)
         self._boot(succession, succession.next)
 
-    def _try(self, succession: _Succession, successor: Successor, now: float) -> None:
-        """Have the job's engine answer with its adapter; while that is away, again at the next look."""
+    def _try(self, succession: RouteSuccession, successor: Successor, now: float) -> None:
+        """Have the job's engine answer with its adapter; while that is away or busy, again at the next look."""
         try:
             self._check_answers(succession.plan.server, successor.version)
-            self._ask(succession, None, now)
-        except UnavailableError as exc:
+        except SwarmGatewayError as exc:
             if exc.code == "version_not_kept":
                 self._refuse(succession, exc.message)
+            elif now > succession.warns_at:
+                succession.warns_at = math.inf
+                message = f"{succession.label} is not the incumbent of the route {succession.plan.route} yet: {exc}"
+                self._tell("warning", {"message": message})
+            return
+        self._ask(succession, None, now)
 
-    def _boot(self, succession: _Succession, successor: Successor) -> None:
+    def _boot(self, succession: RouteSuccession, successor: Successor) -> None:
         if succession.plan.beside:
+            succession.warns_at = time.monotonic() + _FOLLOWS
             return
         # chosen no sooner: somebody else may take it while the model is written
         succession.next = successor.model_copy(update={"port": free_port()})
         succession.booting = self._started(self._incumbent(succession.plan, succession.next))
 
-    def _recall(self, succession: _Succession, stage: ServingStage, now: float) -> None:
+    def _recall(self, succession: RouteSuccession, stage: ServingStage, now: float) -> None:
         """Give the place of a version back to the incumbent of the file, once that answers."""
         plan = succession.plan
         if not succession.recalling:
@@ -292,23 +266,26 @@ class Incumbents:
             self._ask(succession, None, now)
         elif succession.booting is not None:
             if succession.booting.serves:
-                self._ask(succession, _Served(succession.booting, set()), now)
+                self._ask(succession, ServedModel(succession.booting, set()), now)
         elif (served := self._at(planned.port)) is not None:
             # its last answers, or other routes, have kept it
             served.ends = None
             if served.process.serves:
                 self._ask(succession, served, now)
-        elif _OF_THE_FILE not in succession.refused:
+        elif OF_THE_FILE not in succession.refused:
             succession.booting = self._started(planned)
 
-    def _drop(self, succession: _Succession) -> None:
+    def _drop(self, succession: RouteSuccession) -> None:
         """What is on its way was taken back."""
-        self._give_up(succession, f"{_label(succession)} was taken back before it was the incumbent")
+        self._give_up(succession, f"{succession.label} was taken back before it was the incumbent")
 
-    def _ask(self, succession: _Succession, served: _Served | None, now: float) -> None:
+    def _ask(self, succession: RouteSuccession, served: ServedModel | None, now: float) -> None:
         """Have the gateway ask ``served``, beside the one before it, or the upstream of the file."""
         plan, successor = succession.plan, succession.next
+        before = self._successors.get(plan.route)
         self._write(plan.route, successor)
+        if before is not None:
+            succession.ending[before.folder] = math.inf
         succession.booting = None
         if served is not None:
             served.routes.add(plan.route)
@@ -318,36 +295,36 @@ class Incumbents:
         succession.awaited = plan.first if successor is None else plan.stage_name(successor.version)
         self._reload()
 
-    def _at(self, port: int) -> _Served | None:
+    def _at(self, port: int) -> ServedModel | None:
         return next((served for served in self._served if served.process.address == ("127.0.0.1", port)), None)
 
-    def _followed(self, succession: _Succession, now: float) -> None:
-        version = _OF_THE_FILE if succession.next is None else succession.next.version
+    def _followed(self, succession: RouteSuccession, now: float) -> None:
         for served in self._served:
             if served is not succession.taking:
                 served.routes.discard(succession.plan.route)
             if not served.routes and served.ends is None:
                 served.ends = now + succession.plan.lingers
-        self._tell("succeeded", {"name": _label(succession), "route": succession.plan.route})
+        for folder, ends in succession.ending.items():
+            succession.ending[folder] = min(ends, now + succession.plan.lingers)
+        self._tell("succeeded", {"name": succession.label, "route": succession.plan.route})
+        succession.follows(succession.next)
         succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", False
-        succession.follows(version)
-        if succession.plan.beside:
-            # the last answers of the version before have its adapter in memory
-            self._clear()
 
-    def _refuse(self, succession: _Succession, reason: str) -> None:
+    def _refuse(self, succession: RouteSuccession, reason: str) -> None:
         """Its incumbent stays; another version may succeed it, and this one after the next start."""
-        message = f"{_label(succession)} does not become the incumbent of the route {succession.plan.route}: {reason}"
-        succession.refused.add(_OF_THE_FILE if succession.next is None else succession.next.version)
+        message = f"{succession.label} does not become the incumbent of the route {succession.plan.route}: {reason}"
+        succession.refused.add(OF_THE_FILE if succession.next is None else succession.next.version)
         self._give_up(succession, message)
 
-    def _give_up(self, succession: _Succession, message: str) -> None:
+    def _give_up(self, succession: RouteSuccession, message: str) -> None:
         """End what is on its way, and tell of it."""
         for child in (succession.writing, succession.booting and succession.booting.child):
             if child is not None:
                 child.stop(_GRACE)
         succession.next = succession.writing = succession.booting = None
         self._tell("warning", {"message": message})
+        # trained again after a step back, it has other weights
+        self._clear()
 
     # ------------------------------------------------------------------ inside
 
@@ -387,14 +364,10 @@ class Incumbents:
         if any(succession.writing is not None for succession in self._successions):
             return
         answering = {successor.folder for successor in self._successors.values()}
+        answering |= {folder for succession in self._successions for folder in succession.ending}
         answering |= {beside.folder for beside in self._plan.beside}
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
             for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):
                 if folder not in answering:
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _label(succession: _Succession) -> str:
-    plan, successor = succession.plan, succession.next
-    return plan.first if successor is None else f"version {successor.version} of {plan.name}"

@@ -14,7 +14,7 @@ import pytest
 
 from adapters.verl.export import exported
 from swarm.job import TrainJob
-from swarm.kept_adapters import BASE, adapter_folder, kept_model
+from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_model
 from swarm.link.messages import RolloutReady
 from swarm.tokens import ModelCall
 from tests.engine.engine_process import EngineProcess, sample
@@ -161,10 +161,11 @@ async def test_a_kept_version_answers_beside_the_newest(tmp_path: Path, client: 
         shutil.copy(adapter_folder(run_dir, KEPT) / "adapter_config.json", damaged)
         (damaged / "adapter_model.safetensors").write_bytes(b"no tensors")
         assert "cannot be loaded" in await refused(client, ready, 7)
-        # two more, so that the one that was asked for least lately goes and comes back
-        for step in (2, 3):
-            await keep(step, step)
-            await check_sides(client, ready, {step: await merged(step), None: await merged(4)})
+        # as many more as fit, so that the one that was asked for least lately goes and comes back
+        for version in range(11, 11 + MOST_KEPT):
+            step = 2 + version % 2
+            await keep(step, version)
+            await check_sides(client, ready, {version: await merged(step), None: await merged(4)})
         # other weights under its number
         shutil.rmtree(adapter_folder(run_dir, KEPT))
         await keep(2, KEPT)

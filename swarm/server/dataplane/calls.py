@@ -229,16 +229,16 @@ class UnrecordedCall(CallOwner):
             raise self._not_kept("its adapter is not there")
 
     def explain(self, refusal: UpstreamRefusalError) -> SwarmGatewayError | None:
-        """vLLM has no such model: it could not load the adapter. The newest one never answers in its place."""
-        if self._kept is None or refusal.status != 404:
+        """vLLM has no such model: it could not load the adapter; or (409) it has no room for it now. The newest one
+        never answers in its place."""
+        if self._kept is None or refusal.status not in (404, 409):
             return None
         error: Any = refusal.body().get("error")
-        return self._not_kept(str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else "")
+        why = str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else ""
+        return self._not_kept(why, "engine_busy" if refusal.status == 409 else "version_not_kept")
 
-    def _not_kept(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"version {self._kept} does not answer: {why}", code="version_not_kept", retry_after=_ASLEEP_SECONDS
-        )
+    def _not_kept(self, why: str, code: str = "version_not_kept") -> UnavailableError:
+        return UnavailableError(f"version {self._kept} does not answer: {why}", code=code, retry_after=_ASLEEP_SECONDS)
 
 
 class Conversations:

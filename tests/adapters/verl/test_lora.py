@@ -3,6 +3,7 @@ holds as it is on disk."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from adapters.verl.lora import MOST_KEPT, ROOM, PolicyAdapter
+from adapters.verl.lora import ROOM, PolicyAdapter
 from adapters.verl.replicas import VllmServers
-from swarm.kept_adapters import BASE, adapter_folder, kept_model
+from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_model
 
 MODEL = "/models/tiny"
+#: A file with one tensor of two bytes, as safetensors writes it.
+HEADER = '{"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little").decode() + HEADER + "ab"
 
 
 class Request(NamedTuple):
@@ -24,6 +28,10 @@ class Request(NamedTuple):
     lora_name: str
     lora_int_id: int
     lora_path: str
+
+
+class Asked(SimpleNamespace):
+    """A request; as vLLM's it may be known weakly."""
 
 
 class Serving:
@@ -45,7 +53,7 @@ class Serving:
         return self._maybe_get_adapters(SimpleNamespace(model=model))
 
     async def check(self, version: int) -> Any:
-        return await self._check_model(SimpleNamespace(model=kept_model(MODEL, version)))
+        return await self._check_model(Asked(model=kept_model(MODEL, version)))
 
     async def ask(self, version: int) -> Any:
         assert await self.check(version) is None
@@ -69,7 +77,7 @@ class Engine:
         del self.held[number]
 
 
-def keep(run_dir: Path, version: int, content: str = "weights") -> None:
+def keep(run_dir: Path, version: int, content: str = WEIGHTS) -> None:
     folder = adapter_folder(run_dir, version)
     folder.mkdir(parents=True, exist_ok=True)
     (file := folder / "new").write_text(content)
@@ -136,7 +144,7 @@ async def test_other_weights_under_a_number_are_loaded_anew(sides: tuple[Any, En
     serving, engine = sides
     keep(tmp_path, 3)
     before = await serving.ask(3)
-    keep(tmp_path, 3, "others")
+    keep(tmp_path, 3, f"{WEIGHTS[:-2]}cd")
     assert await serving.ask(3) == ("kept@3.2", 125, before.lora_path)
     assert list(engine.held) == [125]
 
@@ -157,15 +165,60 @@ async def test_what_cannot_be_loaded_is_refused_and_names_no_folder(sides: tuple
 @pytest.mark.anyio
 async def test_as_many_are_held_as_there_is_room_for(sides: tuple[Any, Engine], tmp_path: Path) -> None:
     serving, engine = sides
-    for version in (1, 2, 3):
+    versions = range(1, MOST_KEPT + 3)
+    for version in versions:
         keep(tmp_path, version)
-    first, second = await serving.ask(1), await serving.ask(2)
-    assert MOST_KEPT == 2 and ROOM > MOST_KEPT + 1
-    await serving.ask(1)
-    # an answer of the one that is to go is not taken from it
-    engine.output_processor.request_states["chat"] = SimpleNamespace(lora_name=second.lora_name)
-    assert (await serving.check(3))[0] == 404
-    assert list(engine.held.values()) == [first, second]
-    engine.output_processor.request_states.clear()
-    third = await serving.ask(3)
-    assert list(engine.held.values()) == [first, third]
+    assert ROOM > MOST_KEPT + 1
+    held = [await serving.ask(version) for version in versions[:MOST_KEPT]]
+    running = engine.output_processor.request_states
+    # an answer of the one that is to go is not taken from it: an idle one goes
+    running["chat"] = SimpleNamespace(lora_name=held[0].lora_name)
+    next_one = await serving.ask(versions[MOST_KEPT])
+    assert list(engine.held.values()) == [held[0], *held[2:], next_one]
+    running |= {str(number): SimpleNamespace(lora_name=of.lora_name) for number, of in enumerate([*held[2:], next_one])}
+    # later there may be room
+    assert (await serving.check(versions[-1]))[0] == 409
+    running.clear()
+    last = await serving.ask(versions[-1])
+    assert list(engine.held.values()) == [*held[2:], next_one, last], "the one that was asked for least lately goes"
+
+
+@pytest.mark.anyio
+async def test_a_request_on_its_way_into_vllm_keeps_its_adapter(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, _ = sides
+    for version in range(MOST_KEPT + 1):
+        keep(tmp_path, version + 1)
+    request = Asked(model=kept_model(MODEL, 1))
+    assert await serving._check_model(request) is None
+    for version in range(MOST_KEPT):
+        await serving.ask(version + 2)
+    assert serving._maybe_get_adapters(request).lora_name == "kept@1.1"
+    keep(tmp_path, 1, f"{WEIGHTS[:-2]}cd")
+    assert (await serving.check(1))[0] == 409, "its answer is sampled with these"
+    del request
+    assert (await serving.ask(1)).lora_name.startswith("kept@1.")
+
+
+@pytest.mark.anyio
+async def test_an_adapter_that_is_held_outlives_its_folder(sides: tuple[Any, Engine], tmp_path: Path) -> None:
+    serving, _ = sides
+    keep(tmp_path, 3)
+    kept = await serving.ask(3)
+    shutil.rmtree(adapter_folder(tmp_path, 3))
+    assert await serving.ask(3) is kept
+
+
+@pytest.mark.anyio
+async def test_an_adapter_that_an_engine_in_trouble_does_not_load_is_tried_again(
+    sides: tuple[Any, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, engine = sides
+    keep(tmp_path, 3)
+
+    async def fails(request: Request) -> None:
+        raise RuntimeError("Call to add_lora method failed: out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "add_lora", fails)
+        assert (await serving.check(3))[0] == 409
+    assert await serving.ask(3)

@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -6,9 +7,10 @@ import pytest
 from gateway.cli.checks import check_plan
 from gateway.cli.sections import parse_server, read_plan, read_train, resolve_job
 from gateway.config.gateway import read_config
+from gateway.launch.plan import UpPlan
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.kept_adapters import adapter_folder
+from swarm.kept_adapters import MOST_KEPT, adapter_folder
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,27 @@ def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp
         path.write_text(text.replace("model: tiny, lora: {rank: 4}, serving: always", job))
         with pytest.raises(ConfigError, match="which only an engine can answer that trains an adapter"):
             read_plan(path)
+
+
+def test_no_more_versions_answer_than_an_engine_holds(tmp_path: Path) -> None:
+    def plan(policies: Sequence[int | str]) -> UpPlan:
+        text = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\ngateway:\n  routes:\n"
+        for number, policy in enumerate(policies):
+            text += f"  - {{name: r{number}, hooks: hooks, serve: {{incumbent: {{policy: {policy}}}}}}}\n"
+        path.write_text(text)
+        return read_plan(path)
+
+    path = project(tmp_path, "")
+    for version in range(1, MOST_KEPT + 2):
+        folder = adapter_folder(tmp_path / "run", version)
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").touch()
+    fit = list(range(1, MOST_KEPT + 1))
+    assert len(plan([*fit, 1]).beside) == MOST_KEPT + 1, "two routes may have one version"
+    assert plan([*fit[2:], "promoted"]).successions
+    for policies in ([*fit, MOST_KEPT + 1], [*fit[1:], "promoted"]):
+        with pytest.raises(ConfigError, match="more incumbents are versions than its engine holds: 6"):
+            plan(policies)
 
 
 def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import yaml
 
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
-from gateway.launch.plan import BesidePlan, IncumbentPlan, SuccessionPlan, UpPlan
+from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
 from gateway.launch.successors import Successor, read_successors, with_successors
-from swarm.errors import ConfigError, SwarmGatewayError, UnavailableError
+from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
 from tests.kill.going_on import free_ports
@@ -37,7 +37,13 @@ SECTION: dict[str, Any] = {
 class Site:
     """What one ``up`` serves: looks at stages that the test sets, and counts what the gateway is told."""
 
-    def __init__(self, folder: Path, lingers: float = 0.0, routes: tuple[str, ...] = ("default",)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lingers: float = 0.0,
+        routes: tuple[str, ...] = ("default",),
+        from_step: int | None = None,
+    ) -> None:
         [port] = free_ports(1)
         base = replace(BASE, port=port, routes=routes)
         template = replace(base, model="", name="", routes=())
@@ -50,6 +56,7 @@ class Site:
             incumbents=(base,),
             successions=(succession,),
             restart_pause=0.01,
+            from_step=from_step,
             command=(*COMMAND, "tests.gateway.scripted_up", "steps"),
         )
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -114,9 +121,11 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def up(folder: Path, lingers: float = 0.0, routes: tuple[str, ...] = ("default",)) -> Generator[Site]:
+def up(
+    folder: Path, lingers: float = 0.0, routes: tuple[str, ...] = ("default",), from_step: int | None = None
+) -> Generator[Site]:
     with nothing_left_behind():
-        site = Site(folder, lingers, routes)
+        site = Site(folder, lingers, routes, from_step)
         try:
             site.incumbents.start()
             yield site
@@ -275,6 +284,7 @@ def test_a_challenger_that_is_taken_back_on_its_way_does_not_become_the_incumben
         site.until(lambda: site.told("warning"))
         assert site.told("warning")[0]["message"] == "version 2 of tiny was taken back before it was the incumbent"
         assert site.running() == ["incumbent base"] and not site.reloads
+        assert not list((tmp_path / "incumbents").iterdir()), "other weights may come under its number"
         site.stages = [site.stage(site.first, successor=2)]
         site.until(lambda: site.reloads == 1)
 
@@ -308,6 +318,19 @@ def test_what_cannot_be_written_or_served_leaves_the_incumbent_and_says_so(
         assert site.running() == ["incumbent base"] and site.asked["model"] == "base" and site.reloads == 0
 
 
+def test_a_run_that_goes_back_keeps_the_weights_that_answer_alone(tmp_path: Path) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        (tmp_path / "incumbents" / "4").mkdir()
+    with up(tmp_path) as site:
+        assert (tmp_path / "incumbents" / "4").is_dir(), "what was on its way goes on"
+    with up(tmp_path, from_step=1) as site:
+        assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["2"]
+        assert site.running() == ["incumbent tiny"]
+
+
 def test_a_gateway_that_does_not_ask_the_next_one_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "serves").touch()
     monkeypatch.setattr(incumbents, "_FOLLOWS", 0.05)
@@ -330,63 +353,3 @@ def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_pa
     assert put["routes"][0]["serve"]["incumbent"] == {"model": "tiny", "port": 1, "policy": 2}
     assert section["routes"][0]["serve"]["incumbent"]["model"] == "base"
     assert read_successors(tmp_path / "none.yaml") == {}
-
-
-@contextmanager
-def up_beside(folder: Path) -> Generator[Site]:
-    """The engine of its job answers as the incumbent from the beginning; nothing is served by a process."""
-    with nothing_left_behind():
-        site = Site(folder)
-        [succession] = site.plan.successions
-        site.plan = replace(
-            site.plan,
-            incumbents=(),
-            successions=(replace(succession, name="the job's model", first="the job's model", beside=True),),
-            beside=(BesidePlan("default", "the job's model", folder / "incumbents" / "adapter-0"),),
-        )
-        site.stages = [site.stage(site.first)]
-        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
-        try:
-            site.incumbents.start()
-            yield site
-        finally:
-            site.incumbents.stop(threading.Event())
-
-
-def test_the_engine_of_the_job_answers_as_the_version_that_succeeds(tmp_path: Path) -> None:
-    with up_beside(tmp_path) as site:
-        assert site.incumbents.serves and site.told("beside") == [{"name": "the job's model", "route": "default"}]
-        site.engine_error = UnavailableError("it boots", code="engine_offline")
-        site.stages = [site.stage(site.first, successor=2)]
-        site.until(lambda: len(site.asked_of_engines) > 1)
-        assert not site.reloads, "the gateway asks it once it answers"
-        site.engine_error = None
-        site.until(lambda: site.reloads == 1)
-        assert site.asked == {"policy": 2} and set(site.asked_of_engines) == {("", 2)}
-        site.stages.append(site.stage("the job's model, version 2"))
-        site.until(lambda: site.told("succeeded"))
-        site.stages = [site.stage("the job's model, version 2", successor=4)]
-        site.until(lambda: site.reloads == 2)
-        site.stages.append(site.stage("the job's model, version 4"))
-        site.until(lambda: len(site.told("succeeded")) == 2)
-        assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["adapter-4"]
-        assert not site.running() and not site.told("starting_incumbent")
-    with up_beside(tmp_path) as site:
-        assert site.told("beside") == [{"name": "the job's model, version 4", "route": "default"}]
-        assert site.asked == {"policy": 4} and not site.running()
-        # recalled: the model below the adapter
-        stage = site.stage("the job's model, version 4")
-        site.stages = [stage.model_copy(update={"recalled": True})]
-        site.until(lambda: site.reloads == 1)
-        assert site.asked == SECTION["serve"]["incumbent"]
-    # the job is another, and its engine answers as one version
-    with up(tmp_path) as site:
-        assert site.asked["model"] == "base" and not site.told("beside")
-
-
-def test_a_version_that_the_engine_cannot_load_is_no_incumbent(tmp_path: Path) -> None:
-    with up_beside(tmp_path) as site:
-        site.engine_error = UnavailableError("version 2 does not answer: no tensors", code="version_not_kept")
-        site.stages = [site.stage(site.first, successor=2)]
-        site.until(lambda: site.told("warning"))
-        assert "no tensors" in site.told("warning")[0]["message"] and not site.reloads

@@ -81,6 +81,10 @@ async def test_a_version_that_is_not_there_is_answered_by_nobody(lora: Rig, path
     assert (response.status_code, response.json()["error"]["code"]) == (503, "version_not_kept")
     assert "version 3 does not answer: it cannot be loaded: no tensors" in response.json()["error"]["message"]
     assert response.headers["retry-after"] and len(lora.vllm.requests) == 1
+    # all that vLLM holds still answer: soon one of them does not
+    lora.vllm.script.append(status(409, {"error": {"message": "no room", "code": 409}}))
+    response = await lora.client.post(f"/kept/3{path}", json=body(path, stream=stream))
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_busy")
 
 
 async def test_without_an_engine_a_kept_version_is_away(lora: Rig) -> None:
