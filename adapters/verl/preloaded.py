@@ -4,8 +4,8 @@ Trainer, worker, queue, vLLM's server and its core would each import much the sa
 does, while Ray starts. Only for a run on a CPU: what a process knows of GPUs when it has imported is not a fork's.
 
 Invariant: a fork has the arguments, variables, folder, files, priority and CPUs of the process that it stands for. It
-ends with that one, which passes SIGTERM and SIGINT on and ends as the fork does. Where nothing can be forked, that
-process itself runs.
+ends with that one, which passes SIGTERM and SIGINT on and has the fork's exit code, or 1 where that was killed or took
+no time to tell (``os._exit``). Where nothing can be forked, that process itself runs.
 
 A fork is a child of the process that forks, and may not outlive it: verl's ``set_death_signal`` binds vLLM's core to
 it. Of that process it also has ``sys.path``, umask, limits, session and process group.
@@ -180,7 +180,7 @@ def _ask(address: str, arguments: list[str]) -> None:
     # the listing's own is closed by now
     files = [file for file in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{file}")]
     # what the forking process has by its variables; with any other option Python itself runs
-    asked = list(itertools.dropwhile(("-u", "-B").__contains__, arguments))
+    asked = list(itertools.dropwhile(("-u", "-B", "-P").__contains__, arguments))
     request = {"arguments": asked, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
     pid, code = b"", b"\1"
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):

@@ -159,7 +159,7 @@ def test_an_asker_that_dies_before_it_asks_harms_nobody(preloaded: tuple[list[st
     assert _told([*command, "-c", TOLD])["parent"] == pid
 
 
-@pytest.mark.parametrize(("options", "forked"), [(["-u", "-B"], True), (["-X", "dev"], False)])
+@pytest.mark.parametrize(("options", "forked"), [(["-u", "-B", "-P"], True), (["-X", "dev"], False)])
 def test_a_fork_knows_no_options(preloaded: tuple[list[str], int], options: list[str], forked: bool) -> None:
     command, pid = preloaded
     assert _told([*command, *options, "-c", TOLD])["parent"] == (pid if forked else os.getpid())
