@@ -19,8 +19,10 @@ def count_first(requests: Any) -> None:
 
     def make_request_output(state: Any, *args: Any, **kwargs: Any) -> Any:
         if (call := state.parent_req) is not None:
-            least = min(state.num_cached_tokens, getattr(call, "swarm_cached", state.num_cached_tokens))
-            call.swarm_cached = state.num_cached_tokens = least
+            # 0.28 also counts what the answer has put there
+            counts = state.num_cached_tokens, getattr(state, "num_cache_creation_tokens", 0)
+            call.swarm_cached = least = min(counts, getattr(call, "swarm_cached", counts))
+            state.num_cached_tokens, state.num_cache_creation_tokens = least
         return make(state, *args, **kwargs)
 
     requests.make_request_output = make_request_output

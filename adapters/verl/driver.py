@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -164,9 +165,13 @@ class _Run:
         arguments = init_arguments(job, device, self._ray_folder.path, environment, settings)
         if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
             return
-        if device == "cpu" and job.nnodes == 1:
-            program, self._preloaded = start_preloading(self._ray_folder.path)
-            arguments["runtime_env"].setdefault("py_executable", str(program))
+        # a fork knows nothing of an environment that an operator describes
+        if device == "cpu" and job.nnodes == 1 and not any((settings.get("runtime_env") or {}).values()):
+            command, self._preloaded = start_preloading(self._ray_folder.path)
+            arguments["runtime_env"]["py_executable"] = shlex.join(command)
+            # A fork registers when all is imported; Ray's own minute is short on a busy machine. By this alone Ray
+            # notices that a worker has died before.
+            os.environ.setdefault("RAY_worker_register_timeout_seconds", "180")
         start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
@@ -305,8 +310,6 @@ def run_environment(run_dir: Path, job: TrainJob, model: str, device: str, servi
         "RAY_DEDUP_LOGS": "0",
         # Ray runs its workers at nice 15, where anything else on the machine starves trainer and vLLM
         "RAY_worker_niceness": "0",
-        # a worker that is forked registers when all is imported; Ray's own minute is short on a busy machine
-        "RAY_worker_register_timeout_seconds": f"{BOOT:.0f}",
         "TOKENIZERS_PARALLELISM": "true",
         "NCCL_DEBUG": "WARN",
         "VLLM_LOGGING_LEVEL": "WARN",

@@ -316,7 +316,7 @@ class GroupRun:
         if cached is not None:
             prompts = self.training.stats.prompts
             prompts.cached += cached
-            prompts.computed += int(usage.get("prompt_tokens") or 0) - cached
+            prompts.computed += max(0, int(usage.get("prompt_tokens") or 0) - cached)
         for index, sample in self.samples.items():
             calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
             self.training.stats.malformed_calls += len(malformed_calls(calls))

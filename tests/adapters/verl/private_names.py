@@ -175,6 +175,7 @@ TABLE: tuple[Names, ...] = (
         "make_request_output num_cached_tokens parent_req",
         "wrapped: a call is as cached as its first answer",
     ),
+    Names(f"{_OUTPUTS}:RequestState", "num_cache_creation_tokens", "assigned with them", ("0.28.0",)),
     # vLLM on a CPU (cpu.py, vllm_extension.py)
     Names("vllm", "_custom_ops", "imported"),
     Names("vllm._custom_ops", "_supports_onednn", "assigned: weights stay loadable"),

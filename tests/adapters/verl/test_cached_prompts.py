@@ -14,6 +14,8 @@ def make_class() -> type:
 
         def __init__(self, call: Any, cached: int) -> None:
             self.parent_req, self.num_cached_tokens = call, cached
+            # of a prompt of 100
+            self.num_cache_creation_tokens = 100 - cached
 
         def make_request_output(self, text: str, *, last: bool = True) -> tuple[str, int] | None:
             return (text, self.num_cached_tokens) if last else None
@@ -29,6 +31,7 @@ def test_a_call_is_as_cached_as_the_answer_that_began_first() -> None:
     assert first.make_request_output("a", last=False) is None
     assert first.make_request_output("a", last=False) is None
     assert third.make_request_output("c") == ("c", 32)
+    assert third.num_cache_creation_tokens == 68
     # another call on the same prompt
     again = SimpleNamespace()
     assert [request(again, 96).make_request_output(text) for text in "ab"] == [("a", 96), ("b", 96)]
