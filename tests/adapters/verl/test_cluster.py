@@ -9,6 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -99,6 +102,15 @@ def test_given_ray_keywords_win(tmp_path: Path) -> None:
     assert arguments["runtime_env"] == {"env_vars": {"A": "2", "B": "1"}}
 
 
+@pytest.fixture
+def tracked() -> Iterator[None]:
+    """Of what a test kills, this process needs its tracker of shared memory again."""
+    yield
+    with warnings.catch_warnings(action="ignore"):
+        resource_tracker.ensure_running()
+
+
+@pytest.mark.usefixtures("tracked")
 def test_descendants_that_ignore_sigterm_are_killed() -> None:
     stubborn = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE) as child:
@@ -107,6 +119,7 @@ def test_descendants_that_ignore_sigterm_are_killed() -> None:
         assert not psutil.pid_exists(child.pid) or child.wait(timeout=5) == -9
 
 
+@pytest.mark.usefixtures("tracked")
 def test_orphans_are_known_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     sleeper = (
         "[sys.executable, '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
