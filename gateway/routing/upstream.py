@@ -42,6 +42,8 @@ _RETRY_PAUSE = 0.2
 #: Seconds until a dialect that the upstream lacks is tried again.
 _SILENT_SECONDS = 600.0
 _NO_ROUTE = frozenset({404, 405, 501})
+#: more than anybody means; each takes time in the length of the path
+_MOST_DECODINGS = 8
 
 
 class Upstream:
@@ -235,11 +237,16 @@ class Upstream:
 
 
 def _leads_out(target: str) -> bool:
-    """Whether a path has dots that lead upwards, however often a client or server on the way decodes it."""
+    """Whether a path has dots that lead upwards, also once clients and servers on the way have decoded it; what is
+    encoded more than :data:`_MOST_DECODINGS` times is not looked into."""
     path = target.partition("?")[0]
-    while (decoded := unquote(path)) != path:
-        path = decoded
-    return ".." in re.split(r"[/\\]", path)
+    for _ in range(_MOST_DECODINGS):
+        if ".." in re.split(r"[/\\]", path):
+            return True
+        path, encoded = unquote(path), path
+        if path == encoded:
+            return False
+    return True
 
 
 def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:
