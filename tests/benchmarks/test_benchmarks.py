@@ -93,7 +93,7 @@ def test_overhead_compares_with_the_bare_proxy() -> None:
     first = {"p50_ms": 3.0, "p99_ms": 4.0}
 
     def row(rps: float, cpu: float) -> dict[str, Any]:
-        return {"callers": {"1": {**first, "rps": rps, "cpu_ms": cpu}}, "first_token": first}
+        return {"callers": {"1": {**first, "rps": rps, "cpu_ms": cpu, "cpu_behind_ms": 0.45}}, "first_token": first}
 
     rows = {"direct": row(800, 0.0), "direct_n8": row(200, 0.0), "proxy": row(400, 0.9), "ours_n1": row(300, 0.3)}
     overhead.compare(rows, 0.0)
@@ -101,6 +101,7 @@ def test_overhead_compares_with_the_bare_proxy() -> None:
         {"1": 0.75},
         {"1": 0.33},
     )
+    assert rows["ours_n1"]["cpu_behind_ms_ratio_to_proxy"] == {"1": 0.5}
     # a clock that saw nothing of the proxy is no divisor
     rows["proxy"]["callers"]["1"]["cpu_ms"] = 0.0
     overhead.compare(rows, 0.0)

@@ -18,6 +18,7 @@ import pytest
 import schemathesis
 from hypothesis import strategies as st
 
+from swarm.job import LoraSettings
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -55,6 +56,9 @@ class ServerCaller(Caller):
             case.headers["authorization"] = f"Bearer {real['key']}"
         if "{name}" in case.path and real:
             case.path_parameters = {"name": JOB.model_name}
+        if "{version}" in case.path and real:
+            # the model below the adapter
+            case.path_parameters["version"] = "0"
         if isinstance(case.body, dict) and real:
             case.body |= next((good for path, good in GOOD.items() if case.path.endswith(path)), {})
             for name in ("client_uuid", "episode_uuid"):
@@ -101,7 +105,7 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
             await http.get("/health")
         controller: Controller = app.state.controller
         # slots for every episode that is claimed and left alone, and no batch ever
-        controller.sync_job(JOB.model_copy(update={"batch_size": 200_000}))
+        controller.sync_job(JOB.model_copy(update={"batch_size": 200_000, "lora": LoraSettings(rank=8)}))
         controller.boot()
         controller.rollout_ready(ready(vllm_url.removeprefix("http://")))
         statuses = await asyncio.to_thread(fuzz, url)
@@ -123,6 +127,9 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
         # nor a checkpoint
         "GET /policies/kept/{step}",
         "POST /policies/delete",
+        # answers nothing
+        "GET /kept/{version}/v1/{rest}",
+        "POST /kept/{version}/v1/{rest}",
         "POST /register_episode",
         "POST /update_engine_status",
         "POST /update_current_batch_rollout_pool_information",
