@@ -30,7 +30,7 @@ from tests.engine.test_engine import (
 )
 from tests.engine.tiny_model import build
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = [pytest.mark.long, pytest.mark.anyio]
 pytest.importorskip("verl", reason="needs the cpu extra")
 
 KEPT = 1
