@@ -79,11 +79,11 @@ def boot(tree: Path, folder: Path, model: Path) -> dict[str, Any]:
 def report_of(boots: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Medians of each checkout and, of two, the ratio of this one to the other in each round."""
     report: dict[str, Any] = {"boots": boots, "medians": {}}
-    for tree, found in boots.items():
-        names = list(dict.fromkeys(name for one in found for name in one["stages"]))
+    for tree, rounds in boots.items():
+        names = list(dict.fromkeys(name for row in rounds for name in row["stages"]))
         report["medians"][tree] = {
-            **{key: statistics.median(one[key] for one in found) for key in ("seconds", "cpu_seconds")},
-            "stages": {name: statistics.median(one["stages"].get(name, 0.0) for one in found) for name in names},
+            **{key: statistics.median(row[key] for row in rounds) for key in ("seconds", "cpu_seconds")},
+            "stages": {name: statistics.median(row["stages"].get(name, 0.0) for row in rounds) for name in names},
         }
     if len(boots) == 2:
         for key in ("seconds", "cpu_seconds"):

@@ -139,7 +139,7 @@ def surplus(folder: Path, keep: int, keep_gb: float | None, *, coming: bool = Fa
     numbered = [*steps, latest + 1] if coming else steps
     kept = [step for step in steps if step in stay or step in numbered[-keep:]]
     if keep_gb is not None:
-        sizes = {step: size_of(checkpoint(folder, step)) for step in steps}
+        sizes = {step: size_of(checkpoint(folder, step)) for step in {*kept, latest}}
         total = sum(sizes[step] for step in kept) + (sizes[latest] if coming else 0)
         for step in [step for step in kept if step not in stay]:
             if total > keep_gb * 1e9:

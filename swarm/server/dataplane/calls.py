@@ -89,7 +89,7 @@ class CallOwner:
                 raise self._over_error(episode)
 
     def explain(self, refusal: UpstreamRefusalError) -> SwarmGatewayError | None:
-        """What the caller is told in the place of vLLM's ``refusal``; ``None``: the refusal."""
+        """The error that the caller gets in the place of vLLM's ``refusal``; ``None``: the refusal stands."""
         return None
 
     def record(self, calls: Mapping[int, ModelCall]) -> None:
