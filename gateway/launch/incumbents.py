@@ -12,6 +12,7 @@ once the next incumbent answers: a death at any moment leaves one of the two.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import threading
 import time
@@ -38,6 +39,10 @@ _GRACE = 10.0
 _LOOK = 5.0
 #: Within which a gateway that was told of its next incumbent asks for the stage of that.
 _FOLLOWS = 60.0
+#: Looks at which the job's engine may say that it cannot answer with a version yet: ten minutes.
+_REFUSALS = 120
+#: Folders of versions, and what an export that was killed leaves of them.
+_WRITTEN = re.compile(r"\d+|adapter-\d+|\.(adapter-)?\d+\.\d+")
 
 #: The stages of a job's routes, by the job's name.
 ReadStages = Callable[[str], Sequence[ServingStage]]
@@ -235,7 +240,8 @@ class Incumbents:
         try:
             self._check_answers(succession.plan.server, successor.version)
         except SwarmGatewayError as exc:
-            if exc.code == "version_not_kept":
+            succession.refusals += exc.code == "engine_busy"
+            if exc.code == "version_not_kept" or succession.refusals >= _REFUSALS:
                 self._refuse(succession, exc.message)
             elif now > succession.warns_at:
                 succession.warns_at = math.inf
@@ -246,7 +252,7 @@ class Incumbents:
 
     def _boot(self, succession: RouteSuccession, successor: Successor) -> None:
         if succession.plan.beside:
-            succession.warns_at = time.monotonic() + _FOLLOWS
+            succession.warns_at, succession.refusals = time.monotonic() + _FOLLOWS, 0
             return
         # chosen no sooner: somebody else may take it while the model is written
         succession.next = successor.model_copy(update={"port": free_port()})
@@ -369,5 +375,5 @@ class Incumbents:
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
             for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):
-                if folder not in answering:
+                if folder not in answering and _WRITTEN.fullmatch(folder.name):
                     shutil.rmtree(folder, ignore_errors=True)

@@ -45,6 +45,7 @@ class RouteSuccession:
         recalling: its version gives its place back to the incumbent of the file.
         ending: folders whose last answers may go on until then; ``inf``: until the gateway follows, and then some.
         warns_at: when it is said that the job's engine does not answer with ``next`` yet.
+        refusals: how often that engine said so.
     """
 
     plan: SuccessionPlan
@@ -59,6 +60,7 @@ class RouteSuccession:
     recalling: bool = False
     looked_at: float = 0.0
     warns_at: float = 0.0
+    refusals: int = 0
     refused: set[int] = field(default_factory=set[int])
     ending: dict[Path, float] = field(default_factory=dict[Path, float])
 

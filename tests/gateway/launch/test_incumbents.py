@@ -323,11 +323,13 @@ def test_a_run_that_goes_back_keeps_the_weights_that_answer_alone(tmp_path: Path
     with up(tmp_path) as site:
         site.stages = [site.stage(site.first, successor=2)]
         site.until(lambda: site.reloads == 1)
-        (tmp_path / "incumbents" / "4").mkdir()
+        for name in ("4", ".6.123", "notes"):
+            (tmp_path / "incumbents" / name).mkdir()
     with up(tmp_path) as site:
         assert (tmp_path / "incumbents" / "4").is_dir(), "what was on its way goes on"
     with up(tmp_path, from_step=1) as site:
-        assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["2"]
+        left = {path.name for path in (tmp_path / "incumbents").iterdir()}
+        assert left == {"2", "notes"}, "what people put there is theirs"
         assert site.running() == ["incumbent tiny"]
 
 

@@ -115,6 +115,22 @@ def test_a_passing_trouble_of_the_engine_is_told_once_and_tried_again(
         assert site.asked == {"policy": 2}
 
 
+def test_an_engine_that_never_has_room_is_asked_so_often_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incumbents, "_REFUSALS", 3)
+    with up_beside(tmp_path) as site:
+        # while it is away, that it cannot load the version is not said
+        site.engine_error = UnavailableError("it boots", code="engine_offline")
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: len(site.asked_of_engines) == 4)
+        assert not site.told("warning")
+        site.engine_error = UnavailableError("the adapter is of rank 512", code="engine_busy")
+        site.until(lambda: site.told("warning"))
+        assert "does not become the incumbent" in site.told("warning")[0]["message"]
+        assert len(site.asked_of_engines) == 7 and not site.reloads
+
+
 def test_the_adapter_of_the_incumbent_before_stays_for_its_last_answers(tmp_path: Path) -> None:
     with up_beside(tmp_path, lingers=1000.0) as site:
         site.stages = [site.stage(site.first, successor=2)]
