@@ -9,7 +9,7 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,24 +101,30 @@ def check(up: Up, users: Users, disk: Path, told_as: Path, holds: str, *, journa
     print(f"{told_as}: named after {named:.1f} s; {len(users.answers)} answers, the slowest after {slowest:.1f} s")
 
 
-@pytest.mark.parametrize(
-    ("place", "holds"),
-    [
-        ("run", "journal and logs"),
-        ("run/logs", "logs"),
-        ("run/checkpoints", "checkpoints"),
-        ("run/code", "synced code"),
-        ("run/refused", "records of refused requests"),
-        ("run/history", "history"),
-        ("requests", "the request log"),
-        ("keys", "the gateway's keys and its audit log"),
-        ("tmp", "the engine's temporary files"),
-    ],
-)
-def test_it_is_named_at_once_users_are_answered_and_training_goes_on(tmp_path: Path, place: str, holds: str) -> None:
-    (tmp_path / "tmp").mkdir()
-    with going(tmp_path, place, TMPDIR=str(tmp_path / "tmp")) as (up, users, disk):
-        check(up, users, disk, disk, holds, journal=place == "run")
+#: Folders that may be disks of their own, and what each holds.
+_HOLDS = {
+    "run/logs": "logs",
+    "run/checkpoints": "checkpoints",
+    "run/code": "synced code",
+    "run/refused": "records of refused requests",
+    "run/history": "history",
+    "requests": "the request log",
+    "keys": "the gateway's keys and its audit log",
+    "tmp": "the engine's temporary files",
+}
+
+
+def test_it_is_named_at_once_users_are_answered_and_training_goes_on(tmp_path: Path) -> None:
+    with going(tmp_path, "run") as (up, users, disk):
+        check(up, users, disk, disk, "journal and logs", journal=True)
+
+
+def test_so_is_each_disk_of_its_own(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        disks = {place: stack.enter_context(small_disk(tmp_path / place, 24)) for place in _HOLDS}
+        with running(tmp_path, TMPDIR=str(tmp_path / "tmp")) as (up, users):
+            for place, disk in disks.items():
+                check(up, users, disk, disk, _HOLDS[place])
 
 
 def test_full_shared_memory_is_named_too(tmp_path: Path) -> None:
