@@ -10,6 +10,7 @@
 * ``judging``: what judgements by keyboard on the page teach, against controls.
 * ``study``: what a study of 12 experiments finds, while it is killed again and again.
 * ``loop``: steps per hour of whole training loops: ours, verl's own, TRL's.
+* ``turns``: steps per hour with agents of several turns: merged timelines and shared prefixes against a row per call.
 * ``lora``: an adapter against all weights, and its versions side by side in one engine, with the real verl and vLLM.
 * ``boot``: seconds from the start to the first answer, by stage; two checkouts in turn.
 * ``gate``: how soon the gate finds a worse policy, and its false alarms, by simulation.
@@ -42,6 +43,7 @@ from benchmarks import (
     soak,
     study,
     training,
+    turns,
     watch,
 )
 
@@ -56,6 +58,7 @@ BENCHMARKS = {
     "judging": judging,
     "study": study,
     "loop": loop,
+    "turns": turns,
     "lora": lora,
     "boot": boot,
     "gate": gate,

@@ -175,24 +175,30 @@ def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
         case _:
             environment |= {"HF_HUB_OFFLINE": "1"}
             running = peer("trl", peers.install_trl(), job, folder, environment)
-    steps: list[Step] = []
     with running as (check, step_ended):
-        deadline = time.monotonic() + BOOT_SECONDS
-        while True:
-            text = lines.read_text() if lines.exists() else ""
-            # a line that is being written has no end yet
-            for line in text[: text.rfind("\n") + 1].splitlines()[len(steps) :]:
-                steps.append(Step(time.monotonic(), cpu_seconds(), json.loads(line)["data"]))
-                step_ended(len(steps))
-                deadline = time.monotonic() + STEP_SECONDS
-                print(f"{arm}: step {len(steps)}", file=sys.stderr, flush=True)
-            if len(steps) == job["total_training_steps"]:
-                break
-            check()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{arm} has done {len(steps)} steps, and no other in time; see {folder}")
-            time.sleep(0.05)
-    return steps
+        return follow(arm, lines, job["total_training_steps"], check, step_ended)
+
+
+def follow(
+    arm: str, lines: Path, count: int, check: Callable[[], object], step_ended: Callable[[int], None]
+) -> list[Step]:
+    """``count`` steps as verl writes them to ``lines``; ``check`` raises if the run has failed."""
+    steps: list[Step] = []
+    deadline = time.monotonic() + BOOT_SECONDS
+    while True:
+        text = lines.read_text() if lines.exists() else ""
+        # a line that is being written has no end yet
+        for line in text[: text.rfind("\n") + 1].splitlines()[len(steps) :]:
+            steps.append(Step(time.monotonic(), cpu_seconds(), json.loads(line)["data"]))
+            step_ended(len(steps))
+            deadline = time.monotonic() + STEP_SECONDS
+            print(f"{arm}: step {len(steps)}", file=sys.stderr, flush=True)
+        if len(steps) == count:
+            return steps
+        check()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{arm} has done {len(steps)} steps, and no other in time; see {lines.parent}")
+        time.sleep(0.05)
 
 
 def cpu_seconds() -> float:

@@ -229,7 +229,9 @@ class ServerStatus(Model):
     serving: ServingMode | None = Field(default=None, description="when episodes run; null while no engine serves")
     training_seconds: float | None = Field(default=None, description="since the trainer got the batch that it has")
     engine_changes: int | None = Field(
-        default=None, description="another number after each change of state: `?after_change=` it waits for the next"
+        default=None,
+        description="another number after each change of state, and when the trainer has a batch or has done "
+        "its step: `?after_change=` it waits for the next",
     )
     weight_syncs: int = Field(default=0, description="entries into WEIGHT_SYNCING in this server's life")
     run_dir: str = Field(default="", description="of the server, as an absolute path: whose it is")

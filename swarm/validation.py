@@ -6,6 +6,7 @@ Invariant: an error is one line that names the text and every wrong key; it neve
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -124,8 +125,10 @@ def in_plain_words(error: ErrorDetails) -> str:
     _, should, wanted = message.partition(" should ")
     if not should:
         return message
-    # "Input should be a valid integer, unable to parse string as an integer"
-    wanted = wanted.partition(", ")[0]
+    if kind != "literal_error":  # which lists all that it may be
+        # "Input should be a valid integer, unable to parse string as an integer"
+        wanted = wanted.partition(", ")[0]
+    wanted = re.sub(r" or instance of \w+| after validation", "", wanted)
     for theirs, ours in _WORDS.items():
         wanted = wanted.replace(theirs, ours)
     value = repr(error["input"])

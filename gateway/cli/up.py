@@ -29,7 +29,8 @@ Fresh = Annotated[
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
 _INDENT = "\n           "
-#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results`` and ``origin``.
+#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results``,
+#: ``waiting`` and ``origin``.
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
@@ -67,6 +68,9 @@ _LINES = {
     "meanwhile vLLM answers, untrained, with the weights that it has",
     "recovered": "engine: serves again after {seconds:.0f} s; training continues from {origin}",
     "engine_stopped": "engine: {reason}; this is no crash, so `up` does not start it again",
+    "engine_given_up": "engine: {message}{tail}" + _INDENT + "users are answered on without it, and nothing is "
+    "trained: mend it and run `swarm-gateway swarm engine start`, or start `up` again   (log: {log})",
+    "stage": "route {route}: {stage}, by {by}: {why}{waiting}",
     "finished": "the job is done after step {step}",
     "stopping": "stopping the {name}",
     "stopped": "all stopped",
@@ -272,6 +276,7 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
         "doing": values.get("detail") or values.get("stage") or DOING[values.get("state", EngineState.ROLLING)],
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",
+        "waiting": "; training waits for a person (`swarm-gateway policies list`)" if values.get("waits") else "",
         "origin": f"the checkpoint of step {step}" if step else without,
     }
 

@@ -171,6 +171,16 @@ class UpPlan:
         return self.servers[0].run_dir
 
     @property
+    def answers_without_engine(self) -> bool:
+        """Whether the users of some route are answered by an upstream, or by a model beside the engines."""
+        section = self.gateway_section or {}
+        for route in (section, *(section.get("routes") or ())):
+            incumbent = (route.get("serve") or {}).get("incumbent") or {}
+            if route.get("upstream") or incumbent.get("upstream") or incumbent.get("model"):
+                return True
+        return False
+
+    @property
     def client_name(self) -> str:
         """What asks the servers is called there so, gateway or work, at each start in this folder."""
         return f"up-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}"

@@ -43,9 +43,12 @@ _MOST_EPISODES = 10_000
 
 
 class Server:
-    """A swarm server that was started, and the watch over its engine."""
+    """A swarm server that was started, and the watch over its engine, whose death ends nothing else if it
+    ``is_spared``."""
 
-    def __init__(self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float) -> None:
+    def __init__(
+        self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float, *, is_spared: bool = False
+    ) -> None:
         self.plan = plan
         self.child = child
         self.client: SwarmClient | None = None
@@ -53,7 +56,9 @@ class Server:
         self.tell: OnEvent = on_event
         if plan.name:
             self.tell = lambda kind, values: on_event(kind, {"job": plan.name, **values})
-        self.watch = EngineWatch(plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause)
+        self.watch = EngineWatch(
+            plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause, is_spared=is_spared
+        )
         self._silent_since: float | None = None
 
     def connect(self, url: str, token: str, client_name: str) -> None:

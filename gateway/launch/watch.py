@@ -1,7 +1,8 @@
 """Turns successive statuses of a swarm server into events of its engine: boot, ready, steps, deaths, end.
 
 Invariant: every event is reported once. An engine that dies after it was ready is restarted, after a pause that
-doubles; an engine that was never ready, or dies too often in a row, raises with the reason and its last lines.
+doubles; an engine that was never ready, or dies too often in a row, raises with the reason and its last lines. Where
+users are answered without it, the first is restarted too, and the second is left dead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from swarm.checkpoints import saved_step
 from swarm.errors import SwarmGatewayError
@@ -54,9 +55,10 @@ class EngineWatch:
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
         on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
-            ``warning``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped`` and ``finished``, and
-            their values.
+            ``warning``, ``stage``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped``,
+            ``engine_given_up`` and ``finished``, and their values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
+        is_spared: whether users are answered without it: its death ends nothing else.
         clock: monotonic seconds.
     """
 
@@ -68,6 +70,8 @@ class EngineWatch:
         on_event: OnEvent,
         restart_pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_spared: bool = False,
     ) -> None:
         self._job = job
         self._boot_timeout = boot_timeout
@@ -75,6 +79,7 @@ class EngineWatch:
         self._on_event = on_event
         self._restart_pause = restart_pause
         self._clock = clock
+        self._is_spared, self._given_up = is_spared, False
         self._began = clock()
         self._state: EngineState | None = None
         self._doing: tuple[str, str] | None = None
@@ -84,6 +89,8 @@ class EngineWatch:
         self._deaths = 0
         self._last_step = 0
         self._alarms: set[str] = set()
+        #: by route and incumbent: the share of the challenger, and whether a person is waited for
+        self._stages: dict[tuple[str, str], tuple[float, bool]] = {}
         # the answer, and for which steps it was told
         self._learning = ("not proven", 0, False)
         self._warnings: set[str] = set()
@@ -119,7 +126,7 @@ class EngineWatch:
         """Report what is new in ``status``.
 
         Raises:
-            UpFailedError: the engine never became ready, not in time, or died for good.
+            UpFailedError: the engine never became ready, not in time, or died for good, and users need it.
         """
         self._see_config(status)
         entered = status.engine.engine_status is not self._state
@@ -136,6 +143,7 @@ class EngineWatch:
                 self._last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         self._see_alarms(status)
+        self._see_stages(status)
         self._see_learning(status)
         self._see_batch(status)
         self._see_hooks(status)
@@ -145,16 +153,16 @@ class EngineWatch:
                 self._on_event("warning", {"message": text})
         self._see_journal(status)
         if status.engine.engine_status is not EngineState.OFFLINE:
-            self._restart_at = None
+            self._restart_at, self._given_up = None, False
             self._see_trainer(status)
         elif self._is_done(status):
             if not self.finished:
                 self._on_event("finished", {"step": self._last_step})
             self.finished = True
-        elif not self._was_ready:
-            self.give_up(status)
-        else:
+        elif self._was_ready or self._is_spared:
             self._see_death(status, entered)
+        else:
+            self.give_up(status)
 
     def _is_done(self, status: ServerStatus) -> bool:
         """Whether an engine that is offline has done all: its steps, and no answers are wanted after them."""
@@ -165,12 +173,18 @@ class EngineWatch:
         """The engine that starts next does the steps after the last checkpoint again."""
         self._last_step = min(self._last_step, saved_step(self._job, self._run_dir))
 
-    def give_up(self, status: ServerStatus, why: str = "") -> NoReturn:
-        """Raise with the reason of the death, and ``why`` there is no restart."""
+    def give_up(self, status: ServerStatus, why: str = "") -> None:
+        """Raise with the reason of the death, and ``why`` there is no restart; where users do not need it, say so."""
         failure = status.engine_failure
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
-        raise UpFailedError(message, status.last_lines, self._log)
+        if not self._is_spared:
+            raise UpFailedError(message, status.last_lines, self._log)
+        self._restart_at = None
+        if not self._given_up:
+            self._given_up = True
+            values = {"message": message, "last_lines": status.last_lines, "log": str(self._log)}
+            self._on_event("engine_given_up", values)
 
     def _see_journal(self, status: ServerStatus) -> None:
         """Warn when the disk begins to refuse the journal, and tell when it no longer does."""
@@ -198,6 +212,16 @@ class EngineWatch:
             if alarm.kind not in self._alarms:
                 self._on_event("warning", {"message": f"alarm: {alarm.sentence}"})
         self._alarms = {alarm.kind for alarm in status.alarms}
+
+    def _see_stages(self, status: ServerStatus) -> None:
+        """Report each move of a challenger, and when training begins to wait for a person."""
+        for stage in status.stages:
+            waits = stage.paused or (stage.trial and stage.until is None and stage.rules.mode == "manual")
+            share, waited = self._stages.get((stage.route, stage.incumbent), (stage.share, False))
+            self._stages[stage.route, stage.incumbent] = stage.share, waits
+            if stage.share != share or (waits and not waited):
+                about = {"route": stage.route, "stage": stage.label, "challenger": stage.challenger}
+                self._on_event("stage", {**about, "by": stage.by, "why": stage.why, "waits": waits})
 
     def _see_learning(self, status: ServerStatus) -> None:
         """Say whether the run learns: when the answer changes, every some steps, and after the last one."""
@@ -231,11 +255,13 @@ class EngineWatch:
             return
         if failure.wrong_config:
             self.give_up(status, "its configuration is wrong, so it is not started again")
-        if failure.repeated:
+        elif failure.repeated:
             self.give_up(status, "again, and it answered nothing in between, so it is not started again")
-        if failure.unexplained > MAX_RESTARTS:
+        elif failure.unexplained > MAX_RESTARTS:
             self.give_up(status, f"it was started again {MAX_RESTARTS} times and did no training step")
-        if self._restart_at is None or failure.count != self._deaths:
+        elif self._given_up:
+            pass
+        elif self._restart_at is None or failure.count != self._deaths:
             self._deaths = failure.count
             pause = failure.pause(self._restart_pause)
             self._restart_at = self._clock() + pause
@@ -282,7 +308,8 @@ class EngineWatch:
             if self._doing != (status.boot_stage, detail):
                 self._doing = (status.boot_stage, detail)
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
-            if seconds > self._boot_timeout and not self._was_ready:
+            # the server's own limit comes later, and is a death
+            if seconds > self._boot_timeout and not self._was_ready and not self._is_spared:
                 message = f"the engine is not ready after {seconds:.0f} s, last: {detail or status.boot_stage}"
                 raise UpFailedError(message, status.last_lines, self._log)
         elif state is not EngineState.OFFLINE and not self._ready:

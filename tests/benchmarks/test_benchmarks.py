@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import boot, credit, loop, overhead
+from benchmarks import boot, credit, loop, overhead, turns
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -166,6 +166,16 @@ def test_loop_report() -> None:
     assert report["arms"]["ours"]["steps_per_hour"] == 1800
     assert report["arms"]["ours"]["outside_sampling_and_update"] == 0.5
     assert report["ratios"] == {"ours / trl": {"steps_per_hour": 2.5, "cpu": 3.0}}
+
+
+def test_turns_report() -> None:
+    def steps(seconds: float) -> list[loop.Step]:
+        return [loop.Step(seconds * number, 2 * seconds * number, {}) for number in range(3)]
+
+    report = turns.report_of({"ours": [steps(2.0), steps(4.0)], "timelines": [], "rows": [steps(6.0), steps(16.0)]})
+    ratio = {"steps_per_hour": 11 / 3, "cpu": 11 / 3, "steps_per_hour_each": [3.0, 4.0]}
+    assert report["ratios"] == {"ours / rows": ratio}
+    assert turns.report_of({"ours": [], "rows": [steps(6.0)]})["ratios"] == {}
 
 
 def test_gate(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class EngineBoard:
         await self.changed.until(decided, within)
 
     async def wait_for_change(self, after: int, within: float) -> None:
-        """Return when the engine's state is another than at the change ``after``, or ``within`` seconds have passed."""
+        """Return when the engine's or the trainer's state is another than at the change ``after``, or ``within`` seconds have passed."""
         await self.changed.until(lambda: self.closing or self.changes != after, within)
 
     def begin(self) -> None:
@@ -164,12 +164,12 @@ class EngineBoard:
         Raises:
             StateError: it cannot happen now.
         """
-        before = self.state
-        self.states = self.states.after(event)
+        before, states = self.state, self.states
+        self.states = states.after(event)
         self.detail = detail or self.detail
+        self.changes += self.states != states
         if self.state is not before:
             self._entered = time.monotonic()
-            self.changes += 1
             self.weight_syncs += self.state is EngineState.WEIGHT_SYNCING
             logger.info("%s: %s", self.state, self.detail)
         self.changed.notify()
@@ -216,10 +216,17 @@ class EngineBoard:
         """vLLM has answered a call."""
         self._answered = True
 
+    def computes(self) -> None:
+        """The trainer has its batch."""
+        self.detail = "training on the batch"
+        self.changes += 1
+        self.changed.notify()
+
     def stepped(self) -> None:
         """A step was done before the engine died, so that death is the first in a row; else there is none."""
         if self.failure is not None:
             dead = self.state is EngineState.OFFLINE
             explained = min(1, self.failure.explained)
             self.failure = self.failure.model_copy(update={"count": 1, "explained": explained}) if dead else None
+        self.changes += 1
         self.changed.notify()

@@ -237,7 +237,7 @@ class Controller:
         self._happen(EngineEvent.TAKE, "" if self.engine.states.always else "training on the batch")
         await self._on_disk()
         self._batch_out, self._batch_out_since = batch.batch_id, time.monotonic()
-        self.engine.detail = "training on the batch"
+        self.engine.computes()
         return batch
 
     def take_evaluations(self) -> list[EvalResult]:

@@ -181,7 +181,7 @@ class Stages:
                     self._set(other.set_recalled(False))
 
     def find(self, route: str, incumbent: str) -> ServingStage:
-        """The pointer that is meant; without names the only one.
+        """The pointer that is meant; without names the only one, of a route's several that of the latest version.
 
         Raises:
             NotFoundError: there is none.
@@ -189,6 +189,11 @@ class Stages:
         """
         stages = self.pointers.values() if incumbent else self.current
         fitting = [stage for stage in stages if route in ("", stage.route) and incumbent in ("", stage.incumbent)]
+        if not incumbent and len({stage.route for stage in fitting}) == 1:
+            # for a minute those of incumbents before are listed too
+            fitting = [stage for stage in fitting if not stage.recalled] or fitting
+            latest = max(stage.incumbent_version for stage in fitting)
+            fitting = [stage for stage in fitting if latest in (0, stage.incumbent_version)]
         if not fitting:
             raise NotFoundError(
                 f"no route {route[:100]!r} with an incumbent is known here: {_listed(self.pointers.values())}",

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.launch.watch import EngineWatch, UpFailedError
 from swarm.evidence.alarms import Alarm
+from swarm.evidence.stages import ServingStage, StageRules
 from swarm.job import TrainJob
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure, EngineStatus, JournalStatus, PoolInformation, ServerStatus
@@ -13,7 +14,14 @@ from swarm.types import StepResult
 
 class Watched:
     def __init__(
-        self, run_dir: Path, total_steps: int = 2, save_freq: int = 1, *, saves: bool = True, **job: Any
+        self,
+        run_dir: Path,
+        total_steps: int = 2,
+        save_freq: int = 1,
+        *,
+        saves: bool = True,
+        is_spared: bool = False,
+        **job: Any,
     ) -> None:
         self.now = 0.0
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -22,7 +30,12 @@ class Watched:
             (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq, **job)
         self.watch = EngineWatch(
-            job, 100.0, run_dir, lambda kind, values: self.events.append((kind, values)), clock=lambda: self.now
+            job,
+            100.0,
+            run_dir,
+            lambda kind, values: self.events.append((kind, values)),
+            clock=lambda: self.now,
+            is_spared=is_spared,
         )
 
     def see(self, state: EngineState, detail: str = "", **fields: Any) -> list[str]:
@@ -160,6 +173,42 @@ def test_a_start_without_a_checkpoint_warns_that_steps_are_lost(tmp_path: Path, 
     assert watched.see(EngineState.OFFLINE, **died(1), steps=steps) == ["state", "restarting", *warning]
     messages = [values["message"] for kind, values in watched.events if kind == "warning"]
     assert all(why in one and "the job's model again, 2 steps are lost" in one for one in messages)
+
+
+def test_an_engine_without_which_users_are_answered_is_started_again_before_it_was_ever_ready(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, is_spared=True)
+    watched.see(EngineState.BOOTING)
+    watched.now = 101.0
+    assert watched.see(EngineState.BOOTING) == [], "the server ends a boot that takes too long"
+    assert watched.see(EngineState.OFFLINE, **died(1)) == ["state", "restarting"]
+    watched.now += 10.0
+    assert watched.watch.restart_due
+    watched.see(EngineState.BOOTING)
+    # of the same cause: it is left dead, and nothing else ends
+    failure = EngineFailure(reason="no such target", count=2, repeated=True)
+    again: dict[str, Any] = {"engine_failure": failure, "last_lines": ["why"]}
+    assert watched.see(EngineState.OFFLINE, **again) == ["state", "engine_given_up"]
+    _, values = watched.events[-1]
+    assert "no such target (again" in values["message"] and values["last_lines"] == ["why"]
+    watched.now += 100.0
+    assert watched.see(EngineState.OFFLINE, **again) == [] and not watched.watch.restart_due
+    # a person starts it once more
+    watched.see(EngineState.BOOTING)
+    assert "recovered" in watched.see(EngineState.ROLLING)
+
+
+def test_moves_of_a_challenger_and_waits_for_a_person_are_told(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    stage = ServingStage.begun("default", "big", StageRules(mode="manual", trial_every=1), 0.0, "salt")
+    assert "stage" not in watched.see(EngineState.ROLLING, stages=[stage])
+    canary = stage.model_copy(update={"share": 0.05, "by": "ann", "why": "looks good", "challenger": 4})
+    assert watched.see(EngineState.ROLLING, stages=[canary]) == ["stage"]
+    told = {"route": "default", "stage": "canary 0.05", "challenger": 4, "by": "ann", "why": "looks good"}
+    assert watched.events[-1] == ("stage", told | {"waits": False})
+    waits = canary.model_copy(update={"trial": True, "until": None})
+    assert watched.see(EngineState.ROLLING, stages=[waits]) == ["stage"]
+    assert watched.events[-1] == ("stage", told | {"waits": True})
+    assert watched.see(EngineState.ROLLING, stages=[waits]) == []
 
 
 def test_an_engine_that_is_stopped_while_it_waits_for_its_restart_stays_stopped(tmp_path: Path) -> None:

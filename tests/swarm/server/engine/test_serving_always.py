@@ -85,6 +85,20 @@ async def test_episodes_run_on_while_the_trainer_computes_and_the_weights_change
     assert controller.pool.information().trained_episodes == 4
 
 
+async def test_whoever_follows_the_engine_hears_of_a_step_that_begins_and_of_one_that_is_done() -> None:
+    """The weights are transferred before the step is reported: no state changes with the report."""
+    controller = rolling()
+    waiting_for_step = asyncio.create_task(controller.engine.wait_for_change(controller.engine.changes, 2 * LONG))
+    batch = await out(controller)
+    assert controller.status().training_seconds is not None
+    await asyncio.wait_for(waiting_for_step, LONG)
+    synced(controller, 1)
+    waiting_for_end = asyncio.create_task(controller.engine.wait_for_change(controller.engine.changes, 2 * LONG))
+    controller.step_done(done(batch))
+    await asyncio.wait_for(waiting_for_end, LONG)
+    assert controller.status().training_seconds is None
+
+
 async def test_a_batch_waits_for_the_trainer_and_then_leaves_at_once() -> None:
     controller = rolling()
     first = await out(controller)

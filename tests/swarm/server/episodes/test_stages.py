@@ -246,7 +246,8 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
     assert not stages.find("chat", "tiny, version 2").trial, "a version is not compared with itself"
     with pytest.raises(RequestError, match="say which route, and which incumbent"):
-        stages.find("chat", "")
+        stages.find("", "")
+    assert stages.find("chat", "").incumbent == "tiny, version 2", "also while the one before is listed"
     now = FOLLOWED_SECONDS
     stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
     assert not stages.holds and [stage.key for stage in stages.current] == [
