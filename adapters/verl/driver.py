@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import secrets
 import signal
 import sys
@@ -47,6 +48,9 @@ STOP_GRACE = 3.0
 EXIT_GRACE = 20.0
 #: What Ray raises where a process ended without a word; its text is a list of guesses.
 _PROCESS_ENDED = ("ActorDiedError", "RayActorError", "WorkerCrashedError")
+#: How much memory the machine had used, of how much, in what Ray says of a process that it ended.
+_RAYS_MEMORY = re.compile(r"([\d.]+) ?GB used / ([\d.]+) ?GB")
+_KEY_OF_HYDRA = re.compile(r"\nfull_key: \S*\s*$")
 
 
 def main() -> None:
@@ -109,7 +113,10 @@ class _Run:
         """:func:`root_cause`, with what to do where that was lack of memory, as far as it is known."""
         cause = innermost(exc)
         if type(cause).__name__ == "OutOfMemoryError":
-            # of torch, where a device is full; of Ray, whose monitor kills before the kernel does
+            # of Ray, whose monitor kills before the kernel does, with a page of advice; of torch, of a full device
+            if used := _RAYS_MEMORY.search(str(cause)):
+                full = f"the machine's memory was full ({used[1]} of {used[2]} GB)"
+                return f"Ray ended a process, for {full}: {CURE}, or end other programs"
             return f"{root_cause(exc)}: {CURE}"
         if type(cause).__name__ in _PROCESS_ENDED:
             return f"a process of the trainer was killed ({type(cause).__name__}): {why_killed(self._oom_kills)}"
@@ -352,5 +359,6 @@ def root_cause(exc: BaseException) -> str:
             f"the synced code needs the Python module {current.name!r}, which is not installed on {platform.node()}: "
             f"install it there for {sys.executable}; code sync sends no dependencies"
         )
-    text = str(current).strip() or "no message"
+    # hydra names the key last, and the cause before it
+    text = _KEY_OF_HYDRA.sub("", str(current)).strip() or "no message"
     return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

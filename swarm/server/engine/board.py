@@ -128,7 +128,8 @@ class EngineBoard:
         await self.changed.until(decided, within)
 
     async def wait_for_change(self, after: int, within: float) -> None:
-        """Return when the engine's or the trainer's state is another than at the change ``after``, or ``within`` seconds have passed."""
+        """Return when the state of engine or trainer is another than at the change ``after``, or ``within`` seconds
+        have passed."""
         await self.changed.until(lambda: self.closing or self.changes != after, within)
 
     def begin(self) -> None:

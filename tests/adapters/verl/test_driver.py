@@ -88,6 +88,11 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
     assert root_cause(task) == "ValueError: max_model_len (18000) is larger than the model's 8192"
     assert root_cause(task.as_instanceof_cause()).startswith("ValueError: max_model_len")
     assert root_cause(RuntimeError()) == "RuntimeError: no message"
+    # of hydra, whose cause Ray has left behind
+    named = (
+        "Error in call to target 'verl.Model':\nModuleNotFoundError(\"No module named 'mine'\")\nfull_key: actor.model"
+    )
+    assert root_cause(RuntimeError(named)) == "RuntimeError: ModuleNotFoundError(\"No module named 'mine'\")"
 
 
 def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tmp_path: Path) -> None:
@@ -99,6 +104,14 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
     run = _Run(tmp_path)
     told = run.cause(ray_exceptions.RayTaskError("run", "a remote traceback", OutOfMemoryError("CUDA out of memory")))
     assert told == f"OutOfMemoryError: CUDA out of memory: {CURE}"
+    rays = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) was "
+        "3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
+        "Refer to the documentation on how to address the out of memory issue"
+    )
+    told = run.cause(ray_exceptions.OutOfMemoryError(rays))
+    full = "the machine's memory was full (3.75 of 23.54 GB)"
+    assert told == f"Ray ended a process, for {full}: {CURE}, or end other programs"
     told = run.cause(ray_exceptions.ActorDiedError())
     assert told.startswith("a process of the trainer was killed (ActorDiedError): ") and CURE in told
     assert run.cause(ValueError("x")) == "ValueError: x"
