@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -84,10 +84,19 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
     if error["type"] != "extra_forbidden":
         return ".".join(map(str, path)), in_plain_words(error)
     *outer, last = map(str, path)
-    keys = model.model_fields if model is not None and not outer else ()
+    for name in outer:
+        model = _model_of(model.model_fields[name].annotation) if model and name in model.model_fields else None
+    keys = model.model_fields if model is not None else ()
     meant = difflib.get_close_matches(last, keys, n=1)
     hint = f" (did you mean {meant[0]!r}?)" if meant else ""
     return ".".join(outer), f"unknown key {last!r}{hint}"
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The only model among the kinds of values that an annotation allows."""
+    kinds = (annotation, *get_args(annotation))
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return models[0] if len(models) == 1 else None
 
 
 def key_path(error: ErrorDetails) -> tuple[int | str, ...]:

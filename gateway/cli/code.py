@@ -66,8 +66,7 @@ def sync(
         done = client.sync_train_code(
             code.content, revision=code.revision, message=message, force_restart=force_restart
         )
-        engine = _after(client, done, wait)
-    _tell(as_json, done, engine, _contents(code))
+        _tell(client, done, wait, as_json, _contents(code))
 
 
 @app.command("list")
@@ -153,8 +152,7 @@ def rollback(
         if snapshot not in (None, NONE):
             snapshot = _named(client.code(), str(snapshot))
         done = client.select_code(snapshot, force_restart=force_restart)
-        engine = _after(client, done, wait)
-    _tell(as_json, done, engine, {})
+        _tell(client, done, wait, as_json, {})
 
 
 def _packed(folder: Path, packages: str | None) -> CodeArchive:
@@ -199,13 +197,12 @@ def _named(server_code: CodeStatus, name: str) -> str:
     return ids[-1]
 
 
-def _after(client: SwarmClient, done: SyncTrainCodeResponse, wait: float) -> str | None:
-    """What became of an engine that was restarted."""
-    return wait_for_engine(client, wait) if done.restarted else None
-
-
-def _tell(as_json: bool, done: SyncTrainCodeResponse, engine: str | None, contents: dict[str, Any]) -> None:
+def _tell(
+    client: SwarmClient, done: SyncTrainCodeResponse, wait: float, as_json: bool, contents: dict[str, Any]
+) -> None:
+    """What was done, what is missing, and at last what became of an engine that was restarted."""
     if as_json:
+        engine = wait_for_engine(client, wait) if done.restarted else None
         print_json({**contents, **done.model_dump(mode="json", exclude={"success", "error"}), "engine": engine})
         return
     typer.echo(f"{done.snapshot.id if done.snapshot else OWN}: {done.message}")
@@ -213,8 +210,8 @@ def _tell(as_json: bool, done: SyncTrainCodeResponse, engine: str | None, conten
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         where = f"{', '.join(files[:3])}{more}"
         typer.echo(f"{module} is not installed on the server, and {where} imports it: install it there", err=True)
-    if engine is not None:
-        typer.echo(engine)
+    if done.restarted:
+        typer.echo(wait_for_engine(client, wait))
 
 
 def _line(snapshot: CodeSnapshot, server_code: CodeStatus) -> str:

@@ -72,6 +72,10 @@ def serve(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Serve a model as it is by vLLM, as `up` does with `serve.incumbent.model`; more options go to `vllm serve`."""
+    from swarm.http.serve import bind
+
+    # vLLM says it with a traceback, once it has loaded
+    bind(host, port).close()
     load_attribute("adapters.verl.serving:serve_model")(
         load_attribute("adapters.models:resolve_model")(model),
         name or model,

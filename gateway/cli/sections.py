@@ -99,6 +99,8 @@ def read_plan(path: Path) -> UpPlan:
 
     for settings in (parsed, *parsed.routes):
         suites_of(settings)
+        if settings.serve is not None and settings.serve.incumbent.upstream is not None:
+            settings.serve.incumbent.upstream.key()
     incumbents, successions, beside = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(

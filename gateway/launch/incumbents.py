@@ -42,7 +42,7 @@ _FOLLOWS = 60.0
 #: Looks at which the job's engine may say that it cannot answer with a version yet: ten minutes.
 _REFUSALS = 120
 #: Folders of versions, and what an export that was killed leaves of them.
-_WRITTEN = re.compile(r"\d+|adapter-\d+|\.(adapter-)?\d+\.\d+")
+_WRITTEN = re.compile(r"\.?(?:adapter-)?(?P<version>\d+)(?:\.\d+)?")
 
 #: The stages of a job's routes, by the job's name.
 ReadStages = Callable[[str], Sequence[ServingStage]]
@@ -121,9 +121,9 @@ class Incumbents:
                     self._write(planned.route, successor)
                 process = self._started(self._incumbent(planned, successor))
                 self._served.append(ServedModel(process, {planned.route}))
-        if self._plan.from_step is not None:
-            # later versions come again under the same numbers, with other weights
-            self._clear()
+        # later versions may be on their way; after a step back they come again under their numbers, with other weights
+        answering = min((successor.version for successor in self._successors.values()), default=0)
+        self._clear(below=answering if self._plan.from_step is None else math.inf)
 
     def section(self, section: dict[str, Any]) -> dict[str, Any]:
         """The gateway's ``section`` before those that answer."""
@@ -365,8 +365,8 @@ class Incumbents:
         write_successors(self.file, successors)
         self._successors = successors
 
-    def _clear(self) -> None:
-        """Remove the folders of versions that answer nobody any more."""
+    def _clear(self, below: float = math.inf) -> None:
+        """Remove the folders of versions ``below`` that answer nobody any more."""
         if any(succession.writing is not None for succession in self._successions):
             return
         answering = {successor.folder for successor in self._successors.values()}
@@ -375,5 +375,6 @@ class Incumbents:
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
             for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):
-                if folder not in answering and _WRITTEN.fullmatch(folder.name):
+                written = _WRITTEN.fullmatch(folder.name)
+                if folder not in answering and written and int(written["version"]) < below:
                     shutil.rmtree(folder, ignore_errors=True)

@@ -174,7 +174,14 @@ def ends_of(outputs: Mapping[str, WorkflowOutput], code: str) -> list[dict[str, 
 
 
 def with_code(output: WorkflowOutput, code: str) -> WorkflowOutput:
-    """``output`` with the digest ``code`` in its notes, if they have none."""
+    """``output`` with the digest ``code`` in its notes, if they have none.
+
+    Raises:
+        RequestError: it is no result.
+    """
+    if not isinstance(output, WorkflowOutput):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(output).__name__
+        raise RequestError(f"the result of an episode is a WorkflowOutput(reward=...), not a {kind}", param="reward")
     notes = output.notes or Notes()
     if notes.code or not code:
         return output

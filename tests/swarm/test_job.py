@@ -32,7 +32,9 @@ def test_an_unknown_key_inside_a_mapping_is_named_with_its_place() -> None:
 
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate({"job": {"model": "m", "batchsize": 1}})
-    assert describe_validation(caught.value, "file", Outer).message == "file: job: unknown key 'batchsize'"
+    assert describe_validation(caught.value, "file", Outer).message == (
+        "file: job: unknown key 'batchsize' (did you mean 'batch_size'?)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,8 @@ def test_only_what_was_given_leaves_room_for_a_servers_defaults() -> None:
         ("batch_size: four", "job: batch_size: must be a whole number, not 'four'"),
         ("save_freq: -3", "job: save_freq: must be at least -1, not -3"),
         ("serving: maybe", "job: serving: must be 'auto' or 'always' or 'between_steps', not 'maybe'"),
+        ("device: tpu", "job: device: must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
+        ("lora: 8", "job: lora: must be a mapping"),
         ("overrides: 3", "job: overrides: must be a mapping"),
         ("batch_size: 3\nmini_batch_num: 2", "job: batch_size must be divisible by mini_batch_num"),
     ],

@@ -222,18 +222,24 @@ class Changes:
         """Raise :class:`ConflictError` unless the engine is OFFLINE."""
         if (state := self._controller.engine.state) is not EngineState.OFFLINE:
             raise ConflictError(
-                f"the engine is {state}: stop it (POST /stop_engine) before you change its {what}, or force a restart",
+                f"the engine is {state}: stop it (`swarm-gateway swarm engine stop`, POST /stop_engine) before you "
+                f"change its {what}, or force a restart",
                 code="engine_not_offline",
             )
 
     async def _applied(self, what: str, force: bool, apply: Callable[[], Any]) -> bool:
-        """Await ``apply`` while the engine is OFFLINE; whether it was stopped, and started again, for that."""
+        """Await ``apply`` while the engine is OFFLINE; whether it was stopped for that, or had died, and started."""
         # an engine may have been started meanwhile
         if not force:
             self.check_offline(what)
-        if self._controller.engine.state is EngineState.OFFLINE:
+        engine = self._controller.engine
+        if engine.state is EngineState.OFFLINE:
             await apply()
-            return False
+            # what it died of may be what is changed
+            restarts = force and engine.failure is not None
+            if restarts:
+                await self._supervisor.start()
+            return restarts
         await self._supervisor.stop()
         try:
             await apply()

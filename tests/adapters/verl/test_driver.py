@@ -105,8 +105,8 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
     told = run.cause(ray_exceptions.RayTaskError("run", "a remote traceback", OutOfMemoryError("CUDA out of memory")))
     assert told == f"OutOfMemoryError: CUDA out of memory: {CURE}"
     rays = (
-        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) was "
-        "3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) "
+        "was 3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
         "Refer to the documentation on how to address the out of memory issue"
     )
     told = run.cause(ray_exceptions.OutOfMemoryError(rays))

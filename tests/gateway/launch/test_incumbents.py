@@ -325,8 +325,10 @@ def test_a_run_that_goes_back_keeps_the_weights_that_answer_alone(tmp_path: Path
         site.until(lambda: site.reloads == 1)
         for name in ("4", ".6.123", "notes"):
             (tmp_path / "incumbents" / name).mkdir()
+        (tmp_path / "incumbents" / "adapter-1").mkdir()
     with up(tmp_path) as site:
         assert (tmp_path / "incumbents" / "4").is_dir(), "what was on its way goes on"
+        assert not (tmp_path / "incumbents" / "adapter-1").exists(), "it answers nobody any more"
     with up(tmp_path, from_step=1) as site:
         left = {path.name for path in (tmp_path / "incumbents").iterdir()}
         assert left == {"2", "notes"}, "what people put there is theirs"

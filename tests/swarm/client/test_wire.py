@@ -95,6 +95,12 @@ def test_statuses_become_errors(status: int, kind: type[SwarmGatewayError]) -> N
     assert error.code == "c"
 
 
+@pytest.mark.parametrize("result", [1.0, {"reward": 1.0}])
+def test_what_is_no_result_of_an_episode_is_refused_with_what_is_one(result: Any) -> None:
+    with pytest.raises(RequestError, match=rf"WorkflowOutput\(reward=...\), not a {type(result).__name__}"):
+        wire.with_code(result, "")
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
