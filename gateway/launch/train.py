@@ -132,6 +132,8 @@ class TrainCommand:
         self._on_event = on_event
         self._label = label
         self._progress: Progress | None = None
+        #: the step of the evaluation that runs
+        self._evaluating: int | None = None
         self.report: TrainingReport | None = None
 
     def __call__(self, url: str, token: str, stopping: threading.Event) -> None:
@@ -192,10 +194,12 @@ class TrainCommand:
 
     def _see(self, progress: Progress) -> None:
         if progress.evaluating and not (self._progress and self._progress.evaluating):
+            self._evaluating = progress.step
             self._on_event("evaluating", {"step": progress.step})
         self._progress = progress
 
     def _evaluated(self, report: EvaluationReport) -> None:
+        self._evaluating = None
         self._on_event("evaluation", report.model_dump(mode="json"))
 
     def _failed(self, exc: ExceptionGroup[Exception]) -> UpFailedError:
@@ -215,7 +219,10 @@ class TrainCommand:
             interrupted=because == "interrupted",
             stopped_because=because,
             steps=points_of_steps(status.steps),
-            evaluations=points_of_evaluations(status.evaluations),
+            # of one that was interrupted, some episodes may be counted
+            evaluations=points_of_evaluations(
+                evaluation for evaluation in status.evaluations if evaluation.step != self._evaluating
+            ),
             workflow=file.workflow,
             control=file.control,
             finished=progress.finished if progress else 0,

@@ -19,9 +19,13 @@ from gateway.launch.plan import UpPlan
 from gateway.launch.train import TrainCommand, TrainPlan, rehearsal
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
+from swarm.client.training_options import EvaluationReport, Progress
 from swarm.errors import ConfigError
 from swarm.server.journal.lineage import lineage_of
 from swarm.server.journal.schema import reading
+from swarm.states import EngineState
+from swarm.status import EngineStatus, ServerStatus
+from swarm.types import EvalResult
 from tests.gateway.train_process import HELD, check_resume
 from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
@@ -139,6 +143,20 @@ def test_one_ctrl_c_ends_it_with_a_report_of_what_there_is(file: Callable[..., T
     report = run.work.report
     assert report is not None and report.interrupted and report.control == "shuffle"
     assert [one.step for one in report.evaluations] == [0]
+
+
+def test_an_evaluation_that_was_interrupted_is_in_no_report(file: Callable[..., TrainPlan]) -> None:
+    command = TrainCommand(file(), lambda kind, values: None)
+    progress = Progress(4, 0, 8, finished=16, failed=0, mean_reward=0.5, evaluating=True)
+    evaluations = [EvalResult(step=step, episodes=2, metrics={"eval/reward_mean": 0.5}) for step in (0, 4)]
+    engine = EngineStatus(engine_status=EngineState.ROLLING)
+    status = ServerStatus(engine=engine, evaluations=evaluations)
+    options = command._options()
+    assert options.evaluation is not None
+    options.on_progress(progress)
+    assert [point.step for point in command._reported(status, 1.0, "interrupted").evaluations] == [0]
+    options.evaluation.on_done(EvaluationReport(step=4, finished=2, failed=0, mean_reward=0.5, success_rate=None))
+    assert [point.step for point in command._reported(status, 1.0, "interrupted").evaluations] == [0, 4]
 
 
 @pytest.mark.slow
