@@ -283,7 +283,7 @@ class MovePolicyRequest(WireRequest):
     """A person moves a stage; see :class:`swarm.evidence.stages.ServingStage`."""
 
     route: str = Field(default="", description="of the gateway; empty: the only one")
-    incumbent: str = Field(default="", description="empty: the route's only one")
+    incumbent: str = Field(default="", description="empty: the route's only one, or the latest version")
     version: int | None = Field(default=None, description="refuse if the stage has another version by now")
     reason: str = Field(min_length=1, max_length=MAX_REASON_OF_MOVE)
 

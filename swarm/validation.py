@@ -84,7 +84,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
     if error["type"] != "extra_forbidden":
         return ".".join(map(str, path)), in_plain_words(error)
     *outer, last = map(str, path)
-    for name in outer:
+    for name in (part for part in path[:-1] if isinstance(part, str)):
         model = _model_of(model.model_fields[name].annotation) if model and name in model.model_fields else None
     keys = model.model_fields if model is not None else ()
     meant = difflib.get_close_matches(last, keys, n=1)
@@ -93,10 +93,10 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The only model among the kinds of values that an annotation allows."""
-    kinds = (annotation, *get_args(annotation))
-    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return models[0] if len(models) == 1 else None
+    """The first model among the kinds of values that an annotation allows, in lists too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for kind in get_args(annotation) if (model := _model_of(kind)) is not None), None)
 
 
 def key_path(error: ErrorDetails) -> tuple[int | str, ...]:

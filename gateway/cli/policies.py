@@ -27,7 +27,7 @@ for _command in (kept.show, kept.export, kept.fork, kept.delete):
     app.command()(_command)
 
 Name = Annotated[str, typer.Argument(help="route of the gateway; default: the only one")]
-Before = Annotated[str, typer.Option("--incumbent", help="the route's incumbent; default: the only one")]
+Before = Annotated[str, typer.Option("--incumbent", help="the route's incumbent; default: the latest version")]
 Reason = Annotated[str, typer.Option("--reason", "-r", help="why, for the audit log and for whoever looks later")]
 Seen = Annotated[
     int | None, typer.Option("--version", help="refuse if the stage has another version by now (`list` shows it)")

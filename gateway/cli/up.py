@@ -68,8 +68,11 @@ _LINES = {
     "meanwhile vLLM answers, untrained, with the weights that it has",
     "recovered": "engine: serves again after {seconds:.0f} s; training continues from {origin}",
     "engine_stopped": "engine: {reason}; this is no crash, so `up` does not start it again",
-    "engine_given_up": "engine: {message}{tail}" + _INDENT + "users are answered on without it, and nothing is "
-    "trained: mend it and run `swarm-gateway swarm engine start`, or start `up` again   (log: {log})",
+    "engine_given_up": "engine: {message}{tail}"
+    + _INDENT
+    + "users of routes with an upstream or a model of their own are "
+    "answered on, and nothing is trained: mend it and run `swarm-gateway swarm engine start`, or start `up` again   "
+    "(log: {log})",
     "stage": "route {route}: {stage}, by {by}: {why}{waiting}",
     "finished": "the job is done after step {step}",
     "stopping": "stopping the {name}",

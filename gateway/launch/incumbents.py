@@ -39,8 +39,8 @@ _GRACE = 10.0
 _LOOK = 5.0
 #: Within which a gateway that was told of its next incumbent asks for the stage of that.
 _FOLLOWS = 60.0
-#: Looks at which the job's engine may say that it cannot answer with a version yet: ten minutes.
-_REFUSALS = 120
+#: Looks at which the job's engine may say that it cannot answer with a version yet: an hour.
+_REFUSALS = 720
 #: Folders of versions, and what an export that was killed leaves of them.
 _WRITTEN = re.compile(r"\.?(?:adapter-)?(?P<version>\d+)(?:\.\d+)?")
 
@@ -372,6 +372,7 @@ class Incumbents:
         answering = {successor.folder for successor in self._successors.values()}
         answering |= {folder for succession in self._successions for folder in succession.ending}
         answering |= {beside.folder for beside in self._plan.beside}
+        answering |= {Path(planned.model) for planned in self._plan.incumbents}
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
             for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):

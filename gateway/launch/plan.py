@@ -170,13 +170,15 @@ class UpPlan:
         """Its run folder, of several the first."""
         return self.servers[0].run_dir
 
-    @property
-    def answers_without_engine(self) -> bool:
-        """Whether the users of some route are answered by an upstream, or by a model beside the engines."""
-        section = self.gateway_section or {}
+    def spares(self, server: ServerPlan) -> bool:
+        """Whether users of some route before ``server`` are answered without its engine: by an upstream, or by a model
+        beside the engines."""
+        section, names = self.gateway_section or {}, {server.name for server in self.servers}
         for route in (section, *(section.get("routes") or ())):
             incumbent = (route.get("serve") or {}).get("incumbent") or {}
-            if route.get("upstream") or incumbent.get("upstream") or incumbent.get("model"):
+            name = route.get("name")
+            is_before = name == server.name or (name not in names and server == self.servers[0])
+            if is_before and (route.get("upstream") or incumbent.get("upstream") or incumbent.get("model")):
                 return True
         return False
 

@@ -206,7 +206,7 @@ class _Up:
             env |= {TOKEN_VARIABLE: planned.token} if planned.token else {}
             log = planned.run_dir / "logs" / "swarm.log"
             child = self._spawn(planned.of("swarm server"), ["swarm", "start"], planned.swarm_section, log, env)
-            spared = plan.answers_without_engine
+            spared = plan.spares(planned)
             self._servers.append(Server(planned, child, self._on_event, plan.restart_pause, is_spared=spared))
         urls: dict[str, str] = {}
         for server in self._servers:

@@ -216,7 +216,8 @@ class EngineWatch:
     def _see_stages(self, status: ServerStatus) -> None:
         """Report each move of a challenger, and when training begins to wait for a person."""
         for stage in status.stages:
-            waits = stage.paused or (stage.trial and stage.until is None and stage.rules.mode == "manual")
+            held = stage.pinned or stage.rules.mode == "manual"
+            waits = stage.paused or (stage.trial and stage.until is None and stage.share < 1 and held)
             share, waited = self._stages.get((stage.route, stage.incumbent), (stage.share, False))
             self._stages[stage.route, stage.incumbent] = stage.share, waits
             if stage.share != share or (waits and not waited):

@@ -160,8 +160,8 @@ STOP_ENGINE = Call("POST", "/stop_engine", protocol.SuccessResponse, timeout=120
 
 
 def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[ServerStatus]:
-    """The status once the engine's state has changed since ``after_change`` (``None``: at once) or the time is over;
-    without the history of steps."""
+    """The status once the state of engine or trainer has changed since ``after_change`` (``None``: at once) or the time
+    is over; without the history of steps."""
     query: dict[str, str | int | float] = {"steps": 0}
     if after_change is not None:
         query |= {"after_change": after_change, "wait_seconds": wait_seconds}

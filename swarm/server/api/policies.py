@@ -89,7 +89,7 @@ class PolicyRoutes:
     async def explain(
         self,
         challenger: Annotated[str, Query(alias="of", description="route of the gateway; empty: the only one")] = "",
-        incumbent: Annotated[str, Query(description="empty: the route's only one")] = "",
+        incumbent: Annotated[str, Query(description="empty: the route's only one, or the latest version")] = "",
     ) -> PolicyExplanation:
         """What is proven of one challenger, and what follows from it, line by line."""
         if self.episodes.run.found_pool is None:

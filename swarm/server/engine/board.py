@@ -119,10 +119,10 @@ class EngineBoard:
 
     async def wait_for_state(self, states: Collection[EngineState], within: float) -> None:
         """Return when the engine is in one of ``states``, goes OFFLINE, or ``within`` seconds have passed."""
-        begun = self.changes
+        entered = self._entered
 
         def decided() -> bool:
-            stopped = self.state is EngineState.OFFLINE and self.changes != begun
+            stopped = self.state is EngineState.OFFLINE and self._entered != entered
             return self.closing or self.state in states or stopped
 
         await self.changed.until(decided, within)

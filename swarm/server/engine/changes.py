@@ -234,9 +234,9 @@ class Changes:
             self.check_offline(what)
         engine = self._controller.engine
         if engine.state is EngineState.OFFLINE:
-            await apply()
-            # what it died of may be what is changed
+            # what it died of may be what is changed, and then it is forgotten
             restarts = force and engine.failure is not None
+            await apply()
             if restarts:
                 await self._supervisor.start()
             return restarts

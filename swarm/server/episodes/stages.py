@@ -193,7 +193,8 @@ class Stages:
             # for a minute those of incumbents before are listed too
             fitting = [stage for stage in fitting if not stage.recalled] or fitting
             latest = max(stage.incumbent_version for stage in fitting)
-            fitting = [stage for stage in fitting if latest in (0, stage.incumbent_version)]
+            # a challenger that answers users is meant by nobody who does not know of it
+            fitting = [stage for stage in fitting if stage.incumbent_version == latest or stage.share > 0]
         if not fitting:
             raise NotFoundError(
                 f"no route {route[:100]!r} with an incumbent is known here: {_listed(self.pointers.values())}",

@@ -12,7 +12,9 @@ import pytest
 
 from gateway.cli.up import event_printer
 from gateway.launch.children import Child
+from gateway.launch.plan import UpPlan
 from gateway.launch.servers import LastingProcess, ended
+from tests.gateway.launch.test_up import server_plan
 
 TEXT = "2026-01-02 03:04:05,678 {} gateway.stats: {}"
 TOLD = "the hook fails: hook_result: on_compute_relative_reward returned 3 rewards for 8 candidates"
@@ -100,3 +102,14 @@ def test_a_gateway_that_never_listens_again_is_started_once_more(monkeypatch: py
     told = [(kind, values.get("attempt")) for kind, values in events]
     assert told == [("gateway_restarting", 1), ("warning", None), ("gateway_restarting", 2)], events
     assert "has not listened for 60 s" in events[1][1]["message"]
+
+
+def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_without_it(tmp_path: Path) -> None:
+    one, other = server_plan(tmp_path / "one", "one"), server_plan(tmp_path / "other", "other")
+    upstream = {"base_url": "http://127.0.0.1:1/v1"}
+    shadowed = {"name": "other", "serve": {"incumbent": {"upstream": upstream}}}
+    plan = UpPlan(servers=(one, other), gateway_section={"routes": [{"name": "one"}, shadowed]})
+    assert [plan.spares(server) for server in (one, other)] == [False, True]
+    alone = {"serve": {"incumbent": {"policy": "promoted"}}}
+    for section, spared in ((alone, False), ({"upstream": upstream}, True), (shadowed, True), (None, False)):
+        assert UpPlan(servers=(one,), gateway_section=section).spares(one) == spared

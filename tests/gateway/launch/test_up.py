@@ -21,6 +21,7 @@ from swarm.client import SwarmClient
 from swarm.errors import ConfigError
 from swarm.http.serve import bind, free_port
 from swarm.job import TrainJob
+from swarm.status import MAX_RESTARTS
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
 from tests.kill.invariants import lines
@@ -211,6 +212,18 @@ class Users:
                     self.refused.set()
                 if after and answer.headers.get("x-swarm-trained") in ("true", "pending"):
                     self.trained_again.set()
+
+
+def test_an_engine_that_never_comes_up_leaves_those_whom_an_upstream_answers(tmp_path: Path) -> None:
+    run = Run("never-up", tmp_path, engine_given_up=interrupt())
+    run.plan = replace(run.plan, gateway_section={"hooks": "x:y", "upstream": {"base_url": "http://127.0.0.1:1/v1"}})
+    kinds = run()
+    assert kinds.count("restarting") == MAX_RESTARTS and "gateway_restarting" not in kinds
+    assert kinds.index("engine_given_up") < kinds.index("stopping")
+    [given_up] = [values for kind, values in run.events if kind == "engine_given_up"]
+    assert given_up["message"].startswith(
+        "the engine went offline: the engine process exited with code 1 (it was started"
+    )
 
 
 def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(

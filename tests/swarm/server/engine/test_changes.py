@@ -100,15 +100,16 @@ async def test_what_is_wrong_with_a_change_is_told_though_the_engine_does_not_st
     assert engine.did == ["stop", "start"]
 
 
+@pytest.mark.parametrize("lr", [JOB.lr, 0.5])
 @pytest.mark.parametrize("died", [False, True])
 async def test_an_engine_that_died_is_started_by_a_forced_change_and_a_stopped_one_is_not(
-    tmp_path: Path, died: bool
+    tmp_path: Path, died: bool, lr: float
 ) -> None:
     engine = Engine()
     if died:
         engine.controller.engine.died("no module named mine")
     engine.controller.offline("it went")
-    answer = await changes_of(engine, tmp_path).sync_job(dump_job(JOB), {}, force=True)
+    answer = await changes_of(engine, tmp_path).sync_job(dump_job(JOB), {"lr": lr}, force=True)
     assert answer.restarted == died and engine.did == ["start"] * died
 
 

@@ -247,7 +247,11 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     assert not stages.find("chat", "tiny, version 2").trial, "a version is not compared with itself"
     with pytest.raises(RequestError, match="say which route, and which incumbent"):
         stages.find("", "")
+    with pytest.raises(RequestError, match="chat before gpt; chat before tiny, version 2"):
+        stages.find("chat", "")  # the challenger before gpt answers users
+    stages.roll_back(stages.find("chat", "gpt"), None, "ann", "bad")
     assert stages.find("chat", "").incumbent == "tiny, version 2", "also while the one before is listed"
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
     now = FOLLOWED_SECONDS
     stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
     assert not stages.holds and [stage.key for stage in stages.current] == [
