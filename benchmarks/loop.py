@@ -285,6 +285,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    run_arms(options, measure, report_of)
+
+
+def run_arms(
+    options: argparse.Namespace,
+    measure: Callable[[str, argparse.Namespace, Path], list[Step]],
+    report_of: Callable[[dict[str, list[list[Step]]]], dict[str, Any]],
+) -> None:
+    """Run the arms of ``options.only`` in turn, ``options.rounds`` times, and report them."""
     from adapters.models import resolve_model
 
     options.model = resolve_model(options.model)

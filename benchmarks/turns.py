@@ -22,16 +22,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 from openai import OpenAI
 
-from benchmarks.loop import PASSAGE, Step, follow, show, summary
+from benchmarks.loop import PASSAGE, Step, follow, run_arms, summary
 from benchmarks.processes import BOOT_SECONDS, ROOT, stop
 from swarm.types import Task, WorkflowOutput
 
@@ -160,19 +158,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from adapters.models import resolve_model
-
-    options.model = resolve_model(options.model)
-    runs: dict[str, list[list[Step]]] = {arm: [] for arm in options.only}
-    report: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        for number in range(options.rounds):
-            for arm in options.only:
-                print(f"round {number + 1}: {arm}", file=sys.stderr, flush=True)
-                runs[arm].append(measure(arm, options, Path(place) / f"{number}-{arm}"))
-                report = {"model": str(options.model), "load": os.getloadavg()[0], **report_of(runs)}
-                if options.json is not None:
-                    steps = {arm: [[asdict(step) for step in one] for one in found] for arm, found in runs.items()}
-                    options.json.write_text(json.dumps(report | {"runs": steps}) + "\n")
-    show(report)
-    print(json.dumps(report, indent=2))
+    run_arms(options, measure, report_of)
