@@ -7,8 +7,8 @@ episode is a conversation of ``--turns``: after each answer comes what a tool fo
 * ``ours``: calls that continue a recorded answer are one row (a timeline), and prefixes that rows share are computed
   once;
 * ``timelines``: the same without shared prefixes;
-* ``rows``: a row for each call, as in loops that record calls. The agent adds a full stop to each answer before it is
-  sent on, so that no call continues a recorded answer; vLLM has the prefix all the same.
+* ``rows``: a row for each call, as in loops that record calls. The agent puts a dash before each answer that it
+  sends on, so that no call continues a recorded answer; vLLM has the prefix all the same.
 
 A step's seconds are those between the ends of two steps, and CPU seconds those of all processes; the first step of a
 run does not count.
@@ -56,7 +56,7 @@ def converse(task: Task, client: OpenAI) -> WorkflowOutput:
         ).choices[0]
         answer = choice.message.content or ""
         found = FOUND.format(number=asked["day"] + turn)
-        history += [{"role": "assistant", "content": answer + asked["edit"]}, {"role": "user", "content": found}]
+        history += [{"role": "assistant", "content": asked["edit"] + answer}, {"role": "user", "content": found}]
     return WorkflowOutput(reward=sum(map(str.isalpha, answer)) / max(1, len(answer)))
 
 
@@ -71,7 +71,7 @@ def write_run(arm: str, options: argparse.Namespace, folder: Path) -> Path:
             "turns": options.turns,
             "agents": options.agents,
             "tokens": options.tokens,
-            "edit": "." if arm == "rows" else "",
+            "edit": "- " if arm == "rows" else "",
         }
         for day in range(TASKS * (options.steps + 3))
     ]
