@@ -50,7 +50,7 @@ def converse(task: Task, client: OpenAI) -> WorkflowOutput:
     history: list[Any] = [{"role": "user", "content": task.main_query}]
     answer = ""
     for turn in range(asked["turns"]):
-        system = {"role": "system", "content": SYSTEMS[turn % asked["agents"]]}
+        system: Any = {"role": "system", "content": SYSTEMS[turn % asked["agents"]]}
         choice = client.chat.completions.create(
             model="policy", messages=[system, *history], max_tokens=asked["tokens"]
         ).choices[0]
