@@ -139,10 +139,22 @@ def peer(
     folder.mkdir(parents=True)
     settings = {"job": job, "prompts": prompts(GROUPS * job["total_training_steps"])}
     (folder / "settings.json").write_text(json.dumps(settings))
+    command = [str(python), "-m", "benchmarks.loop_peers", name, str(folder)]
+    with started(name, command, folder, environment) as (check, process):
+        yield check, lambda done: None
+        # it has done its last step
+        process.wait(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def started(
+    name: str, command: list[str], folder: Path, environment: dict[str, str]
+) -> Generator[tuple[Callable[[], object], subprocess.Popen[bytes]]]:
+    """A process in ``folder`` until the end of the block, and what raises if it has failed."""
     log = folder / "output.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.loop_peers", name, str(folder)],
+            command,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=output,
@@ -155,9 +167,7 @@ def peer(
             raise RuntimeError(f"{name} failed; the end of its output: {log.read_text()[-4000:]}")
 
     try:
-        yield check, lambda done: None
-        # it has done its last step
-        process.wait(STOP_SECONDS)
+        yield check, process
     finally:
         stop(process)
 

@@ -17,20 +17,16 @@ run does not count.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from openai import OpenAI
 
-from benchmarks.loop import PASSAGE, Step, follow, run_arms, summary
-from benchmarks.processes import BOOT_SECONDS, ROOT, stop
+from benchmarks.loop import PASSAGE, Step, follow, run_arms, started, summary
+from benchmarks.processes import BOOT_SECONDS
 from swarm.types import Task, WorkflowOutput
 
 ARMS = ("ours", "timelines", "rows")
@@ -100,35 +96,12 @@ def write_run(arm: str, options: argparse.Namespace, folder: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def training(path: Path, lines: Path) -> Generator[subprocess.Popen[bytes]]:
-    """``swarm-gateway train`` on the file ``path``, until the end of the block."""
-    environment = {"VERL_FILE_LOGGER_PATH": str(lines), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
-    with (path.parent / "train.log").open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "train", str(path), "--json"],
-            cwd=path.parent,
-            env={**os.environ, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        stop(process)
-
-
 def measure(arm: str, options: argparse.Namespace, folder: Path) -> list[Step]:
     """Run one arm for ``options.steps`` steps after the first."""
     path, lines = write_run(arm, options, folder), folder / "steps.jsonl"
-    with training(path, lines) as process:
-
-        def check() -> None:
-            if process.poll():
-                text = (folder / "train.log").read_text()[-4000:]
-                raise RuntimeError(f"{arm} failed; the end of its output: {text}")
-
+    command = [sys.executable, "-m", "gateway.cli", "train", str(path), "--json"]
+    environment = {"VERL_FILE_LOGGER_PATH": str(lines), "OMP_WAIT_POLICY": "PASSIVE"}
+    with started(arm, command, folder, environment) as (check, _):
         return follow(arm, lines, options.steps + 1, check, lambda done: None)
 
 

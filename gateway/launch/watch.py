@@ -260,9 +260,7 @@ class EngineWatch:
             self.give_up(status, "again, and it answered nothing in between, so it is not started again")
         elif failure.unexplained > MAX_RESTARTS:
             self.give_up(status, f"it was started again {MAX_RESTARTS} times and did no training step")
-        elif self._given_up:
-            pass
-        elif self._restart_at is None or failure.count != self._deaths:
+        elif not self._given_up and (self._restart_at is None or failure.count != self._deaths):
             self._deaths = failure.count
             pause = failure.pause(self._restart_pause)
             self._restart_at = self._clock() + pause
