@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 GPU_PINS := .venv-gpu-pins
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 
 # tests start many processes: each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu-pins test-lowest test-packs test-long check format docs reference bench lock clean
+.PHONY: setup demo test test-fast test-slow test-engine test-clients test-cluster test-gpu test-gpu-pins test-lowest test-newest test-packs test-long check format docs reference bench lock clean
 
 setup: $(READY)
 
@@ -68,11 +69,21 @@ test-gpu-pins: $(GPU_PINS)/.ready
 	$(GPU_PINS)/bin/python -m pytest -m "not engine" -n auto --dist worksteal tests/adapters/verl $(ARGS)
 	$(GPU_PINS)/bin/python -m pytest -m engine tests/engine $(ARGS)
 
-# opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact
+# opt-in, on a GPU where `.[gpu]` is installed: the engine's tests, which `make test-engine` and `test-long` run on a CPU
+test-gpu:
+	SWARM_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "engine or long" tests/engine $(ARGS)
+
+# opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact, and the newest, with the
+# newest Python
 test-lowest: $(READY)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,parquet,research]'
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-newest: $(READY)
+	$(BIN)/uv venv --quiet --clear --python 3.12 $(NEWEST)
+	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --resolution highest -e '.[dev,parquet,research]'
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
 # opt-in, for CI tries each pack alone: the core's fast tests pass in a copy of the tree without any pack
 test-packs: $(READY)
@@ -107,4 +118,4 @@ lock: $(READY)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(GPU_PINS) $(LOWEST) build demo-out runs
+	rm -rf $(VENV) $(GPU_PINS) $(LOWEST) $(NEWEST) build demo-out runs

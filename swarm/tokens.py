@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from swarm.measures import REPETITION, TRAIN, MetricSums
 
-TokenIds = NDArray[np.int32]
-LossMask = NDArray[np.bool_]
-LogProbs = NDArray[np.float32]
+# no NDArray[...]: of numpy 2.5 on, that is an alias that msgspec resolves to another type, for which there is no reader
+TokenIds = np.ndarray[Any, np.dtype[np.int32]]
+LossMask = np.ndarray[Any, np.dtype[np.bool_]]
+LogProbs = np.ndarray[Any, np.dtype[np.float32]]
 _Count = Annotated[int, Meta(ge=1)]
 #: (index into ``response_ids``, policy version of the tokens from there on), ascending, the first index is 0; empty
 #: where one version sampled all, or it is not known which: then as if the oldest did

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -42,7 +42,7 @@ from swarm.server.journal.rows import (
 )
 from swarm.tokens import TrainBatch
 
-Values = Sequence[Any]
+Values = Sequence[Any] | Mapping[str, Any]
 #: SQL, and the parameters that it is executed with for some rows of one type
 Statement = tuple[str, Callable[[Sequence[Any]], Iterable[Values]]]
 
@@ -270,12 +270,20 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
         ),
         (
             # before the latest only moves and pins stay: who promoted what, and why
-            "DELETE FROM stages AS before WHERE run_id = ?1 AND route = ?2 AND incumbent = ?3 AND version = (SELECT"
-            " max(version) FROM stages WHERE run_id = ?1 AND route = ?2 AND incumbent = ?3 AND version < ?4) AND EXISTS"
-            " (SELECT 1 FROM stages AS first WHERE first.run_id = ?1 AND first.route = ?2 AND first.incumbent = ?3 AND"
-            " first.version < before.version AND json_extract(first.stage, '$.at', '$.pinned') ="
-            " json_extract(before.stage, '$.at', '$.pinned'))",
-            lambda rows: [(row.run_id, clean(row.route), clean(row.incumbent), row.version) for row in rows],
+            "DELETE FROM stages AS before WHERE run_id = :run AND route = :route AND incumbent = :incumbent AND version"
+            " = (SELECT max(version) FROM stages WHERE run_id = :run AND route = :route AND incumbent = :incumbent AND"
+            " version < :version) AND EXISTS (SELECT 1 FROM stages AS first WHERE first.run_id = :run AND first.route ="
+            " :route AND first.incumbent = :incumbent AND first.version < before.version AND"
+            " json_extract(first.stage, '$.at', '$.pinned') = json_extract(before.stage, '$.at', '$.pinned'))",
+            lambda rows: [
+                {
+                    "run": row.run_id,
+                    "route": clean(row.route),
+                    "incumbent": clean(row.incumbent),
+                    "version": row.version,
+                }
+                for row in rows
+            ],
         ),
     ),
     ResumptionRow: (
