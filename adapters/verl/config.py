@@ -211,7 +211,9 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
 def cuda_values(job: TrainJob) -> dict[str, Any]:
     """What GPUs need beyond verl's own defaults (bf16, flash attention, vLLM asleep while the trainer computes).
 
-    Where flash attention is not installed, torch's own attention computes padded rows.
+    Where flash attention is not installed, torch's own attention computes the rows of a micro-batch as one, with a mask
+    that keeps them apart. Padded to the longest of them, short rows beside a long one would take many times the tokens
+    that a micro-batch may have.
     """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     tokens = max(MIN_MICRO_BATCH_TOKENS, job.max_prompt_length + job.max_response_length)
@@ -225,7 +227,6 @@ def cuda_values(job: TrainJob) -> dict[str, Any]:
     if importlib.util.find_spec("flash_attn") is None:
         # verl asks for it by default, but its extra `vllm` does not bring it
         values["actor_rollout_ref.model.override_config"] = {"attn_implementation": "sdpa"}
-        values["actor_rollout_ref.model.use_remove_padding"] = False
     return values
 
 

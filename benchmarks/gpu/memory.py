@@ -1,4 +1,4 @@
-"""GPU memory that a job takes, part by part, computed and never measured: ``python -m benchmarks.gpu.memory FILE``
+"""GPU memory that a job takes, part by part, computed: ``python -m benchmarks.gpu.memory FILE``
 
 FILE is a configuration of ``up`` whose job names one of :data:`MODELS`; its first line says the size of a GPU. Bytes
 per GPU, for P weights of the model, A of a LoRA adapter, n GPUs, and T tokens in a micro-batch:
@@ -11,7 +11,8 @@ working copies     (2 + 2 + 4) (P_root + 2 P_layer): the weights in bf16 of what
                    embeddings, one layer, and the next), their gradients in bf16 and, to be summed, in fp32; with LoRA
                    2 (P_root + 2 P_layer)
 activations        2 T h L + 2 T (12 h + 3 k + 4 m): the input of each of L layers, and all of the one that is computed
-                   again (h wide, k wide for keys, m wide inside), in bf16; attention keeps no T x T matrix
+                   again (h wide, k wide for keys, m wide inside), in bf16; and 3 T T for the mask that keeps rows
+                   apart, which torch's attention has as truth values and in bf16 (none with flash attention)
 logits             6 T V: logits, log-probabilities and gradient over a vocabulary of V, in bf16
 vLLM               gpu_memory_utilization of the GPU: weights 2 P / t with t GPUs per replica, 2 GB for its own
                    activations and CUDA graphs, and the KV cache
@@ -152,7 +153,7 @@ def memory(job: TrainJob, shape: Shape, gpu: float) -> Memory:
         gradients=4 * trained / ranks,
         adam=8 * trained / ranks,
         working=(2 if adapter else 8) * (shape.root + 2 * shape.layer),
-        activations=2 * tokens * h * shape.layers + 2 * tokens * (12 * h + 3 * k + 4 * m),
+        activations=2 * tokens * h * shape.layers + 2 * tokens * (12 * h + 3 * k + 4 * m) + 3 * tokens**2,
         logits=6 * tokens * shape.vocabulary,
         vllm=vllm,
         vllm_weights=own,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import sys
@@ -37,6 +38,12 @@ from swarm.types import StepResult
 
 M = TypeVar("M")
 
+#: Where the tests of the engine train and serve: ``cpu`` or ``cuda``.
+DEVICE = os.environ.get("SWARM_TEST_DEVICE", "cpu")
+#: The largest difference of log-probabilities, of vLLM and of the trainer, of the same tokens: fp32 and bf16.
+TOLERANCES = {"cpu": 1e-3, "cuda": 0.1}
+TOLERANCE = TOLERANCES[DEVICE]
+
 
 class EngineProcess:
     """``python -m adapters.verl`` with a link; an async context manager that leaves nothing running."""
@@ -69,10 +76,13 @@ class EngineProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # a machine without a compiler serves, too
-                env=engine_environment(self.link.address, self.token, self.run_dir, None) | {"CXX": "/no/compiler"},
+                env=engine_environment(self.link.address, self.token, self.run_dir, None) | self._environment(),
             )
         return self
+
+    def _environment(self) -> dict[str, str]:
+        # a machine without a compiler serves, too; on GPUs vLLM compiles by default
+        return {} if self.job.device == "cuda" else {"CXX": "/no/compiler"}
 
     async def __aexit__(self, *exc: Any) -> None:
         if self.process.returncode is None:

@@ -20,7 +20,7 @@ from swarm.server.dataplane.replica_client import ReplicaClient, UpstreamRefusal
 from swarm.tokens import ModelCall, Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.adapters.verl import saved_checkpoint
 from tests.engine import tiny_model
-from tests.engine.engine_process import EngineProcess, sample, timeline, title, until
+from tests.engine.engine_process import DEVICE, TOLERANCE, EngineProcess, sample, timeline, title, until
 from tests.standins import vllm_rules
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -46,7 +46,7 @@ def make_job(model: Path, **changes: Any) -> TrainJob:
     return TrainJob.model_validate(
         {
             "model": str(model),
-            "device": "cpu",
+            "device": DEVICE,
             "batch_size": 2,
             "num_repeat": 4,
             "max_prompt_length": 128,
@@ -200,7 +200,7 @@ async def check_requests_outlive_a_weight_sync(
             (await served_logprobs(client, following, ids))[answered],
         )
         sampled = call.logprobs.tolist()
-        fits = [n for n in range(len(sampled) + 1) if distance([*old[:n], *new[n:]], sampled) < 1e-3]
+        fits = [n for n in range(len(sampled) + 1) if distance([*old[:n], *new[n:]], sampled) < TOLERANCE]
         assert fits, "its tokens are of neither weights, or of both by turns"
         # vLLM does not know what it had not taken up at the sync
         assert min(told.get(call.call_id, {}).get(0, 0), len(sampled)) in fits, (fits, told)
@@ -223,7 +223,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         assert all(address.startswith("127.0.0.1:") for address in ready.addresses)
         assert listening(engine) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
         assert (tmp_path / "run" / "ray").stat().st_mode & 0o777 == 0o700
-        assert distance(await served_logprobs(client, ready), reference_logprobs(model)) < 1e-3
+        assert distance(await served_logprobs(client, ready), reference_logprobs(model)) < TOLERANCE
 
         await check_tools_are_refused(ready)
 
@@ -234,7 +234,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
             ready = following
             assert (result.step, result.batch_id, ready.policy_version) == (step, batch.batch_id, step)
             # what the trainer computes for the sampled tokens is what vLLM sampled them with, masked tokens included
-            assert result.metrics["training/rollout_probs_diff_max"] < 1e-3
+            assert result.metrics["training/rollout_probs_diff_max"] < TOLERANCE
             # 8 rows of 7 trajectories: one optimizer step
             assert (result.metrics["swarm/rows"], result.metrics["swarm/padding_rows"]) == (8, 0)
             assert 0 < result.metrics["swarm/unique_tokens"] <= result.metrics["swarm/tokens"]
@@ -245,11 +245,11 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
         taken = tmp_path / "taken"
         with exported(tmp_path / "run" / "checkpoints" / "global_step_2", taken, str(model)) as written:
             assert (written.dtype, written.lora) == ("float32", False)
-        assert distance(served, reference_logprobs(taken)) < 1e-3
+        assert distance(served, reference_logprobs(taken)) < TOLERANCE
         assert distance(served, reference_logprobs(model)) > 1e-3, "two steps changed nothing"
         call = await sample(client, ready, "taken", max_tokens=16, ignore_eos=True)
         ids = [*call.prompt_ids.tolist(), *call.response_ids.tolist()]
-        assert distance(reference_logprobs(taken, ids)[len(call.prompt_ids) - 1 :], call.logprobs.tolist()) < 1e-3
+        assert distance(reference_logprobs(taken, ids)[len(call.prompt_ids) - 1 :], call.logprobs.tolist()) < TOLERANCE
 
         ready = await check_requests_outlive_a_weight_sync(engine, client, ready, taken)
         assert (await sample(client, ready, "after", max_tokens=4)).finish_reason in ("stop", "length")
@@ -264,7 +264,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
     async with EngineProcess(job.model_copy(update={"resume": True}), tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         assert (ready.policy_version, ready.next_step) == (2, 3)
-        assert distance(await served_logprobs(client, ready), served) < 1e-3
+        assert distance(await served_logprobs(client, ready), served) < TOLERANCE
         result, following = await engine.train(await make_batch(client, ready), STEP_TIMEOUT)
         assert following is not None
         assert (result.step, following.policy_version) == (3, 3)
@@ -284,7 +284,7 @@ async def test_kl_loss_trains_rows_of_any_number_and_a_dead_vllm_is_noticed(
         tmp_path / "run",
     ) as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
-        assert distance(await served_logprobs(client, ready), reference_logprobs(tmp_path / "trained")) < 1e-3
+        assert distance(await served_logprobs(client, ready), reference_logprobs(tmp_path / "trained")) < TOLERANCE
         await stand_ins_are_as_strict(ready)
         # as many groups, and as large, as the collection method gives: the job's two, fewer, more
         batches = [({"a": 2, "b": 2}, 0), ({"a": 4}, 1), ({"a": 2, "b": 4, "c": 3}, 3), ({"a": 2, "b": 1}, 1)]

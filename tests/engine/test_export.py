@@ -18,6 +18,7 @@ import yaml
 
 from swarm.client import SwarmClient
 from tests.engine import tiny_model
+from tests.engine.engine_process import DEVICE, TOLERANCE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, command
 from tests.up_process import Up, Users
 
@@ -63,7 +64,7 @@ def distance(said: Said, model: Path) -> float:
 def running(folder: Path, model: str, run_dir: str) -> Generator[Up]:
     job = {
         "model": model,
-        "device": "cpu",
+        "device": DEVICE,
         "batch_size": 2,
         "num_repeat": 4,
         "max_prompt_length": 256,
@@ -156,4 +157,4 @@ def test_what_is_taken_out_says_what_was_served(tmp_path: Path) -> None:
         far["job.model"] = distance(served(up, "mine"), mine)
     print(far)
     assert far.pop("the base model") > 0.01, "two steps changed nothing"
-    assert max(far.values()) < 1e-3, far
+    assert max(far.values()) < TOLERANCE, far

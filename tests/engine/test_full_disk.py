@@ -13,6 +13,7 @@ from swarm.checkpoints import saved_step
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk
 from tests.engine import tiny_model
+from tests.engine.engine_process import DEVICE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
 from tests.up_process import Up, Users
 
@@ -27,7 +28,7 @@ def test_training_outlives_a_full_disk_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(HOOKS)
     job = {
         "model": "tiny",
-        "device": "cpu",
+        "device": DEVICE,
         "batch_size": 2,
         "num_repeat": 2,
         "max_prompt_length": 256,

@@ -17,7 +17,7 @@ from swarm.job import TrainJob
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_model
 from swarm.link.messages import RolloutReady
 from swarm.tokens import ModelCall
-from tests.engine.engine_process import EngineProcess, sample
+from tests.engine.engine_process import TOLERANCE, EngineProcess, sample
 from tests.engine.test_engine import (
     BOOT_TIMEOUT,
     FIXED,
@@ -72,12 +72,12 @@ async def check_sides(client: httpx.AsyncClient, ready: RolloutReady, sides: Map
             calls = [answer for (of, _), answer in zip(asked, answers, strict=True) if of == side]
             far = await asyncio.to_thread(off, calls, folder)
             print(f"{len(calls)} answers of {'the newest' if side is None else side} in a mixed batch are off by {far}")
-            assert far < 1e-3
+            assert far < TOLERANCE
 
 
 async def trained(engine: EngineProcess, client: httpx.AsyncClient, ready: RolloutReady) -> RolloutReady:
     result, following = await engine.train(await make_batch(client, ready), STEP_TIMEOUT)
-    assert following is not None and result.metrics["swarm/adapter_difference"] < 1e-3
+    assert following is not None and result.metrics["swarm/adapter_difference"] < TOLERANCE
     return following
 
 
@@ -96,7 +96,7 @@ async def check_a_kept_version_outlives_a_sync(
     following = await trained(engine, client, ready)
     done.set()
     await asyncio.gather(*users)
-    assert await asyncio.to_thread(off, calls, folder) < 1e-3
+    assert await asyncio.to_thread(off, calls, folder) < TOLERANCE
     return following
 
 

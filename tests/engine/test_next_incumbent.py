@@ -21,6 +21,7 @@ from swarm.client import SwarmClient
 from swarm.http.serve import free_port
 from swarm.protocol import PromotePolicyRequest
 from tests.engine import tiny_model
+from tests.engine.engine_process import DEVICE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
 from tests.up_process import Up, Users
 
@@ -37,7 +38,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path, b
     (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(8)))
     job = {
         "model": "tiny",
-        "device": "cpu",
+        "device": DEVICE,
         "batch_size": 2,
         "num_repeat": 2,
         "max_prompt_length": 256,

@@ -162,7 +162,8 @@ def test_flash_attention_is_asked_for_only_where_it_is(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: known if name == "flash_attn" else find(name))
     model = compose(tmp_path, "cuda").actor_rollout_ref.model
     assert (model.override_config.get("attn_implementation"), model.use_remove_padding) == (
-        (None, True) if installed else ("sdpa", False)
+        None if installed else "sdpa",
+        True,
     )
 
 

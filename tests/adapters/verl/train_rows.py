@@ -52,6 +52,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rows": {"advantage": "grpo", "shared_prefixes": "off"},
     "dr_grpo": {"advantage": "dr_grpo"},
     "packed": {"advantage": "dr_grpo", "overrides": {f"{ACTOR}.use_dynamic_bsz": True}},
+    # as on GPUs without flash attention: the rows of a micro-batch are one row, with a mask
+    "one_row": {
+        "advantage": "grpo",
+        "shared_prefixes": "off",
+        "overrides": {f"{ACTOR}.use_dynamic_bsz": True, "actor_rollout_ref.model.use_remove_padding": True},
+    },
 }
 
 
