@@ -221,7 +221,7 @@ def parse_server_url(text: str) -> str:
     query and a token are not (see :func:`parse_server_query`, :func:`parse_server_token`).
 
     Raises:
-        ConfigError: not an http address.
+        ConfigError: not an http address, or that of an OpenAI API.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -231,7 +231,12 @@ def parse_server_url(text: str) -> str:
         raise ConfigError(f"server_url {shown!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
     if not valid:
         raise ConfigError(f"server_url {_without_token(text)!r} must look like http://127.0.0.1:10086")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    if url.endswith("/v1"):
+        raise ConfigError(
+            f"server_url {url} is where models are asked; the swarm server's is {url.removesuffix('/v1')}"
+        )
+    return url
 
 
 def parse_server_token(text: str) -> str | None:

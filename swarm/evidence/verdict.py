@@ -13,6 +13,7 @@ zero, a guard beyond its bound), so they share ``alpha``: half is the reward's, 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Self
@@ -27,7 +28,7 @@ Finding = Literal["better", "not_worse", "worse", "undecided"]
 REWARD = "reward"
 _GUARDS = ("errors", "refusals", "length", "latency", "p95_seconds")
 #: the share of requests that may take longer than ``max_p95_seconds``
-_SLOWEST = 0.05
+SLOWEST = 0.05
 #: chance that a ratio of the sides which is as meant counts as another one
 MISMATCH = 0.001
 #: what a guard that is proven worse says
@@ -134,6 +135,30 @@ class _Sides:
         return f"held back: {ours} of {all_} conversations went to the challenger, not {self._share:g} of them"
 
 
+class _Guard:
+    """The test of one guard, and the mean of what it has seen.
+
+    Args:
+        bound: of the mean, in [-1, 1].
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._wealth = Wealth(bound)
+        self._total, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._wealth.add(value)
+        self._total += value
+        self._count += 1
+
+    def exceeded(self, alpha: float) -> bool:
+        return self._wealth.refutes(alpha)
+
+    @property
+    def mean(self) -> float | None:
+        return self._total / self._count if self._count else None
+
+
 class PairedEvidence:
     """The pairs of equal ``terms`` so far.
 
@@ -149,10 +174,10 @@ class PairedEvidence:
             "refusals": rules.max_refusals,
             "length": _relative(rules.max_length),
             "latency": _relative(rules.max_latency),
-            "p95_seconds": None if rules.max_p95_seconds is None else _SLOWEST,
+            "p95_seconds": None if rules.max_p95_seconds is None else SLOWEST,
         }
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
-        self._guards = {name: Wealth(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
+        self._guards = {name: _Guard(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
         self.sides = _Sides(terms.share)
         #: by suite, the pairs, and those that lack a judgement
         self._pairs: Counter[str] = Counter()
@@ -174,9 +199,9 @@ class PairedEvidence:
         """Count one more pair, which has the terms of this comparison."""
         self._pairs[pair.suite] += 1
         self.sides.add(*pair.begun)
-        for name, wealth in self._guards.items() if not pair.suite else ():
+        for name, guard in self._guards.items() if not pair.suite else ():
             if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent, self.terms.rules)) is not None:
-                wealth.add(value)
+                guard.add(value)
         difference = pair.difference
         if difference is not None and pair.suite in self._rewards:
             self._rewards[pair.suite].add(difference)
@@ -197,6 +222,13 @@ class PairedEvidence:
     def draws(self, suite: str) -> tuple[int, int]:
         """Of a suite, and those of them that lack a judgement."""
         return self._pairs[suite], self._unjudged[suite]
+
+    def guarded(self) -> dict[str, float]:
+        """What guards have measured, in the units of their bounds: by how much the challenger's shares of errors and of
+        refusals are larger, how many times as long and as slow its answers are, and the share of its groups that took
+        longer than ``max_p95_seconds``."""
+        means = {name: mean for name, guard in self._guards.items() if (mean := guard.mean) is not None}
+        return {name: _ratio(mean) if name in ("length", "latency") else mean for name, mean in means.items()}
 
     @property
     def tried(self) -> int:
@@ -283,7 +315,7 @@ class PairedEvidence:
         return findings
 
     def _worse_guards(self) -> tuple[str, ...]:
-        worse = [name for name, wealth in self._guards.items() if wealth.refutes(self.budget[name])]
+        worse = [name for name, guard in self._guards.items() if guard.exceeded(self.budget[name])]
         return (*worse, RATING_DROP) if self._ratings.lower(self.budget[RATING_DROP]) else tuple(worse)
 
 
@@ -328,6 +360,11 @@ def _relative(ratio: float | None) -> float | None:
     """The relative difference of two amounts whose ratio is ``ratio``; ``None``: no two amounts are that far apart."""
     relative = 1.0 if ratio is None else (ratio - 1) / (ratio + 1)
     return relative if relative < 1 else None
+
+
+def _ratio(relative: float) -> float:
+    """The ratio of two amounts that are that far apart; the reverse of :func:`_relative`."""
+    return (1 + relative) / (1 - relative) if relative < 1 else math.inf
 
 
 def _amounts(ours: float | None, theirs: float | None) -> float | None:

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from swarm.errors import ConfigError, NotFoundError
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage
-from swarm.evidence.verdict import PairedEvidence, Verdict
+from swarm.evidence.verdict import SLOWEST, PairedEvidence, Verdict
 from swarm.protocol import (
     MovePolicyRequest,
     PinPolicyRequest,
@@ -198,6 +198,7 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
         f"{rules.margin:g}, alpha {rules.alpha:g}",
         f"evidence: {live} requests, {unjudged} of them not judged (at most {rules.max_unjudged:g} of them)",
         *_suites(verdict, evidence),
+        *_guards(evidence),
         f"chance of a false alarm: {', '.join(f'{name} {part:g}' for name, part in verdict.budget.items())}",
         *_sides(verdict, terms.share),
         f"verdict: {verdict.sentence}",
@@ -220,6 +221,21 @@ def _suites(verdict: Verdict, evidence: PairedEvidence) -> list[str]:
         f"suite {name}: {verdict.suites[name].replace('_', ' ')} in {draws} draws, {unjudged} of them not judged"
         for name, (draws, unjudged) in counts.items()
     ]
+
+
+def _guards(evidence: PairedEvidence) -> list[str]:
+    rules = evidence.terms.rules
+    parts: list[str] = []
+    for name, value in evidence.guarded().items():
+        if name == "p95_seconds":
+            parts.append(
+                f"{value:.3f} of the groups took longer than {rules.max_p95_seconds:g} s (at most {SLOWEST:g})"
+            )
+        elif name in ("length", "latency"):
+            parts.append(f"{name} {value:.2f} times the incumbent's (at most {getattr(rules, f'max_{name}'):g})")
+        else:
+            parts.append(f"{name} {value:+.3f} (at most {getattr(rules, f'max_{name}'):g})")
+    return [f"guards: {', '.join(parts)}"] if parts else []
 
 
 def _sides(verdict: Verdict, share: float) -> list[str]:

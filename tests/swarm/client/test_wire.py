@@ -53,6 +53,11 @@ def test_wrong_addresses_are_told(given: str) -> None:
         wire.parse_server_url(given)
 
 
+def test_the_address_of_an_openai_api_is_no_servers() -> None:
+    with pytest.raises(ConfigError, match=r"the swarm server's is http://127\.0\.0\.1:10086$"):
+        wire.parse_server_url("http://127.0.0.1:10086/v1/")
+
+
 def test_episodes_are_reached_where_the_server_was() -> None:
     one = {"episode_uuid": "e", "openai_base_url": "http://10.0.0.5:9999/episodes/e/v1", "openai_api_key": "k"}
     url = wire.parse_server_url("https://gate.example/swarm")

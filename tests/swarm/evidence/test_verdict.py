@@ -105,19 +105,21 @@ def test_a_suite_that_lacks_judgements_proves_nothing_and_guards_are_of_live_req
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "guard", "said"),
+    ("ours", "theirs", "guard", "measured", "said"),
     [
-        ({"failed": 0.3}, {}, "errors", "more errors than max_errors 0.02 allows"),
-        ({"refused": 0.4}, {}, "refusals", "more refusals than max_refusals 0.05 allows"),
-        ({"characters": 400}, {"characters": 100}, "length", "longer than max_length 2 allows"),
-        ({"latency_seconds": 9}, {"latency_seconds": 1}, "latency", "slower than max_latency 3 allows"),
+        ({"failed": 0.3}, {}, "errors", 0.3, "more errors than max_errors 0.02 allows"),
+        ({"refused": 0.4}, {}, "refusals", 0.4, "more refusals than max_refusals 0.05 allows"),
+        ({"characters": 400}, {"characters": 100}, "length", 4.0, "longer than max_length 2 allows"),
+        ({"latency_seconds": 9}, {"latency_seconds": 1}, "latency", 9.0, "slower than max_latency 3 allows"),
     ],
 )
 def test_a_guard_that_is_proven_worse_stops_a_better_challenger(
-    ours: dict[str, Any], theirs: dict[str, Any], guard: str, said: str
+    ours: dict[str, Any], theirs: dict[str, Any], guard: str, measured: float, said: str
 ) -> None:
     terms = TERMS.model_copy(update={"rules": GateRules(max_latency=3)})
-    found = verdict([pair(0.8, terms=terms, challenger=ours, incumbent=theirs) for _ in range(150)], terms)
+    pairs = [pair(0.8, terms=terms, challenger=ours, incumbent=theirs) for _ in range(150)]
+    assert PairedEvidence.of(pairs, terms).guarded()[guard] == pytest.approx(measured)
+    found = verdict(pairs, terms)
     assert (found.finding, found.promotable, found.guards) == ("worse", False, (guard,))
     assert found.sentence.startswith("better by 0.30 ") and found.sentence.endswith(said)
     assert not verdict([pair(0.8, terms=terms, challenger=theirs, incumbent=ours) for _ in range(150)], terms).guards
@@ -134,6 +136,7 @@ def test_the_slowest_twentieth_of_the_requests_is_guarded_by_a_time() -> None:
         lost = [pair(None, terms=terms, challenger={"failed": 1.0}) for _ in range(failed)]
         return verdict([*fine, *late, *lost], terms)
 
+    assert PairedEvidence.of([], terms).guarded() == {}
     worse = found(slow=60)
     assert (worse.finding, worse.guards) == ("worse", ("p95_seconds",))
     assert worse.sentence.endswith("slower than max_p95_seconds 2 allows")
