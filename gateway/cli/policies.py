@@ -47,7 +47,7 @@ def list_policies(target: ServerTarget, as_json: AsJson = False) -> None:
 @app.command()
 @targeted
 def explain(target: ServerTarget, name: Name = "", incumbent: Before = "", as_json: AsJson = False) -> None:
-    """The verdict on one challenger line by line: terms, evidence, error budget, sides, and who moved it last."""
+    """The verdict on one challenger line by line: terms, evidence, guards, budget, sides, and who moved it last."""
     with target.connect() as client:
         explained = client.explain_policy(name, incumbent)
     tell(as_json, explained.model_dump(mode="json"), *explained.lines)
