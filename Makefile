@@ -69,17 +69,18 @@ test-gpu-pins: $(GPU_PINS)/.ready
 	$(GPU_PINS)/bin/python -m pytest -m "not engine" -n auto --dist worksteal tests/adapters/verl $(ARGS)
 	$(GPU_PINS)/bin/python -m pytest -m engine tests/engine $(ARGS)
 
-# opt-in, on a GPU where `.[gpu]` is installed: the engine's tests, which `make test-engine` and `test-long` run on a CPU
+# opt-in, on a GPU, with the `python` that has `.[gpu]`: the engine's tests, which `make test-engine` and `test-long` run
+# on a CPU
 test-gpu:
-	SWARM_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "engine or long" tests/engine $(ARGS)
+	SWARM_TEST_DEVICE=cuda python -m pytest -m "engine or long" tests/engine $(ARGS)
 
-# opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact, and the newest, with the
-# newest Python
+# opt-in: the lowest versions that pyproject.toml allows, so that each of its floors is a fact
 test-lowest: $(READY)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,parquet,research]'
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
+# opt-in: the newest versions that pyproject.toml allows, with the newest Python
 test-newest: $(READY)
 	$(BIN)/uv venv --quiet --clear --python 3.12 $(NEWEST)
 	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --resolution highest -e '.[dev,parquet,research]'

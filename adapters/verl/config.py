@@ -34,6 +34,13 @@ Device = Literal["cpu", "cuda"]
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
+#: Types of models that keep the rows of a packed micro-batch apart with torch's own attention: transformers makes a
+#: mask for them by the positions. Others mix the rows, without an error (recurrent layers, masks of a model's own).
+PACKED_TYPES = (
+    *("gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+)
+
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
 
@@ -77,7 +84,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
 
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
-    values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job))
+    values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job, model))
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"], values["trainer.keep_gb"] = job.keep_checkpoints, job.keep_gb
     values["trainer.sampling"] = job.sampling
@@ -208,12 +215,12 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
     }
 
 
-def cuda_values(job: TrainJob) -> dict[str, Any]:
+def cuda_values(job: TrainJob, model: str) -> dict[str, Any]:
     """What GPUs need beyond verl's own defaults (bf16, flash attention, vLLM asleep while the trainer computes).
 
-    Where flash attention is not installed, torch's own attention computes the rows of a micro-batch as one, with a mask
-    that keeps them apart. Padded to the longest of them, short rows beside a long one would take many times the tokens
-    that a micro-batch may have.
+    Where flash attention is not installed, torch's own attention computes the rows of a micro-batch as one, if the
+    model keeps them apart. Otherwise they are padded to the longest of them: short rows beside a long one then take
+    many times the tokens that a micro-batch may have.
     """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     tokens = max(MIN_MICRO_BATCH_TOKENS, job.max_prompt_length + job.max_response_length)
@@ -227,6 +234,8 @@ def cuda_values(job: TrainJob) -> dict[str, Any]:
     if importlib.util.find_spec("flash_attn") is None:
         # verl asks for it by default, but its extra `vllm` does not bring it
         values["actor_rollout_ref.model.override_config"] = {"attn_implementation": "sdpa"}
+        packed = read_object(model, "config.json").get("model_type") in PACKED_TYPES
+        values["actor_rollout_ref.model.use_remove_padding"] = packed
     return values
 
 

@@ -186,7 +186,7 @@ class Runs:
         return {
             "tokens": int(tries.metrics["swarm/tokens"]),
             "computed": int(tries.metrics["swarm/unique_tokens"]),
-            "gradient's difference": apart,
+            "difference of the gradients' norms": apart,
             "update s on": round(tries.metrics["timing_s/update_actor"], 2),
             "off": round(rows.metrics["timing_s/update_actor"], 2),
         }

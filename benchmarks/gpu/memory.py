@@ -11,8 +11,9 @@ working copies     (2 + 2 + 4) (P_root + 2 P_layer): the weights in bf16 of what
                    embeddings, one layer, and the next), their gradients in bf16 and, to be summed, in fp32; with LoRA
                    2 (P_root + 2 P_layer)
 activations        2 T h L + 2 T (12 h + 3 k + 4 m): the input of each of L layers, and all of the one that is computed
-                   again (h wide, k wide for keys, m wide inside), in bf16; and 3 T T for the mask that keeps rows
-                   apart, which torch's attention has as truth values and in bf16 (none with flash attention)
+                   again (h wide, k wide for keys, m wide inside), in bf16; and 5 T T + 4 T h for the mask that keeps
+                   rows apart, as truth values and twice in bf16, with which torch's attention repeats keys and values
+                   for each head (nothing of that with flash attention)
 logits             6 T V: logits, log-probabilities and gradient over a vocabulary of V, in bf16
 vLLM               gpu_memory_utilization of the GPU: weights 2 P / t with t GPUs per replica, 2 GB for its own
                    activations and CUDA graphs, and the KV cache
@@ -153,7 +154,7 @@ def memory(job: TrainJob, shape: Shape, gpu: float) -> Memory:
         gradients=4 * trained / ranks,
         adam=8 * trained / ranks,
         working=(2 if adapter else 8) * (shape.root + 2 * shape.layer),
-        activations=2 * tokens * h * shape.layers + 2 * tokens * (12 * h + 3 * k + 4 * m) + 3 * tokens**2,
+        activations=2 * tokens * h * shape.layers + 2 * tokens * (14 * h + 3 * k + 4 * m) + 5 * tokens**2,
         logits=6 * tokens * shape.vocabulary,
         vllm=vllm,
         vllm_weights=own,

@@ -33,8 +33,10 @@ from tests.engine import tiny_model
 from tests.engine.engine_process import EngineProcess, sample, timeline
 
 BOOT, STEP = 500.0, 300.0
-#: of a prompt; two or three tokens
-WORD = "hello "
+#: of a prompt; each is a token to the tiny model
+DIGITS = "0123456789"
+#: of a prompt that are the template's and the task's
+OTHER_TOKENS = 17
 
 # in a process of its own, which gives the GPU's memory back
 WEIGHTS = """
@@ -80,7 +82,9 @@ async def batch_of(job: TrainJob, http: httpx.AsyncClient, ready: RolloutReady, 
     """Sampled by vLLM, all at once, with random rewards."""
 
     async def trajectory(task: str) -> Trajectory:
-        call = await sample(http, ready, f"{task} {WORD * (prompt - 24)}", max_tokens=answer, ignore_eos=True)
+        call = await sample(
+            http, ready, f"{task} {(DIGITS * prompt)[: prompt - OTHER_TOKENS]}", max_tokens=answer, ignore_eos=True
+        )
         return Trajectory(
             episode_uuid=uuid.uuid4().hex,
             task_id=task,
@@ -98,7 +102,7 @@ async def batch_of(job: TrainJob, http: httpx.AsyncClient, ready: RolloutReady, 
 
 
 async def measure(job: TrainJob, run_dir: Path, steps: int, prompt: int, answer: int) -> dict[str, Any]:
-    """``steps`` steps of ``job``, whose model is a folder, on prompts and answers of so many tokens."""
+    """``steps`` steps of ``job``, whose model is a folder; ``prompt``, about, and ``answer`` are in tokens."""
     rows: list[dict[str, Any]] = []
     limits = httpx.Limits(max_connections=job.batch_size * job.num_repeat)
     async with (

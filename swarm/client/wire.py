@@ -231,12 +231,13 @@ def parse_server_url(text: str) -> str:
         raise ConfigError(f"server_url {shown!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
     if not valid:
         raise ConfigError(f"server_url {_without_token(text)!r} must look like http://127.0.0.1:10086")
-    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-    if url.endswith("/v1"):
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):
         raise ConfigError(
-            f"server_url {url} is where models are asked; the swarm server's is {url.removesuffix('/v1')}"
+            f"server_url {_without_token(text)!r} ends with /v1, where models are asked: give the address of the swarm "
+            "server, such as http://127.0.0.1:10086"
         )
-    return url
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
 
 
 def parse_server_token(text: str) -> str | None:

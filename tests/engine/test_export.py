@@ -18,7 +18,7 @@ import yaml
 
 from swarm.client import SwarmClient
 from tests.engine import tiny_model
-from tests.engine.engine_process import DEVICE, TOLERANCE
+from tests.engine.engine_process import DEVICE, LEARNING_RATE, TOLERANCE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, command
 from tests.up_process import Up, Users
 
@@ -70,7 +70,7 @@ def running(folder: Path, model: str, run_dir: str) -> Generator[Up]:
         "max_prompt_length": 256,
         "max_response_length": 16,
         # two steps show
-        "lr": 1e-3,
+        "lr": LEARNING_RATE,
         "total_training_steps": 2,
         "serve_after_training": True,
         "save_freq": 1,

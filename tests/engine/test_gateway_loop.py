@@ -527,7 +527,7 @@ def test_an_app_trains_the_model_that_answers_it(up: Up, code: Path, tmp_path: P
             versions = {line["min_policy_version"] for line in timelines}
             assert versions <= {trained.step - 1, trained.step - 2}
             # one step moves the probability of a token by hundredths: 0.014 was seen
-            bound = TOLERANCE if versions == {trained.step - 1} else 5e-2
+            bound = TOLERANCE if versions == {trained.step - 1} else max(TOLERANCE, 5e-2)
             assert trained.metrics["training/rollout_probs_diff_max"] < bound, versions
         outlives_its_trainer(up, swarm, gateway)
         comes_back(up, swarm, gateway, tmp_path)

@@ -75,7 +75,7 @@ async def test_users_are_answered_with_the_adapter_that_is_trained(tmp_path: Pat
             assert result.metrics["swarm/adapter_difference"] < TOLERANCE
             served.append(await served_logprobs(client, ready))
         steps = [distance(before, after) for before, after in pairwise(served)]
-        assert min(steps) > 1e-2, "a sync did not change what is sampled"
+        assert min(steps) > max(1e-2, 2 * TOLERANCE), "a sync did not change what is sampled"
         taken = tmp_path / "taken"
         with exported(run_dir / "checkpoints" / "global_step_2", taken, str(model), merged=True) as written:
             assert (written.dtype, written.lora, written.adapter) == ("float32", True, False)

@@ -27,7 +27,7 @@ workflow: letters:solve
 tasks: {train: words.jsonl, validation: "letters:held_out"}
 eval: {every_steps: 1, samples: 2}
 swarm: {port: 0, run_dir: run}
-"""
+""".replace("DEVICE", DEVICE)
 WORKFLOW = """\
 from swarm.types import Task, WorkflowOutput
 
@@ -58,7 +58,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 @pytest.mark.engine
 def test_a_short_file_and_a_short_workflow_train_the_model(tmp_path: Path) -> None:
     tiny_model.build(tmp_path / "tiny")
-    (tmp_path / "my.yaml").write_text(FILE.replace("DEVICE", DEVICE))
+    (tmp_path / "my.yaml").write_text(FILE)
     (tmp_path / "letters.py").write_text(WORKFLOW)
     (tmp_path / "words.jsonl").write_text("".join(f'{{"question": "say {n}"}}\n' for n in range(50)))
     with TrainProcess(COMMAND, tmp_path, TENSORBOARD_DIR=str(tmp_path / "tensorboard")) as run:

@@ -1,1 +1,1 @@
-"""Prefixes that several rows of a mini-batch share are computed once: a trie in place of padded rows."""
+"""Prefixes that several rows of a mini-batch share are computed once: a trie in place of rows."""

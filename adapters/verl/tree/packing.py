@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -100,18 +101,24 @@ def part_cost(shape: ModelShape, part: MicroBatch) -> float:
     return 2.0 * shape.parameters * len(part.trie.ids) + shape.layers * layer + logits
 
 
-def rows_cost(shape: ModelShape, lengths: Sequence[int], micro_batch: int, padded: bool = True) -> float:
-    """Of computing rows of ``lengths`` as verl does: ``micro_batch`` at a time, all logits; padded to the longest, or
-    one row after another."""
+#: How the rows of a micro-batch are computed: padded to the longest; as one row, whose attention computes all pairs and
+#: masks those of two rows; or as one row without such pairs (flash attention).
+Layout = Literal["padded", "masked", "apart"]
+
+
+def rows_cost(shape: ModelShape, lengths: Sequence[int], micro_batch: int, layout: Layout = "padded") -> float:
+    """Of computing rows of ``lengths`` as verl does: ``micro_batch`` at a time, all logits."""
     total = 0.0
     for start in range(0, len(lengths), micro_batch):
         chunk = lengths[start : start + micro_batch]
-        if padded:
-            tokens = len(chunk) * max(chunk)
-            pairs = tokens * max(chunk)
-        else:
-            tokens = sum(chunk)
-            pairs = sum(length * (length + 1) / 2 for length in chunk)
+        tokens = len(chunk) * max(chunk) if layout == "padded" else sum(chunk)
+        match layout:
+            case "padded":
+                pairs = tokens * max(chunk)
+            case "masked":
+                pairs = tokens**2
+            case "apart":
+                pairs = sum(length * (length + 1) / 2 for length in chunk)
         layer = shape.attention * 4 * ATTENTION * pairs + CALL
         logits = tokens * shape.vocabulary * (2 * shape.hidden + ROW_LOGITS)
         total += 2.0 * shape.parameters * tokens + shape.layers * layer + logits

@@ -1,6 +1,6 @@
 """verl's FSDP engine, which computes a prefix that rows of a mini-batch share once; its results are those of verl.
 
-The rows of a mini-batch become tries of at most as many tokens as a micro-batch of padded rows has, one call of the
+The rows of a mini-batch become tries of at most as many tokens as a micro-batch of rows has, one call of the
 model each: for the update, the old and the reference log-probabilities alike. Logits are computed where a sampled token
 follows; elsewhere log-probabilities and entropy are 0, which no loss and no metric reads. verl's own rows are computed
 where the estimate says that they cost less, where a batch asks for more than log-probabilities and entropy, and for a
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,8 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             torch.distributed.all_gather_object(counts, count, group)
             count = max(counts)
         parts = [pack(rows, sampled, members) for members in split(layout, budget, at_least=count)]
-        by_rows = rows_cost(self._shape, lengths, micro_batch, padded=not self.use_remove_padding)
+        packed = "masked" if find_spec("flash_attn") is None else "apart"
+        by_rows = rows_cost(self._shape, lengths, micro_batch, packed if self.use_remove_padding else "padded")
         by_tries = sum(part_cost(self._shape, part) for part in parts)
         costs = _float64(by_rows, by_tries)
         torch.distributed.all_reduce(costs, group=group)

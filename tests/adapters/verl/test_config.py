@@ -153,18 +153,25 @@ def test_gpu_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
     assert verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 40_000
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("installed", "kind", "attention", "packed"),
+    [(True, "opt", None, True), (False, "qwen2", "sdpa", True), (False, "opt", "sdpa", False)],
+)
 def test_flash_attention_is_asked_for_only_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: bool,
+    kind: str,
+    attention: str | None,
+    packed: bool,
 ) -> None:
     find = importlib.util.find_spec
     known = find("json") if installed else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: known if name == "flash_attn" else find(name))
-    model = compose(tmp_path, "cuda").actor_rollout_ref.model
-    assert (model.override_config.get("attn_implementation"), model.use_remove_padding) == (
-        None if installed else "sdpa",
-        True,
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    verl = config.verl_config(JOB, str(tmp_path), tmp_path, "cuda")
+    model = verl.actor_rollout_ref.model
+    assert (model.override_config.get("attn_implementation"), model.use_remove_padding) == (attention, packed)
 
 
 def test_overrides_win(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS"
 import torch
 import torch.distributed
 import transfer_queue as tq
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 from transformers import AutoModelForCausalLM
@@ -272,6 +272,8 @@ def main() -> None:
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+    # eleven rows, most of which share a micro-batch
+    @example("one_row", [[3, 3, 2], [3]], 1, 1, 9, 0)
     @given(
         st.sampled_from(sorted(jobs)), shapes, st.integers(1, 4), st.integers(1, 2), st.integers(1, 9), st.integers(0)
     )

@@ -53,9 +53,14 @@ def test_wrong_addresses_are_told(given: str) -> None:
         wire.parse_server_url(given)
 
 
-def test_the_address_of_an_openai_api_is_no_servers() -> None:
-    with pytest.raises(ConfigError, match=r"the swarm server's is http://127\.0\.0\.1:10086$"):
-        wire.parse_server_url("http://127.0.0.1:10086/v1/")
+@pytest.mark.parametrize("given", ["http://127.0.0.1:8000/v1/", "localhost/episodes/e/v1"])
+def test_the_address_of_an_openai_api_is_no_servers(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"ends with /v1, where models are asked: .* http://127\.0\.0\.1:10086$"):
+        wire.parse_server_url(given)
+
+
+def test_a_host_may_be_called_v1() -> None:
+    assert wire.parse_server_url("v1:80") == "http://v1:80"
 
 
 def test_episodes_are_reached_where_the_server_was() -> None:

@@ -494,9 +494,15 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
     explained = (await rig.client.get("/policies/explain", params={"of": "chat"})).json()["lines"]
     assert "suite sums@1: undecided in 1 draws, 0 of them not judged" in explained
     live = pair("live", challenger=stage["challenger"], suites=("sums@1",))
-    await rig.post("/record_pair", client_uuid="me", pair=live.model_dump())
+    longer, shorter = (
+        side.model_copy(update={"characters": characters})
+        for side, characters in ((live.challenger, 300), (live.incumbent, 200))
+    )
+    told = live.model_copy(update={"challenger": longer, "incumbent": shorter})
+    await rig.post("/record_pair", client_uuid="me", pair=told.model_dump())
     explained = (await rig.client.get("/policies/explain", params={"of": "chat"})).json()["lines"]
-    assert any(line.startswith("guards: errors +0.000 (at most 0.02), refusals ") for line in explained), explained
+    guards = "guards: errors +0.000 (at most 0.02), refusals +0.000 (at most 0.05), length 1.50 times the incumbent's"
+    assert f"{guards} (at most 2)" in explained, explained
     missing = await rig.client.get("/policies/explain", params={"of": "no"})
     assert missing.status_code == 404
     assert (await rig.client.post("/policies/promote", json={"reason": ""})).status_code in (400, 422)

@@ -1,0 +1,55 @@
+"""Rows one after another in one row, as GPUs without flash attention compute them: each as if it were alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters.verl.config import PACKED_TYPES
+
+torch = pytest.importorskip("torch", reason="needs the cpu extra")
+
+ROWS = ([5, 9, 3, 17, 40, 2, 8, 77], [11, 4, 60, 21, 30], [7])
+#: as small as a model of its type can be; windows are shorter than the rows
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+def apart(kind: str) -> float:
+    """The largest difference of the logits of rows that are packed from those of each row alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SIZES)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    packed = torch.tensor([[token for row in ROWS for token in row]])
+    positions = torch.tensor([[place for row in ROWS for place in range(len(row))]])
+    with torch.no_grad():
+        alone = torch.cat([model(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS])
+        together = model(packed, position_ids=positions, attention_mask=None, use_cache=False).logits[0]
+    return float((together - alone).abs().max())
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_a_packed_row_is_computed_as_if_it_were_alone(kind: str) -> None:
+    assert apart(kind) < 1e-5
+
+
+def test_rows_that_a_model_mixes_are_noticed() -> None:
+    assert apart("granitemoehybrid") > 1e-3
