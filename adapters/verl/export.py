@@ -29,6 +29,8 @@ _SHARD = "model_world_size_{ranks}_rank_{rank}.pt"
 _WRITTEN_ANEW = ("config.json", "model.safetensors", "model.safetensors.index.json")
 #: What PEFT puts before the names of a model's weights.
 _PEFT = "base_model.model."
+#: What verl writes beside the weights of a LoRA run.
+_LORA = "lora_train_meta.json"
 #: Bytes beside the weights: tokenizer, configuration, card.
 _MARGIN = 50_000_000
 
@@ -70,7 +72,9 @@ def exported(checkpoint: Path, out: Path, base_model: str, *, merged: bool = Fal
         raise ConfigError(f"{out} exists: name a folder that does not")
     try:
         shards = _shards(actor)
-        _check_room(out.parent, shards)
+        # an adapter alone takes little
+        if merged or not (actor / _LORA).exists():
+            _check_room(out.parent, shards)
         aside.mkdir(parents=True)
         yield _write(actor, shards, aside, base_model, merged=merged)
         aside.rename(out)
@@ -190,7 +194,7 @@ def _with_adapter(model: Any, weights: dict[str, torch.Tensor], actor: Path) -> 
     from peft import LoraConfig, get_peft_model
 
     try:
-        trained = json.loads((actor / "lora_train_meta.json").read_text())
+        trained = json.loads((actor / _LORA).read_text())
         rank, alpha = int(trained["r"]), int(trained["lora_alpha"])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise ConfigError(f"{actor} does not say with which rank and alpha LoRA trained it") from exc

@@ -58,9 +58,13 @@ class SwarmTrainer(PPOTrainerSync):
         self._shares_prefixes = config.actor_rollout_ref.shared_prefixes
         # verl sizes mini-batches in groups of n rows; a batch of the swarm has any number of rows, so we count rows
         config.actor_rollout_ref.rollout.n = 1
-        trainer, model = config.trainer, config.actor_rollout_ref.model.path
+        trainer, model = config.trainer, config.actor_rollout_ref.model
         self._checkpoints = Checkpoints(
-            Path(trainer.default_local_dir), trainer.keep_checkpoints, Path(model), trainer.keep_gb
+            Path(trainer.default_local_dir),
+            trainer.keep_checkpoints,
+            Path(model.path),
+            trainer.keep_gb,
+            with_adapter=model.lora_rank > 0,
         )
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)

@@ -133,7 +133,8 @@ class Memory:
             f"while it trains {self.training / 1e9:.1f}: {', '.join([*trainer, *computing])}",
             f"while it serves {self.serving / 1e9:.1f}: {trainer[0]}, {trainer[2]}, {gb('vLLM', self.vllm)} "
             f"({gb('weights', self.vllm_weights)}, {gb('KV cache', self.kv_cache)} for {self.kv_tokens:,} tokens)",
-            f"serving pauses during a step: {'it need not' if self.serves_always else 'both do not fit at once'}",
+            "both at once, which serving: always needs: "
+            f"{(self.training + self.vllm) / 1e9:.1f}{'' if self.serves_always else ', which does not fit'}",
         ]
 
 

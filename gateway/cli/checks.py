@@ -79,8 +79,9 @@ def _lacks_space(server: ServerPlan) -> str:
     if not server.job.checkpoint_every:
         return ""
     folder = checkpoint_folder(server.job, server.run_dir)
-    checkpoints = load_attribute("adapters.verl.checkpoints:Checkpoints")
-    lacking = checkpoints(folder, server.job.keep_checkpoints, Path(server.job.model)).lacking()
+    checkpoints, job = load_attribute("adapters.verl.checkpoints:Checkpoints"), server.job
+    of_run = checkpoints(folder, job.keep_checkpoints, Path(job.model), with_adapter=job.lora is not None)
+    lacking = of_run.lacking()
     return f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir" if lacking else ""
 
 

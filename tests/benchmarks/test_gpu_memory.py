@@ -49,7 +49,8 @@ def test_a_file_is_right_for_verl_and_the_gateway(file: Path, tmp_path: Path) ->
     assert config.actor_rollout_ref.model.enable_gradient_checkpointing
     assert config.actor_rollout_ref.rollout.dtype == "bfloat16"
     assert actor.ppo_max_token_len_per_gpu >= job.max_model_len
-    assert serving_mode(job, config) == "between_steps"
+    always = serving_mode(job, config) == "always"
+    assert always == (job.serving == "always") and (not always or of_file(file).serves_always)
     read_config(sections["gateway"] | {"swarm_url": "http://127.0.0.1:1"}, where="gateway", folder=tmp_path)
 
 

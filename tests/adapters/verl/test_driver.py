@@ -13,7 +13,7 @@ from adapters.verl.deadline import REASON_FILE, passed_deadline
 from swarm.job import TrainJob
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import Goodbye
-from swarm.memory import CURE
+from swarm.memory import CURE, GPU_CURE
 from tests.engine.engine_process import EngineProcess
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
 
     run = _Run(tmp_path)
     told = run.cause(ray_exceptions.RayTaskError("run", "a remote traceback", OutOfMemoryError("CUDA out of memory")))
-    assert told == f"OutOfMemoryError: CUDA out of memory: {CURE}"
+    assert told == f"OutOfMemoryError: CUDA out of memory: {GPU_CURE}"
     rays = (
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) "
         "was 3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
