@@ -28,6 +28,8 @@ SIZES: dict[str, Any] = {
     "shared_expert_intermediate_size": 32,
     "num_experts": 4,
     "num_experts_per_tok": 2,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 64,
 }
 
 
@@ -52,4 +54,4 @@ def test_a_packed_row_is_computed_as_if_it_were_alone(kind: str) -> None:
 
 
 def test_rows_that_a_model_mixes_are_noticed() -> None:
-    assert apart("granitemoehybrid") > 1e-3
+    assert apart("opt") > 1e-3
