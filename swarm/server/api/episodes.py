@@ -190,10 +190,11 @@ class EpisodeRoutes:
             wanted.routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules, may_hold=admin
         )
         try:
-            stages = await until_gone(request.receive, following)
+            followed = await until_gone(request.receive, following)
         except ClientGoneError:
             return Response(status_code=499)
-        return StagesResponse(changes=stages.changes, stages=list(stages.pointers.values()))
+        changes, stages = followed
+        return StagesResponse(changes=changes, stages=stages)
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""

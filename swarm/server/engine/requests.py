@@ -217,13 +217,17 @@ class EpisodeRequests:
         *,
         sets_rules: bool = True,
         may_hold: bool = True,
-    ) -> Stages:
-        """See :meth:`Stages.follow`; returns at the first change after ``after_change``, or ``within`` seconds."""
+    ) -> tuple[int, list[ServingStage]]:
+        """See :meth:`Stages.follow`; how many changes there were and the stages, at the first change after
+        ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes."""
         stages = self.run.pool.stages
         stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
-        return stages
+        changes, now = stages.changes, list(stages.pointers.values())
+        if changes != after_change:
+            await self.synced()
+        return changes, now
 
     async def move_stage(self, move: Callable[[Stages], ServingStage]) -> ServingStage:
         """The stage that ``move`` leads to, once it is on disk."""

@@ -62,9 +62,8 @@ def overrides(told: Told, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 async def test_who_is_asked_hears_of_each_move_and_of_what_waits_for_him(rig: Rig, told: Told) -> None:
     episodes = rig.controller.episodes
-    stages = (
-        await episodes.follow_stages([FollowedRoute(route="chat", incumbent="gpt", rules=RULES)], None, 0.0)
-    ).pointers
+    await episodes.follow_stages([FollowedRoute(route="chat", incumbent="gpt", rules=RULES)], None, 0.0)
+    stages = rig.controller.pool.stages.pointers
     stage = stages["chat", "gpt"]
     for number in range(200):
         of: dict[str, Any] = {

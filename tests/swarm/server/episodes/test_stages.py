@@ -509,6 +509,29 @@ async def test_a_person_moves_it_over_the_wire_and_followers_are_told(rig: serve
 
 
 @pytest.mark.anyio
+async def test_nobody_follows_a_move_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = rolling(Journal.open(tmp_path / "journal.db"))
+    first, _ = await controller.episodes.follow_stages([followed("chat")], None, 0.0)
+    await controller.episodes.synced()
+    asked, written = asyncio.Event(), asyncio.Event()
+
+    async def synced() -> None:
+        asked.set()
+        await written.wait()
+
+    monkeypatch.setattr(controller.episodes, "synced", synced)
+    following = asyncio.create_task(controller.episodes.follow_stages([followed("chat")], first, 10.0))
+    stages = controller.pool.stages
+    seen = stages.find("chat", "")
+    stages.promote(seen, seen.version, "ann", "up")
+    await asyncio.wait_for(asked.wait(), 10)
+    assert not following.done()
+    written.set()
+    changes, [stage] = await asyncio.wait_for(following, 10)
+    assert changes > first and stage.share > 0
+
+
+@pytest.mark.anyio
 async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_before_or_after(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
