@@ -52,9 +52,10 @@ class StageFollower:
         """The stage of a route; ``None``: the server has not sent it yet."""
         return self._stages.get((route, incumbent))
 
-    def look(self, changes: int, stages: Iterable[ServingStage]) -> None:
-        """Take the stages from a status of the server, unless they are older than the copy."""
-        if changes >= self._changes > 0:
+    def look(self, changes: int, stages: Iterable[ServingStage], *, on_disk: bool) -> None:
+        """Take the stages from a status of the server, unless they are older than the copy, or not ``on_disk``: a death
+        of the server may undo what is not, and the long poll brings it once it is."""
+        if on_disk and changes >= self._changes > 0:
             # a status is for readers and lacks the salts
             salts = {key: stage.salt for key, stage in self._stages.items()}
             salted = [stage.model_copy(update={"salt": salts[stage.key]}) for stage in stages if stage.key in salts]

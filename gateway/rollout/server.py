@@ -365,7 +365,8 @@ class Swarm:
             if self.down_since is not None:
                 logger.warning("the swarm server at %s answers again", self.url)
             self.down_since = None
-            self.stages.look(status.stage_changes, status.stages)
+            on_disk = status.journal is None or not status.journal.pending
+            self.stages.look(status.stage_changes, status.stages, on_disk=on_disk)
             job, engine = status.job, status.engine
             now = ServerReport(
                 model=status.model or (job.model_name if job is not None else ""),

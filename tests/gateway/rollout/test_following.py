@@ -50,7 +50,9 @@ async def test_an_answer_that_was_overtaken_undoes_no_rollback() -> None:
     _, overtaken = await server.poll(1)
     assert follower.stage("chat", "gpt") == up
     down = up.moved(0.0, 3.0, "ann", "down")
-    follower.look(7, [down.shown])
+    follower.look(7, [down.shown], on_disk=False)
+    assert follower.stage("chat", "gpt") == up, "a death of the server may undo it"
+    follower.look(7, [down.shown], on_disk=True)
     # with the salt that a status lacks
     assert follower.stage("chat", "gpt") == down
     overtaken.set_result(StagesResponse(changes=6, stages=[up]))
