@@ -111,6 +111,7 @@ class Server:
         assert self.client is not None
         self.engine_asked = True
         self.client.start_engine(wait=False)
+        self.watch.begin()
         self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(self.engine_log)})
 
     @property

@@ -179,7 +179,6 @@ class _Up:
     def __init__(self, plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         self._plan = plan
         self._tell = on_event
-        self._held: list[dict[str, Any]] = []
         self._work = work
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
@@ -189,13 +188,6 @@ class _Up:
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
-
-    def _on_event(self, kind: str, values: dict[str, Any]) -> None:
-        """Pass an event on; `ready` waits until the incumbents answer."""
-        if kind == "ready" and not self._incumbents.serves:
-            self._held.append(values)
-        else:
-            self._tell(kind, values)
 
     def start(self) -> None:
         """Start incumbents, servers, gateway and engines, or as many of them as a signal lets."""
@@ -207,7 +199,7 @@ class _Up:
             log = planned.run_dir / "logs" / "swarm.log"
             child = self._spawn(planned.of("swarm server"), ["swarm", "start"], planned.swarm_section, log, env)
             spared = plan.spares(planned)
-            self._servers.append(Server(planned, child, self._on_event, plan.restart_pause, is_spared=spared))
+            self._servers.append(Server(planned, child, self._tell, plan.restart_pause, is_spared=spared))
         urls: dict[str, str] = {}
         for server in self._servers:
             url = self._listening(server.child)
@@ -233,7 +225,7 @@ class _Up:
                     server.give_back()
                 return self._spawn("gateway", ["serve", *reads], section, log, env)
 
-            self._gateway = LastingProcess(start, self._on_event, plan.restart_pause)
+            self._gateway = LastingProcess(start, self._tell, plan.restart_pause)
             if (url := self._listening(self._gateway.child)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then
@@ -242,8 +234,7 @@ class _Up:
             section["port"] = address.port
             write_section(log.parent.parent / "gateway.yaml", section)
         self._tell_where(urls)
-        for server in self._servers:
-            server.start_engine()
+        self._start_engines()
 
     def watch(self) -> None:
         """Report events, and restart engines that died, until a signal or the end of the work, else of all jobs."""
@@ -256,10 +247,6 @@ class _Up:
             self._incumbents.look(self._stages)
             if self._gateway is not None:
                 self._gateway.look()
-            if self._held and self._incumbents.serves:
-                for values in self._held:
-                    self._tell("ready", values)
-                self._held.clear()
             self._check()
             if self._work is not None and self.working is None and all(server.watch.was_ready for server in servers):
                 client = servers[0].client
@@ -267,8 +254,10 @@ class _Up:
                 ask = partial(self._work, client.server_url, self._plan.private_token, self._work_stopping)
                 self.working = _Working("work", ask)
             self._disks.look()
+            self._start_engines()
             for server in servers:
-                server.look(restarts=not over)
+                if server.engine_asked:
+                    server.look(restarts=not over)
             if over:
                 return
 
@@ -280,13 +269,13 @@ class _Up:
             self._work_stopping.set()
             self.working.wait(_WORK_GRACE, self.hurry)
         if self._gateway is not None:
-            self._on_event("stopping", {"name": self._gateway.child.name})
+            self._tell("stopping", {"name": self._gateway.child.name})
             self._gateway.child.stop(_GATEWAY_GRACE, self.hurry)
         self._incumbents.stop(self.hurry)
         stopping: list[_Working] = []
         for server in self._servers:
             if server.engine_asked and server.child.exit_code is None and server.client is not None:
-                self._on_event("stopping", {"name": server.plan.of("engine")})
+                self._tell("stopping", {"name": server.plan.of("engine")})
                 # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any
                 # case
                 stopping.append(_Working("stop-engine", server.client.stop_engine))
@@ -296,7 +285,7 @@ class _Up:
         with ThreadPoolExecutor(max(1, len(self._servers))) as pool:  # all at once
             ends: list[Future[bool]] = []
             for server in self._servers:
-                self._on_event("stopping", {"name": server.child.name})
+                self._tell("stopping", {"name": server.child.name})
                 # this stops the engine too, in case the command failed
                 ends.append(pool.submit(server.child.stop, _SERVER_GRACE, self.hurry))
         for server in self._servers:
@@ -308,7 +297,14 @@ class _Up:
         # from one that is replaced each time, no start goes on
         for server in self._servers if self._plan.earlier_run != "replace" else []:
             server.tell_unsaved()
-        self._on_event("stopped", {})
+        self._tell("stopped", {})
+
+    def _start_engines(self) -> None:
+        """Start them once the incumbents answer: two vLLMs that start at once measure each other's memory."""
+        if self._incumbents.serves:
+            for server in self._servers:
+                if not server.engine_asked:
+                    server.start_engine()
 
     def _stages(self, job: str) -> list[ServingStage]:
         """Of the routes before a job."""
@@ -341,7 +337,7 @@ class _Up:
             if child.exit_code is not None:
                 raise ended(child)
             if match := child.find(LISTENING):
-                self._on_event("listening", {"name": child.name, "url": match[1], "log": str(child.log)})
+                self._tell("listening", {"name": child.name, "url": match[1], "log": str(child.log)})
                 return match[1]
             if time.monotonic() > deadline:
                 raise UpFailedError(
@@ -361,7 +357,7 @@ class _Up:
             run_file.write(run)
         except ConfigError as exc:
             # on a full disk all goes on
-            self._on_event("warning", {"message": f"{exc.message}: other commands need --swarm-url"})
+            self._tell("warning", {"message": f"{exc.message}: other commands need --swarm-url"})
 
     def _check(self) -> None:
         for server in self._servers:

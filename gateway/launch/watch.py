@@ -51,7 +51,7 @@ class EngineWatch:
 
     Args:
         job: of the engine. An engine that goes offline after the job's last step has finished; before it, has died.
-        boot_timeout: seconds from the start to the first ROLLING. The server's own limit ends a slow restart, which
+        boot_timeout: seconds from :meth:`begin` to the first ROLLING. The server's own limit ends a slow restart, which
             then counts as a death.
         run_dir: folder of the engine's log; the engine's resolved configuration is written there.
         on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
@@ -121,6 +121,10 @@ class EngineWatch:
     def restart_due(self) -> bool:
         """Whether the engine is dead and must be started now."""
         return self._restart_at is not None and self._clock() >= self._restart_at
+
+    def begin(self) -> None:
+        """The engine starts now."""
+        self._began = self._clock()
 
     def see(self, status: ServerStatus) -> None:
         """Report what is new in ``status``.
