@@ -219,13 +219,14 @@ class EpisodeRequests:
         may_hold: bool = True,
     ) -> tuple[int, list[ServingStage]]:
         """See :meth:`Stages.follow`; how many changes there were and the stages, at the first change after
-        ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes."""
+        ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes, but
+        for a lower share, which is heard of also while the disk is full."""
         stages = self.run.pool.stages
         stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
         changes, now = stages.changes, list(stages.pointers.values())
-        if changes != after_change:
+        if after_change is None or not stages.undone_by_death <= after_change <= changes:
             await self.synced()
         return changes, now
 

@@ -43,6 +43,8 @@ class Stages:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.
         changed: notified then.
+        undone_by_death: the last of ``changes`` that nobody may follow before it is on disk. A lower share is heard of
+            at once: should a death undo it, the challenger answers as before.
         job: pairs of another model, or of groups of another size, move nothing.
     """
 
@@ -61,6 +63,7 @@ class Stages:
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
+        self.undone_by_death = self.changes
         self.job = JobTerms()
 
     # ------------------------------------------------------------------ runs and the engine
@@ -337,6 +340,8 @@ class Stages:
         self.pointers[stage.key] = stage
         self._append(StageRow(self._run_id, stage.route, stage.incumbent, stage.version, stage.model_dump_json()))
         self.changes += 1
+        if before is None or stage.share >= before.share:
+            self.undone_by_death = self.changes
         self.changed.notify()
         return stage
 

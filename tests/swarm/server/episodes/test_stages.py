@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.checkpoints import held_steps
-from swarm.errors import ConflictError, RequestError, SwarmGatewayError
+from swarm.errors import ConflictError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.stages import SERVER, ServingStage, StageRules
 from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
@@ -529,6 +529,29 @@ async def test_nobody_follows_a_move_before_it_is_on_disk(tmp_path: Path, monkey
     written.set()
     changes, [stage] = await asyncio.wait_for(following, 10)
     assert changes > first and stage.share > 0
+
+
+@pytest.mark.anyio
+async def test_a_rollback_is_followed_before_it_is_on_disk_and_nothing_with_it_that_a_death_undoes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = rolling(Journal.open(tmp_path / "journal.db"))
+    episodes, stages = controller.episodes, controller.pool.stages
+    await episodes.follow_stages([followed("chat"), followed("code")], None, 0.0)
+    await episodes.move_stage(lambda stages: stages.promote(stages.find("chat", ""), None, "ann", "up", share=0.25))
+    told = stages.changes
+
+    async def full() -> None:
+        raise UnavailableError("the disk is full", code="journal_unavailable")
+
+    monkeypatch.setattr(episodes, "synced", full)
+    stages.roll_back(stages.find("chat", ""), None, "ann", "worse")
+    changes, now = await episodes.follow_stages([followed("chat"), followed("code")], told, 10.0)
+    assert {stage.route: stage.share for stage in now} == {"chat": 0.0, "code": 0.0}
+    stages.promote(stages.find("code", ""), None, "ann", "up", share=0.25)
+    stages.roll_back(stages.find("code", ""), None, "ann", "worse")
+    with pytest.raises(UnavailableError):
+        await episodes.follow_stages([followed("chat"), followed("code")], changes, 10.0)
 
 
 @pytest.mark.anyio
