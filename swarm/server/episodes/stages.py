@@ -214,7 +214,8 @@ class Stages:
         repetition of the last move changes nothing.
 
         Raises:
-            ConflictError: it moved since ``version``, nobody is promoted there, or it is live.
+            ConflictError: it moved since ``version``, nobody is promoted there, there is no challenger yet, or it is
+                live.
             RequestError: the share is not above that of now, or neither it nor the version is said.
         """
         if share is None and version is None:
@@ -224,6 +225,8 @@ class Stages:
         stage = self._unmoved(seen, version)
         if stage.rules.mode == "never":
             raise ConflictError(f"nobody is promoted on {stage.route}: gate.mode is never", code="never_promoted")
+        if stage.challenger is None:
+            raise ConflictError(f"{stage.route} has no challenger yet: its engine has not served", code="no_challenger")
         if stage.share == 1:
             raise ConflictError(f"the challenger of {stage.route} is live already", code="already_live")
         share = stage.rules.after(stage.share) if share is None else share

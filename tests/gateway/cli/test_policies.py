@@ -50,6 +50,11 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
         async with gateway_before(url, tmp_path, **settings) as http, asyncio.timeout(30):
             through = ("--gateway-url", str(http.base_url), "--api-key", key)
             assert await stages.changed.until(lambda: bool(stages.pointers), 20)
+            nobody = await command("promote", *through, "--reason", "read 50", "--share", "1")
+            assert "default has no challenger yet" in str(nobody.exception)
+            lines = (await command("explain", "default", *through)).stdout.splitlines()
+            assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
+            stages.serves(3)
             version = str(stages.find("", "").version)
             up = await command("promote", *through, "--reason", "read 50", "--version", version, "--json")
             assert up.exit_code == 0, (up.output, up.exception)
@@ -57,11 +62,9 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             late = await command("promote", *swarm, "--reason", "me too", "--version", version)
             assert "has moved since" in str(late.exception)
             assert "(pinned)" in (await command("pin", *swarm, "-r", "demo")).stdout
-            lines = (await command("explain", "default", *through)).stdout.splitlines()
-            assert lines[0].startswith("route default: no version yet against gpt at 127.0.0.1:")
-            stages.serves(3)
             await command("promote", *swarm, "--reason", "good", "--share", "0.5")
-            await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == {3: "promoted on default"}, 20, "held")
+            held = {3: "promoted on default, pinned on default"}
+            await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == held, 20, "held")
             down = await command("rollback", *swarm, "--reason", "users complain")
             assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
             first = await command("rollback", *through, "--recall", "--reason", "it too")
@@ -82,11 +85,11 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             assert goes_on == "alarm: signal, since step 2: nothing was learned\n"
     log = [json.loads(line) for line in (tmp_path / "run/audit.jsonl").read_text().splitlines()]
     whats = [(entry["what"].removeprefix("policies "), entry["result"].partition(":")[0]) for entry in log]
-    moves = [("promote", "done"), ("promote", "refused"), ("pin", "done")]
+    moves = [("promote", "refused"), ("promote", "done"), ("promote", "refused"), ("pin", "done")]
     moves += [("promote", "done"), ("rollback", "done"), ("rollback", "refused"), ("rollback", "done")]
     assert whats == [*moves, ("resume", "done"), ("resume", "done")]
     assert log[-1]["details"] == {"reason": "mended", "alarms": [alarm.sentence]}
-    assert log[0]["details"]["reason"] == "read 50" and log[0]["details"]["stage"] == "canary 0.05"
+    assert log[1]["details"]["reason"] == "read 50" and log[1]["details"]["stage"] == "canary 0.05"
     # whoever repeats it moves it no further
-    assert (log[0]["details"]["share"], log[0]["details"]["version"]) == (0.05, int(version))
-    assert log[0]["sender"].startswith("gateway key ann for ")
+    assert (log[1]["details"]["share"], log[1]["details"]["version"]) == (0.05, int(version))
+    assert log[1]["sender"].startswith("gateway key ann for ")

@@ -115,10 +115,11 @@ def test_each_change_is_the_next_version_and_one_row_and_any_beginning_of_the_ro
 
 def test_of_two_who_saw_the_same_one_moves_it() -> None:
     stages, _ = opened()
+    stages.serves(0)
     saw = stages.find("chat", "gpt")
     stages.promote(saw, saw.version, "ann", "first")
     with pytest.raises(
-        ConflictError, match=r"has moved since version 1: it is canary 0\.05 \(version 2, by ann: first\)"
+        ConflictError, match=r"has moved since version 2: it is canary 0\.05 \(version 3, by ann: first\)"
     ):
         stages.roll_back(stages.find("chat", ""), saw.version, "bob", "second")
     assert stages.find("chat", "").share == 0.05
@@ -148,6 +149,10 @@ def test_a_route_that_anybody_may_invent_holds_no_training() -> None:
 
 def test_a_repeated_move_changes_nothing() -> None:
     stages, _ = opened()
+    saw = stages.find("chat", "gpt")
+    with pytest.raises(ConflictError, match="chat has no challenger yet"):
+        stages.promote(saw, saw.version, "ann", "up")
+    stages.serves(0)
     saw = stages.find("chat", "gpt")
     with pytest.raises(RequestError, match="say the share, or the version"):
         stages.promote(saw, None, "ann", "up")
