@@ -3,7 +3,7 @@
 from adapters.models.cache import CachedModel, list_cached, models_home
 from adapters.models.card import model_card
 from adapters.models.pull import CATALOG, CatalogEntry, pull
-from adapters.models.resolve import decoder, resolve_model
+from adapters.models.resolve import decoder, resolve_model, weight_bytes
 
 __all__ = [
     "CATALOG",
@@ -15,4 +15,5 @@ __all__ = [
     "models_home",
     "pull",
     "resolve_model",
+    "weight_bytes",
 ]

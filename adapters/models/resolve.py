@@ -52,6 +52,22 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
     )
 
 
+def weight_bytes(model: str) -> int:
+    """Bytes of the weights of a resolved ``model`` on this machine; 0: a hub's model that was not downloaded."""
+    folder = Path(model)
+    if not folder.is_dir():
+        try:
+            from huggingface_hub import try_to_load_from_cache
+        except ImportError:
+            return 0
+        config = try_to_load_from_cache(model, "config.json")
+        if not isinstance(config, str):
+            return 0
+        folder = Path(config).parent
+    weights = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return sum(path.stat().st_size for path in weights)
+
+
 def decoder(model: str, *, local: bool = False) -> Callable[..., str]:
     """Return ``decode(ids, special=...)`` of the model's own tokenizer; ``special`` keeps special tokens.
 

@@ -44,7 +44,8 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
             check_ports(plan)
         for server in plan.servers:
             _check_run_folder(server, plan)
-    return [*(warning for server in plan.servers if (warning := _lacks_space(server))), *_unsaved(plan)]
+    lacking = (warning for server in plan.servers if (warning := _lacks_space(server)))
+    return [*_not_downloaded(plan), *lacking, *_unsaved(plan)]
 
 
 def _check_job(server: ServerPlan) -> None:
@@ -73,6 +74,15 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
         defaults = server.swarm_section.get("job_defaults")
         defaults_of_server = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
         check_earlier(server, ran, defaults_of_server, done, saved, changes_allowed=plan.earlier_run == "resume")
+
+
+def _not_downloaded(plan: UpPlan) -> Iterator[str]:
+    """Each model of a hub that is not on this machine."""
+    models = [server.job.model for server in plan.servers] + [incumbent.model for incumbent in plan.incumbents]
+    weight_bytes = load_attribute("adapters.models:weight_bytes")
+    for model in dict.fromkeys(models):
+        if not Path(model).is_dir() and not weight_bytes(model):
+            yield f"{model} is not on this machine: the boot downloads it, unless `hf download {model}` did so before"
 
 
 def _lacks_space(server: ServerPlan) -> str:

@@ -29,8 +29,8 @@ Fresh = Annotated[
 #: Lines shown of a dead engine's output.
 _TAIL_LINES = 5
 _INDENT = "\n           "
-#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results``,
-#: ``waiting`` and ``origin``.
+#: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results``, ``waiting``,
+#: ``memory`` and ``origin``.
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
@@ -40,7 +40,7 @@ _LINES = {
     "going_on": "goes on with the run in {run_dir}: {done}",
     "rolled_back": "goes back to step {saved} of the run in {run_dir}, which had done {step}{later}",
     "unsaved": "WARNING: {lost}",
-    "starting_incumbent": "{name}: booting; its weights take {gigabytes} GB of memory beside the job's   (log: {log})",
+    "starting_incumbent": "{name}: booting; {memory}   (log: {log})",
     "beside": "{name} is the incumbent of the route {route}: the engine of the job answers as it, with no vLLM of its "
     "own; while that engine is away, nobody does",
     "incumbent_restarting": "{name}: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
@@ -280,6 +280,9 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
         "tail": "".join(f"{_INDENT}| {line}" for line in (lines if kind == "failed" else lines[-_TAIL_LINES:])),
         "results": _results(values) if kind == "evaluation" else "",
         "waiting": "; training waits for a person (`swarm-gateway policies list`)" if values.get("waits") else "",
+        "memory": f"its weights take {gigabytes} GB of memory beside the job's"
+        if (gigabytes := values.get("gigabytes"))
+        else "its model is downloaded first",
         "origin": f"the checkpoint of step {step}" if step else without,
     }
 

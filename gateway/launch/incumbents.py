@@ -31,7 +31,7 @@ from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import SwarmGatewayError
 from swarm.evidence.stages import ServingStage
 from swarm.http.serve import free_port
-from swarm.importer import python_path
+from swarm.importer import load_attribute, python_path
 from swarm.kept_adapters import INCUMBENTS
 
 _GRACE = 10.0
@@ -345,7 +345,8 @@ class Incumbents:
         folder, name = self._plan.folder, f"incumbent {planned.name}"
         command = [*self._plan.command, *planned.command(folder / "incumbent")]
         log = folder / "logs" / f"incumbent-{planned.port}.log"
-        values = {"name": name, "gigabytes": round(planned.bytes / 1e9, 2), "log": str(log)}
+        size = load_attribute("adapters.models:weight_bytes")(planned.model)
+        values = {"name": name, "gigabytes": round(size / 1e9, 2) if size else None, "log": str(log)}
         self._tell("starting_incumbent", values)
         boot_seconds = max(server.boot_timeout for server in self._plan.servers)
         process = LastingProcess(

@@ -61,11 +61,6 @@ class IncumbentPlan:
     arguments: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
 
-    @property
-    def bytes(self) -> int:
-        """Of its weights on disk, which its process holds in memory; 0 for a hub's model, which is not here."""
-        return sum(path.stat().st_size for path in Path(self.model).glob("*.safetensors"))
-
     def command(self, folder: Path) -> list[str]:
         """Arguments of our command line; vLLM may write into ``folder``."""
         options = {

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.models import resolve_model
+from adapters.models import resolve_model, weight_bytes
 from adapters.models.cache import Manifest, install, record_files, staging
 from swarm.errors import ConfigError
 
@@ -81,3 +81,21 @@ def test_a_path_into_an_existing_folder_is_no_hub_name(tmp_path: Path) -> None:
     model_folder(tmp_path / "models" / "tiny")
     with pytest.raises(ConfigError, match=r"there is no model folder .*models/nothere"):
         resolve_model("models/nothere", tmp_path)
+
+
+def test_the_weights_of_a_folder_and_of_the_hubs_cache_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    assert weight_bytes("org/model") == 0, "nothing was downloaded"
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--org--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    assert weight_bytes("org/model") == 0, "but for its configuration"
+    for number in (1, 2):
+        (snapshot / f"model-{number}.safetensors").write_bytes(bytes(number))
+    assert weight_bytes("org/model") == weight_bytes(str(snapshot)) == 3

@@ -380,3 +380,17 @@ def test_what_is_promoted_between_two_checkpoints_is_a_warning(
         words in warning and "set job.save_freq to 20, or to a number that divides 20" in warning
         for warning in warnings
     )
+
+
+def test_a_model_that_is_not_downloaded_is_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
+    with_incumbent = UP.replace("gateway:", "gateway:\n  serve: {incumbent: {model: org/model}}")
+    (project / "my.yaml").write_text(with_incumbent)
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--check"])
+    with pytest.raises(SystemExit):
+        main()
+    [warning] = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert "org/model is not on this machine" in warning and "`hf download org/model`" in warning
