@@ -87,7 +87,8 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
     for name in (part for part in path[:-1] if isinstance(part, str)):
         model = _model_of(model.model_fields[name].annotation) if model and name in model.model_fields else None
     keys = model.model_fields if model is not None else ()
-    meant = difflib.get_close_matches(last, keys, n=1)
+    initials = "".join(part[:1] for part in last.split("_"))  # learning_rate is lr here
+    meant = difflib.get_close_matches(last, keys, n=1, cutoff=0.7) or [key for key in keys if key == initials]
     hint = f" (did you mean {meant[0]!r}?)" if meant else ""
     return ".".join(outer), f"unknown key {last!r}{hint}"
 

@@ -199,6 +199,7 @@ def test_a_server_that_is_gone_hides_no_error(file: Callable[..., TrainPlan]) ->
         ({"workflow": "my_agent:nothing"}, "has no attribute 'nothing'"),
         ({"workflw": "x"}, r"unknown key 'workflw' \(did you mean 'workflow'\?\)"),
         ({"job": {"model": "tiny", "batchsize": 1}}, r"did you mean 'batch_size'"),
+        ({"job": {"model": "tiny", "learning_rate": 1}}, r"unknown key 'learning_rate' \(did you mean 'lr'\?\)"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(
