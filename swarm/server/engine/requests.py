@@ -226,7 +226,7 @@ class EpisodeRequests:
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
         changes, now = stages.changes, list(stages.pointers.values())
-        if after_change is None or not stages.undone_by_death <= after_change <= changes:
+        if after_change is None or not stages.waits_for_disk <= after_change <= changes:
             await self.synced()
         return changes, now
 

@@ -43,7 +43,7 @@ class Stages:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.
         changed: notified then.
-        undone_by_death: the last of ``changes`` that nobody may follow before it is on disk. A lower share is heard of
+        waits_for_disk: the last of ``changes`` that nobody follows before it is on disk. A lower share is heard of
             at once: should a death undo it, the challenger answers as before.
         job: pairs of another model, or of groups of another size, move nothing.
     """
@@ -63,7 +63,7 @@ class Stages:
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
-        self.undone_by_death = self.changes
+        self.waits_for_disk = self.changes
         self.job = JobTerms()
 
     # ------------------------------------------------------------------ runs and the engine
@@ -344,7 +344,7 @@ class Stages:
         self._append(StageRow(self._run_id, stage.route, stage.incumbent, stage.version, stage.model_dump_json()))
         self.changes += 1
         if before is None or stage.share >= before.share:
-            self.undone_by_death = self.changes
+            self.waits_for_disk = self.changes
         self.changed.notify()
         return stage
 
