@@ -60,7 +60,8 @@ class Sides:
         self._sticky = serve.canary.sticky
         self._stage = stage
         self._wall = wall
-        self._sides: OrderedDict[str, Side] = OrderedDict()
+        #: of each conversation, and whether somebody chose it
+        self._sides: OrderedDict[str, tuple[Side, bool]] = OrderedDict()
         self._share = 0.0
         self._begun: dict[Side, int] = {"challenger": 0, "incumbent": 0}
 
@@ -83,7 +84,7 @@ class Sides:
             return Draw("incumbent", stage)
         conversation = blake2b(self._conversation(incoming).encode(errors="replace"), digest_size=16).hexdigest()
         if (pinned := _pinned(incoming)) is not None:
-            self._remember(conversation, pinned)
+            self._remember(conversation, pinned, chosen=True)
             return Draw(pinned, stage)
         unit = {"session": conversation, "key": incoming.caller.key_id or conversation, "request": incoming.request_id}
         position = position_of(unit[self._sticky], stage.salt)
@@ -91,7 +92,7 @@ class Sides:
             side = _side(position, stage.share)
             self._begun[side] += 1
             return Draw(side, stage, position)
-        side = self._sides.get(conversation)
+        side, chosen = self._sides.get(conversation, (None, False))
         if side is None:
             messages = incoming.call.messages
             goes_on = any(message.get("role") == "assistant" for message in messages)
@@ -100,8 +101,8 @@ class Sides:
             # a key is no chance: few of them may make any ratio
             if not goes_on and self._sticky == "session":
                 self._begun[side] += 1
-        self._remember(conversation, side)
-        return Draw(side, stage, position)
+        self._remember(conversation, side, chosen=chosen)
+        return Draw(side, stage, None if chosen else position)
 
     def take_begun(self, stage: ServingStage | None) -> tuple[int, int]:
         """Conversations that began with the challenger and with the incumbent since the last call, while ``stage`` is
@@ -132,8 +133,8 @@ class Sides:
                 return "\0".join((key_id, "first", *texts_of(message)))
         return f"{key_id}\0request\0{incoming.request_id}"
 
-    def _remember(self, conversation: str, side: Side) -> None:
-        self._sides[conversation] = side
+    def _remember(self, conversation: str, side: Side, *, chosen: bool) -> None:
+        self._sides[conversation] = side, chosen
         self._sides.move_to_end(conversation)
         if len(self._sides) > _MOST:
             self._sides.popitem(last=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import ChatDialect
 from gateway.config.takeover import ServeConfig
-from gateway.takeover.sides import Sides, position_of
+from gateway.takeover.sides import Draw, Sides, position_of
 from gateway.types import Caller, Incoming
 from swarm.evidence.stages import ServingStage, StageRules
 
@@ -34,6 +34,9 @@ class Route:
         self.stage = self.stage.moved(share, self.now, "ann", "because")
 
     def draw(self, session: str = "", turn: int = 0, gateway: int = 0, text: str = "hi", **more: Any) -> str:
+        return self.drawn(session, turn, gateway, text, **more).side
+
+    def drawn(self, session: str = "", turn: int = 0, gateway: int = 0, text: str = "hi", **more: Any) -> Draw:
         messages: list[dict[str, Any]] = [{"role": "system", "content": str(random.random())}]
         for number in range(turn + 1):
             messages.append({"role": "user", "content": f"{text} {number}"})
@@ -48,7 +51,7 @@ class Route:
             raw=b"",
             request_id=more.pop("request_id", "r"),
         )
-        return self.gateways[gateway].draw(incoming).side
+        return self.gateways[gateway].draw(incoming)
 
 
 def between(low: float, high: float) -> str:
@@ -116,6 +119,19 @@ def test_a_rollback_moves_everybody_and_who_was_moved_is_not_moved_back() -> Non
     route.move(0.25)
     assert route.draw(session, 2) == "incumbent"
     assert route.draw(between(0.05, 0.1)) == "challenger"
+
+
+def test_a_conversation_whose_side_was_chosen_is_drawn_by_no_chance_later_either() -> None:
+    route = Route()
+    route.move(0.25)
+    chosen, left = between(0, 0.25), between(0.5, 1)
+    assert route.draw(chosen, headers={"x-swarm-side": "incumbent"}) == "incumbent"
+    # what users say of it, and its pairs, are no evidence of sides that were drawn
+    for turn in (1, 2):
+        later = route.drawn(chosen, turn)
+        assert (later.side, later.position) == ("incumbent", None)
+    assert route.drawn(left, 1).position is not None
+    assert route.gateways[0].take_begun(route.stage) == (0, 0)
 
 
 def test_a_header_or_a_key_pins_a_side() -> None:
