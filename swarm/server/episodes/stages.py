@@ -139,8 +139,9 @@ class Stages:
         held: dict[int, list[str]] = {}
         current = {stage.key for stage in self.current}
         for stage in self.pointers.values():
-            answering = stage.promoted or stage.successor if stage.key in current else None
-            for version, what in ((answering, "promoted"), (stage.pinned_challenger, "pinned")):
+            # weights may have gone on since the promotion: what is proven live is another version then
+            answering = {stage.promoted, stage.successor} if stage.key in current else set[int | None]()
+            for version, what in (*((each, "promoted") for each in answering), (stage.pinned_challenger, "pinned")):
                 if version is not None:
                     held.setdefault(version, []).append(f"{what} on {stage.route}")
         for stage in self.current:

@@ -217,6 +217,20 @@ async def test_the_journal_keeps_the_moves_and_the_newest_row_of_each_pointer(tm
     assert rows[1]["why"] == "read 50"
 
 
+def test_what_is_proven_live_is_held_too_where_weights_went_on_since_the_promotion() -> None:
+    stages = Stages(lambda _: None)
+    comparisons = Comparisons(lambda _: None, on_evidence=stages.judged)
+    stages.follow([followed("chat", StageRules())])
+    stages.serves(20)
+    stages.promote(stages.find("chat", ""), None, "ann", "good", share=1.0)
+    stages.serves(25)
+    for number in range(60):
+        comparisons.add(pair(f"g{number}", 0.9, 0.1, challenger=25, stage="live", share=1.0))
+    assert stages.find("chat", "").successor == 25
+    # its checkpoint is about to be written as the next incumbent
+    assert stages.held == {20: "promoted on chat", 25: "promoted on chat"}
+
+
 def test_what_was_promoted_or_pinned_is_held_until_it_is_taken_back() -> None:
     stages = Stages(lambda _: None)
     stages.follow([followed("chat", StageRules())])
