@@ -106,7 +106,9 @@ class Comparisons:
         digest = rating.terms.digest
         if (followed := self.followed.get(digest)) is not None:
             followed.rate(rating)
-            self._append(RatingRow(self._run_id, rating.answer, digest, rating.model_dump_json()))
+            # a caller may name two requests alike: answers of two comparisons, or of two sides, are two
+            answer = f"{digest} {rating.side} {rating.answer}"
+            self._append(RatingRow(self._run_id, answer, digest, rating.model_dump_json()))
             self._on_evidence(followed.comparison)
 
     def statuses(self) -> list[ComparisonStatus]:

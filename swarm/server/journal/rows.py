@@ -174,7 +174,7 @@ class PairRow(_Row, frozen=True, gc=False):
 
 class RatingRow(_Row, frozen=True, gc=False):
     """What a user said of one side's answer: a :class:`swarm.evidence.ratings.SideRating` as JSON, and the digest of
-    its terms; it replaces an earlier one of the answer."""
+    its terms; it replaces an earlier one of ``answer``, which names the answer under these terms."""
 
     run_id: str
     answer: str

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swarm.evidence.pairs import Pair, SideResult, Terms
 from swarm.evidence.ratings import SideRating
+from swarm.evidence.verdict import Verdict
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
@@ -105,6 +106,31 @@ async def test_the_pair_is_on_disk_with_the_end_of_its_group(tmp_path: Path) -> 
     after = Controller(CONFIG)
     after.open(journal)
     assert after.status().comparisons == said
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_ratings_of_requests_with_one_name_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    before = rolling(journal)
+    early, late = (pair(f"canary {share}", stage=f"canary {share}", share=share) for share in (0.05, 0.25))
+    for one in (early, late):
+        await before.episodes.record_pair(one)
+        for side in ("challenger", "incumbent"):
+            await before.episodes.record_rating(SideRating(answer="a", terms=one.terms, side=side, rating=1))
+    # said once more of the same answer, it takes the place of the first
+    await before.episodes.record_rating(SideRating(answer="a", terms=early.terms, side="incumbent", rating=-1))
+
+    def said(controller: Controller) -> dict[str, Verdict]:
+        return {name: followed.verdict for name, followed in controller.pool.comparisons.followed.items()}
+
+    verdicts = said(before)
+    assert [verdict.rated for verdict in verdicts.values()] == [(1, 1), (1, 1)]
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    after = Controller(CONFIG)
+    after.open(journal)
+    assert said(after) == verdicts
     await journal.close()
 
 
