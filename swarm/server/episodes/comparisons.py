@@ -67,13 +67,20 @@ class Comparisons:
         self._on_evidence = on_evidence
         #: the comparison of each
         self._groups: dict[str, str] = {}
+        #: the version that is served, and the latest of all that were
+        self._served = self._latest = -1
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins, and its weights are others."""
         self._run_id = run_id
+        self._served = self._latest = -1
         self._groups.clear()
         self.followed.clear()
+
+    def serves(self, version: int) -> None:
+        """The engine serves the weights of ``version``."""
+        self._served, self._latest = version, max(version, self._latest)
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
@@ -95,8 +102,10 @@ class Comparisons:
                 self.followed[rated.terms].rate(SideRating.model_validate_json(rated.rating))
 
     def add(self, pair: Pair) -> None:
-        """Count ``pair`` and append it, unless there is one of its group already."""
-        if self._take(pair):
+        """Count ``pair`` and append it, unless there is one of its group already, or it is late: of weights that the
+        engine has gone back from."""
+        late = self._served < _version(pair.terms) <= self._latest
+        if not late and self._take(pair):
             digest = pair.terms.digest
             self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
             self._on_evidence(self.followed[digest].comparison)

@@ -112,6 +112,7 @@ class EpisodePool:
     def advance(self, policy_version: int) -> None:
         """vLLM serves the weights of this version."""
         self.collection.advance(policy_version)
+        self.comparisons.serves(policy_version)
         if self.stages.serves(policy_version):
             self.comparisons.forget_above(policy_version)
 
