@@ -6,6 +6,7 @@ outcome is closed.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -161,7 +162,7 @@ class Pipeline:
             asked.left_out.add(incoming.call.left_out)
             behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
             # with an incumbent at hand, nobody waits for a training step
-            training = replace(training, settings=_impatient(settings, shadow.challenger_seconds))
+            training = replace(training, settings=_impatient(settings))
             try:
                 outcome = await self._trained(asked, route, training, behind_it, shadow.challenger_seconds)
             except RequestError as exc:
@@ -182,8 +183,8 @@ class Pipeline:
         behind: Callable[[GroupRun], None] | None = None,
         within: float | None = None,
     ) -> Outcome:
-        """The answer of the swarm's policy, or of what stands in for it; ``within`` and ``behind``: as of :func:`best`,
-        the latter for a group that trains."""
+        """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a group
+        that trains, ``within``: seconds until an answer is there, or the beginning of a streamed one."""
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = ReturnPolicy.of(settings, incoming.headers)
@@ -202,7 +203,7 @@ class Pipeline:
             # earlier requests have waited in vain for as long as this one would
             return await self._fallback(incoming, route, gone)
         if passed is not None:
-            return await self._passed_through(incoming, route, training, passed)
+            return await self._passed_through(incoming, route, training, passed, within)
         session: SessionLink | None = None
         try:
             # who says nothing, or too much, gets the best of N all the same
@@ -210,8 +211,8 @@ class Pipeline:
             fans_out = policy.fans_out and settings.num_repeat != 1
             if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
                 if silent or withheld:
-                    return await self._untrained_single(incoming, route, training, reason)
-                outcome = await _single(route, training, incoming)
+                    return await self._untrained_single(incoming, route, training, reason, within)
+                outcome = await _single(route, training, incoming, within)
                 self._sessions.count_untrained(incoming, route.name, reason)
                 return outcome
             if consent:
@@ -220,16 +221,16 @@ class Pipeline:
                 self._sessions.count_untrained(incoming, route.name, reason)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
-                outcome = await first(training, incoming, session)
+                outcome = await _begun(first(training, incoming, session), within)
                 route.stats.answers[Choice.FIRST] += 1
                 return outcome
             untrained = None if trains else Untrained(reason)
             return await best(training, incoming, session, policy, untrained, behind if trains else None, within)
         except PassedThroughError as exc:
-            return await self._passed_through(incoming, route, training, exc.rule)
+            return await self._passed_through(incoming, route, training, exc.rule, within)
         except (UnavailableError, UpstreamError) as exc:
             if exc.code in NO_EPISODE_NEEDED or exc.code == DropReason.PRIVATE:
-                return await self._single_or_fallback(incoming, route, training, exc.code)
+                return await self._single_or_fallback(incoming, route, training, exc.code, within)
             if not (trains and isinstance(exc, UnavailableError)):
                 return await self._fallback(incoming, route, exc)
 
@@ -239,26 +240,37 @@ class Pipeline:
                     with suppress(PassedThroughError):
                         again = Untrained(reason, patient=False)
                         return await best(training, incoming, session, policy, again, within=within)
-                return await self._untrained_single(incoming, route, training, reason, patient=False)
+                return await self._untrained_single(incoming, route, training, reason, within, patient=False)
 
             return await self._fallback(incoming, route, exc, from_engine)
 
-    async def _passed_through(self, incoming: Incoming, route: Route, training: Training, rule: str) -> Outcome:
+    async def _passed_through(
+        self, incoming: Incoming, route: Route, training: Training, rule: str, within: float | None
+    ) -> Outcome:
         """One untrained answer: ``rule`` says that the request is nothing to learn from."""
         route.stats.passed_through[rule] += 1
-        return await self._single_or_fallback(incoming, route, training, f"pass_through:{rule}")
+        return await self._single_or_fallback(incoming, route, training, f"pass_through:{rule}", within)
 
-    async def _single_or_fallback(self, incoming: Incoming, route: Route, training: Training, reason: str) -> Outcome:
+    async def _single_or_fallback(
+        self, incoming: Incoming, route: Route, training: Training, reason: str, within: float | None
+    ) -> Outcome:
         """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
-            return await self._untrained_single(incoming, route, training, reason)
+            return await self._untrained_single(incoming, route, training, reason, within)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, exc)
 
     async def _untrained_single(
-        self, incoming: Incoming, route: Route, training: Training, reason: str, *, patient: bool = True
+        self,
+        incoming: Incoming,
+        route: Route,
+        training: Training,
+        reason: str,
+        within: float | None,
+        *,
+        patient: bool = True,
     ) -> Outcome:
-        outcome = await _single(route, training, incoming, patient=patient)
+        outcome = await _single(route, training, incoming, within, patient=patient)
         self._sessions.count_untrained(incoming, route.name, reason)
         return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
@@ -294,14 +306,13 @@ class Pipeline:
         return outcome
 
 
-def _impatient(settings: RouteSettings, seconds: float) -> RouteSettings:
+def _impatient(settings: RouteSettings) -> RouteSettings:
     """``settings`` for a challenger whose incumbent can answer instead: a request waits for no training step, samples
-    for ``seconds`` at most and as many answers as a group has, and stops when its user leaves."""
+    as many answers as a group has, and stops when its user leaves."""
     return settings.model_copy(
         update={
             "claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT),
             "offline_wait_seconds": 0.0,
-            "sample_timeout_seconds": min(settings.sample_timeout_seconds, seconds),
             "untrained_repeat": None,
             "on_disconnect": "cancel",
         }
@@ -374,10 +385,25 @@ def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 
 
-async def _single(route: Route, training: Training, incoming: Incoming, *, patient: bool = True) -> Outcome:
+async def _begun(answer: Awaitable[OutcomeT], within: float | None) -> OutcomeT:
+    """``answer``, which is there ``within`` seconds, or has begun to be streamed: no stream is cut off then.
+
+    Raises:
+        UnavailableError: it is not.
+    """
+    try:
+        async with asyncio.timeout(within):
+            return await answer
+    except TimeoutError as exc:
+        raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
+
+
+async def _single(
+    route: Route, training: Training, incoming: Incoming, within: float | None, *, patient: bool = True
+) -> Outcome:
     answered_by(route.name, "single")
     with phase("sample"):
-        outcome = await single(training, incoming, patient=patient)
+        outcome = await _begun(single(training, incoming, patient=patient), within)
     route.stats.answers[Choice.SINGLE] += 1
     return outcome
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from httpx import Response
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from swarm.evidence.pairs import Pair
 from swarm.states import EngineState
 from tests.gateway.conftest import Http, OpenGateway, ask, gateway_before, write_hooks
 from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
-from tests.standins.swarm import Swarm, error
+from tests.standins.swarm import Swarm, by_number, error
 from tests.standins.upstream import CHAT, Upstream
+from tests.standins.vllm import chat_chunk
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +110,50 @@ async def test_who_waits_in_vain_is_the_challengers_failure(
     assert (pair.challenger.failed, pair.side, bool(pair.unjudged)) == (1, "challenger", True)
     forever.set()
     assert not swarm.open_episodes
+
+
+def slowly(seconds: float, *, first: bool) -> Callable[..., StreamingResponse]:
+    """A stream of three words, which pauses before the last, or before the ``first``."""
+
+    async def parts() -> AsyncIterator[str]:
+        for number, word in enumerate(("one", " two", " three")):
+            if number == (0 if first else 2):
+                await asyncio.sleep(seconds)
+            yield f"data: {json.dumps(chat_chunk({'delta': {'content': word}}))}\n\n"
+        yield f"data: {json.dumps(chat_chunk({'delta': {}, 'finish_reason': 'stop'}))}\n\ndata: [DONE]\n\n"
+
+    return lambda *_: StreamingResponse(parts(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("headers", [{"x-swarm-policy": "first"}, {"x-swarm-train": "false"}], ids=["first", "single"])
+async def test_a_stream_of_the_challengers_that_has_begun_is_cut_off_by_nobody(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: dict[str, str]
+) -> None:
+    late = slowly(0.8, first=False)
+
+    async def unrecorded(request: Request) -> StreamingResponse:
+        return late()
+
+    swarm.app.router.routes.append(Route(CHAT, unrecorded, methods=["POST"]))
+    async with open_gateway(**serve(upstream, stage="live", challenger_seconds=0.4), reward=REWARD) as http:
+        await known(http, "live")
+        swarm.answer = lambda body, number: late() if body.get("stream") else by_number(body, number)
+        response = await ask(http, headers=headers, stream=True)
+        assert response.headers["x-swarm-source"] == "challenger"
+        assert '" three"' in response.text and "error" not in response.text
+
+
+async def test_who_waits_for_the_beginning_of_a_stream_gets_the_incumbents(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", challenger_seconds=0.4), reward=REWARD) as http:
+        await known(http, "live")
+        swarm.answer = slowly(30, first=True)
+        async with asyncio.timeout(20):
+            response = await ask(http, headers={"x-swarm-policy": "first"}, stream=True)
+        assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
+        assert response.headers["x-swarm-drop-reason"] == "challenger_slow"
+        await swarm.until(lambda: not swarm.open_episodes)
 
 
 async def test_nobody_waits_for_a_training_step(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
