@@ -306,6 +306,9 @@ class LiveRoutes:
         shadow: Shadow | None = None
         if serve is not None:
             shadow = Shadow(planned.name, serve, stats, trainings[""].swarm.stages)
+            for before in self._now.routes if self._now is not None else ():
+                if before.name == planned.name and before.shadow is not None:
+                    shadow.sides.go_on_from(before.shadow.sides)
         return Route(**vars(planned), trainings=trainings, upstream=upstream, stats=stats, shadow=shadow)
 
     def _follow(self) -> None:

@@ -65,6 +65,10 @@ class Sides:
         self._share = 0.0
         self._begun: dict[Side, int] = {"challenger": 0, "incumbent": 0}
 
+    def go_on_from(self, before: Sides) -> None:
+        """Know the conversations that ``before`` knows, which has the same route under earlier settings."""
+        self._sides, self._share = before._sides, before._share
+
     @property
     def stage(self) -> ServingStage | None:
         """The stage now."""

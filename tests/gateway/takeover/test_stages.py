@@ -16,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from gateway.app import create_app
+from gateway.config.gateway import GatewayConfig
 from swarm.evidence.pairs import Pair
 from swarm.states import EngineState
-from tests.gateway.conftest import Http, OpenGateway, ask, gateway_before, write_hooks
+from tests.gateway.conftest import Http, OpenGateway, ask, gateway_before, serving, write_hooks
 from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
 from tests.standins.swarm import Swarm, by_number, error
 from tests.standins.upstream import CHAT, Upstream
@@ -232,6 +234,32 @@ async def test_a_canary_has_both_sides_and_a_conversation_keeps_its_own(
     found: list[Pair] = pairs_of(swarm)
     assert {pair.side for pair in found} == {"incumbent"}
     assert {pair.terms.stage for pair in found} == {"canary 0.5", "live"}
+
+
+async def test_a_conversation_keeps_its_side_when_the_gateway_reads_its_settings_anew(
+    swarm: Swarm, upstream: Upstream, tmp_path: Path
+) -> None:
+    canary = {"canary": {"shares": [0.1]}, "stage": "canary", "watch_share": 0, "shadow_fraction": 0}
+    settings = {"swarm_url": swarm.url, "hooks": str(write_hooks(tmp_path / "hooks", REWARD))}
+    settings |= serve(upstream, **canary)
+    app = create_app(
+        GatewayConfig.model_validate(settings),
+        lambda: GatewayConfig.model_validate(settings | {"model_aliases": ["another"]}),
+    )
+    async with serving(app) as http:
+        await known(http, "canary 0.1")
+        for number in range(12):
+            await ask(http, headers={"x-swarm-session": f"s{number}", "x-swarm-side": "challenger"})
+        assert (await http.post("/admin/reload")).json()["changed"] == ["model_aliases"]
+        sides = [
+            (await ask(http, headers={"x-swarm-session": f"s{number}"})).headers["x-swarm-source"]
+            for number in range(12)
+        ]
+        assert sides == ["challenger"] * 12
+        # whoever was taken back is not known any more
+        move(swarm, 0)
+        await known(http, "shadow")
+        assert (await ask(http, headers={"x-swarm-session": "s0"})).headers["x-swarm-source"] == "incumbent"
 
 
 async def test_a_rollback_reaches_every_new_answer_of_three_gateways_within_a_second(
