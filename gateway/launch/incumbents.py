@@ -207,12 +207,14 @@ class Incumbents:
         if succession.next is not None:
             if stage.successor is None:
                 self._drop(succession)
+            elif stage.pinned:
+                return  # a person holds who answers
             elif succession.plan.beside and succession.writing is None:
                 self._try(succession, succession.next, now)
             elif succession.booting is not None and succession.booting.serves:
                 self._ask(succession, ServedModel(succession.booting, set()), now)
             return
-        if stage.successor in (None, succession.version, *succession.refused):
+        if stage.pinned or stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.folder(stage.successor)
         succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=None)
