@@ -97,6 +97,8 @@ class PolicyRoutes:
         stage = self.episodes.run.pool.stages.find(challenger, incumbent)
         status, followed = self._status(stage), self._comparison(stage)
         lines = _lines(stage, followed.comparison if followed is not None else None, status)
+        if followed is not None and not self._counts(stage, followed):
+            lines.append("the stage has other rules, another hook or another job: this verdict moves nothing")
         return PolicyExplanation(**dict(status), lines=lines)
 
     async def promote(self, request: Request, wanted: PromotePolicyRequest) -> PolicyStatus:
@@ -159,19 +161,28 @@ class PolicyRoutes:
         return self._status(stage)
 
     def _comparison(self, stage: ServingStage) -> Followed | None:
-        """The latest comparison of the challenger that is served, in its stage."""
+        """The latest comparison of the challenger that is served, in its stage: of those that may move it, if there is
+        one."""
         wanted = (*stage.key, stage.challenger, stage.label)
-        for followed in reversed(self.episodes.run.pool.comparisons.followed.values()):
-            terms = followed.comparison.terms
-            if (terms.route, terms.incumbent, terms.challenger, terms.stage) == wanted:
-                return followed
-        return None
+        fitting = [
+            followed
+            for followed in self.episodes.run.pool.comparisons.followed.values()
+            if (terms := followed.comparison.terms)
+            and (terms.route, terms.incumbent, terms.challenger, terms.stage) == wanted
+        ]
+        return next(reversed([followed for followed in fitting if self._counts(stage, followed)] or fitting), None)
+
+    def _counts(self, stage: ServingStage, followed: Followed) -> bool:
+        """Whether a comparison is by the rules of the stage."""
+        return stage.rules.count(followed.comparison, self.episodes.run.pool.stages.job)
 
     def _status(self, stage: ServingStage) -> PolicyStatus:
         followed = self._comparison(stage)
         verdict = followed.verdict if followed is not None else None
         waits = ""
-        if verdict is not None and (stage.pinned or stage.rules.mode != "auto"):
+        # what is proven by other rules moves nobody, and asks nobody to
+        counts = followed is not None and self._counts(stage, followed)
+        if verdict is not None and counts and (stage.pinned or stage.rules.mode != "auto"):
             if verdict.finding == "worse" and stage.share > 0:
                 waits = "rollback"
             elif verdict.promotable and stage.share < 1 and stage.rules.mode != "never":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import sqlite3
@@ -602,3 +603,26 @@ async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_befor
         assert ServingStage.model_validate_json(row.stage) in (before, after)
         await killed.close()
     await journal.close()
+
+
+@pytest.mark.anyio
+async def test_what_another_hook_judged_asks_nobody_to_promote(rig: server.Rig) -> None:
+    rules = StageRules(trial_every=1, hook="hooks", code="of the stage")
+    rig.controller.pool.stages.follow([followed("chat", rules)])
+    rig.controller.pool.advance(1)
+
+    numbers = itertools.count()
+
+    async def judged(code: str, ours: float, theirs: float) -> dict[str, Any]:
+        for _ in range(60):
+            one = pair(f"{code} {next(numbers)}", ours, theirs, hook="hooks", code=code, model="tiny")
+            await rig.post("/record_pair", client_uuid="me", pair=one.model_dump())
+        return (await rig.client.get("/policies/explain")).json()
+
+    # a gateway that was not updated, say
+    policy = await judged("another", 0.9, 0.1)
+    assert (policy["verdict"]["promotable"], policy["waits"]) == (True, "")
+    assert policy["lines"][-1].endswith("this verdict moves nothing")
+    await judged("of the stage", 0.1, 0.9)
+    policy = await judged("another", 0.9, 0.1)
+    assert (policy["verdict"]["finding"], policy["waits"]) == ("worse", "")
