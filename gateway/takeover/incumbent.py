@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from adapters.dialects import SampledAnswer
 from adapters.dialects.assembly import answer_of_chunks
+from adapters.dialects.dialect import unreadable
 from adapters.dialects.reading import answer_in
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.evidence.pairs import Side
@@ -101,7 +103,7 @@ class Overheard:
         return replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT}, close=closed)
 
     def _whole(self, read: Read) -> None:
-        self.seconds, self.read = self._loop.time() - self._began, read
+        self.seconds, self.read = self._loop.time() - self._began, partial(_readable, read)
 
     async def _passing(
         self, parts: AsyncIterator[T], kept: list[T], size: Callable[[T], int], most: int, read: Read
@@ -114,3 +116,19 @@ class Overheard:
             yield part
         if total <= most:
             self._whole(read)
+
+
+def _readable(read: Read) -> SampledAnswer:
+    """What ``read`` gives, if it is such that a hook can be given it."""
+    try:
+        answer = read()
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise unreadable(f"it is malformed ({type(exc).__name__}: {exc})") from exc
+    usage, finish = cast("Any", answer.usage), cast("Any", answer.finish_reason)
+    calls: Any = answer.message.get("tool_calls") or []
+    if not (isinstance(usage, dict) and isinstance(finish, str) and isinstance(calls, list)):
+        raise unreadable("its usage, its finish_reason or its tool_calls are malformed")
+    for call in cast("list[Any]", calls):
+        if not isinstance(call, dict) or not isinstance(cast("Any", call.get("function") or {}), dict):
+            raise unreadable("one of its tool calls is malformed")
+    return answer

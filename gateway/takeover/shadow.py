@@ -291,4 +291,4 @@ def _candidate(answer: SampledAnswer, seconds: float) -> Candidate:
 def _count(answer: SampledAnswer, name: str) -> int | None:
     """A count of its usage; ``None`` where its server says none."""
     count = answer.usage.get(name)
-    return count if isinstance(count, int) and count >= 0 else None
+    return count if isinstance(count, int) and 0 <= count < 2**53 else None

@@ -190,6 +190,19 @@ async def test_the_errors_of_the_incumbent_come_as_they_are(
     assert not swarm.claims
 
 
+@pytest.mark.parametrize("odd", [{"tool_calls": "none"}, {"tool_calls": [{"function": "look"}]}, {"usage": "many"}])
+async def test_an_answer_that_no_hook_could_be_given_is_the_users_and_leaves_no_episode_open(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, odd: dict[str, Any]
+) -> None:
+    answer = completion("as it came")
+    (answer if "usage" in odd else answer["choices"][0]["message"]).update(odd)
+    upstream.answers[CHAT] = lambda _: JSONResponse(answer)
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        assert (await ask(http)).json() == answer
+        await became(http, unread=1)
+    assert not swarm.claims and not pairs_of(swarm)
+
+
 async def test_what_the_gateway_cannot_read_is_the_incumbents_to_refuse(
     upstream: Upstream, open_gateway: OpenGateway
 ) -> None:

@@ -64,7 +64,13 @@ class Engine:
         if not prompt.startswith("sum"):
             return said("bad")
         self.asked.append(prompt)
-        return error(500, "boom") if self.incumbent == "fails" else said(self.incumbent)
+        match self.incumbent:
+            case "fails":
+                return error(500, "boom")
+            case "malformed":
+                return said("good", tool_calls="none")
+            case words:
+                return said(words)
 
     async def _unrecorded(self, request: Request) -> Response:
         self.sampled.append((await request.json())["messages"][-1]["content"])
@@ -151,12 +157,12 @@ async def test_suites_claim_nothing_and_are_no_requests_of_users(
     assert set(engine.sampled) <= {"sum 0", "sum 1", "sum 2"}
 
 
-@pytest.mark.parametrize("trouble", ["judge", "incumbent"])
+@pytest.mark.parametrize("trouble", ["judge", "incumbent fails", "incumbent malformed"])
 async def test_what_fails_counts_for_nobody_and_holds_back(
     swarm: Swarm, upstream: Upstream, engine: Engine, open_gateway: OpenGateway, tmp_path: Path, trouble: str
 ) -> None:
-    engine.incumbent = "fails" if trouble == "incumbent" else "good"
-    suites, reward = {"sums": written(tmp_path)}, JUDGE if trouble == "incumbent" else DEAD
+    engine.incumbent = "good" if trouble == "judge" else trouble.removeprefix("incumbent ")
+    suites, reward = {"sums": written(tmp_path)}, DEAD if trouble == "judge" else JUDGE
     async with open_gateway(**settings(upstream, suites, trial_requests=12), reward=reward) as http:
         await known(http, "shadow")
         await ask_until(http, lambda: engine.asked and len(pairs_of(swarm)) - len(draws(swarm)) >= 12)
