@@ -28,9 +28,14 @@ def deadline(seconds: float, what: str, run_dir: Path) -> Iterator[None]:
     """End this process if the body takes longer than ``seconds``; the driver reads why from ``run_dir``."""
 
     def give_up() -> None:
-        (run_dir / REASON_FILE).write_text(f"{what} did not finish within {seconds:.0f} s")
-        faulthandler.dump_traceback(file=sys.stderr)
-        os._exit(1)
+        reason = f"{what} did not finish within {seconds:.0f} s"
+        try:
+            print(f"engine: {reason}", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(file=sys.stderr)
+            (run_dir / REASON_FILE).write_text(reason)
+        finally:
+            # also where the disk is full: nothing else ends this process
+            os._exit(1)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True

@@ -30,6 +30,14 @@ def test_a_call_that_hangs_ends_the_process_and_says_why(tmp_path: Path) -> None
     assert passed_deadline(tmp_path) == ""
 
 
+def test_a_full_disk_keeps_no_process_that_hangs(tmp_path: Path) -> None:
+    # where no file can be made either
+    gone = tmp_path / "gone"
+    done = subprocess.run([sys.executable, "-c", HANG, str(gone)], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "the weight sync did not finish within 0 s" in done.stderr and "threading.py" in done.stderr
+
+
 def test_a_call_in_time_leaves_nothing(tmp_path: Path) -> None:
     with deadline(60.0, "this", tmp_path):
         pass
