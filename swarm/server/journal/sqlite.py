@@ -91,14 +91,17 @@ def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
 
 def _output(row: EndRow) -> str | None:
     """The result as JSON; for an episode without one, what its client said about it, in the same form."""
+    notes = row.notes if row.output is None else row.output.notes
     try:
         if row.output is not None:
             return pack_json(row.output.model_dump())
-        return pack_json({"reward": None, "notes": row.notes.model_dump()}) if row.notes else None
+        return pack_json({"reward": None, "notes": notes.model_dump()}) if notes else None
     except (RecursionError, ValueError):
-        # the writer must not stop at it: the reward is in a column of its own
+        # the writer must not stop at it: the reward is in a column of its own; whose it is must be found
+        left = {"left_out": "it was nested too deeply"}
+        whose = None if notes is None else notes.model_copy(update={"task": None}).model_dump()
         reward = None if row.output is None else row.output.reward
-        return pack_json({"reward": reward, "metadata": {"left_out": "it was nested too deeply"}})
+        return pack_json({"reward": reward, "metadata": left, "notes": whose})
 
 
 def _trajectories(rows: Sequence[EndRow]) -> Iterable[Values]:

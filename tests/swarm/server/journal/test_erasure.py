@@ -75,6 +75,26 @@ async def filled(path: Path, seed: int, count: int = 150) -> tuple[Journal, list
     return journal, [name for name in names if name.startswith("hers")]
 
 
+async def test_whose_it_is_is_found_however_deeply_a_result_is_nested(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"a": nested}
+    journal = Journal.open(tmp_path / "journal.db")
+    given = said("hers-1")
+    assert given.notes is not None
+    notes = given.notes.model_copy(update={"task": nested})
+    outputs = given.model_copy(update={"metadata": nested}), given.model_copy(update={"notes": notes})
+    for name, output in zip(("hers-1", "hers-2"), outputs, strict=True):
+        row = CallRow(name, sampled(name, 3))
+        journal.append(claimed(name), row, ended_with(row, name, output=output))
+    journal.append(claimed("hers-3"), over("hers-3", "aborted", notes=notes))
+    await journal.synced()
+    assert sum((await journal.erase(stone())).episodes.values()) == 3
+    assert not (await journal.report(HERS)).episodes
+    await journal.close()
+    assert not any(traces(tmp_path, name) for name in ("hers-1", "hers-2"))
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_byte_of_what_is_deleted_is_left_and_all_else_is(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "journal.db"
