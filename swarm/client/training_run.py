@@ -253,14 +253,16 @@ class DatasetTraining:
         away = self._options.patient and state in _AWAY
         self._served.clear() if away else self._served.set()
         if self._evaluating is None and not self._stopping:
-            done = self._step >= self._last
+            # an engine that died may go back, and do its last steps again
+            done = step >= self._last
+            awaited = away and status.engine_failure is not None
             computing = status.training_seconds is not None or state not in _AT_REST
             if state is EngineState.ROLLING and self._is_due(step):
                 self._close()
                 self._evaluating = asyncio.create_task(self._evaluate(step))
                 self._evaluating.add_done_callback(self._evaluation_over)
                 self._show()
-            elif done and (state is EngineState.OFFLINE or not self._is_due(self._last)):
+            elif done and (not self._is_due(self._last) or (state is EngineState.OFFLINE and not awaited)):
                 self._stop()
             elif done or away or (computing and self._is_due(step + 1)):
                 # the next step is evaluated before another one can follow it

@@ -20,7 +20,7 @@ from swarm.client import (
     auto_train_with_dataset_async,
 )
 from swarm.client.training import begin_training
-from swarm.client.training_options import TrainOptions
+from swarm.client.training_options import Evaluation, EvaluationReport, TrainOptions
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState
@@ -278,3 +278,36 @@ async def test_a_training_that_is_cancelled_abandons_what_its_agents_do(rolling:
         assert call.done(20), "it waits for the agent"
         never.set()
     assert len(rolling.bodies("/abort_episode")) == 1
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+async def test_an_engine_that_dies_before_the_last_evaluation_is_waited_for(
+    rolling: ScriptedServer, saved: int
+) -> None:
+    evaluated, trained = threading.Event(), threading.Event()
+    reports: list[EvaluationReport] = []
+    failure = {"reason": "it was killed", "count": 1}
+    died = at(2, 2) | {"engine": engine(EngineState.OFFLINE, step=2), "engine_failure": failure}
+    if saved == 2:
+        trained.set()
+    rolling.script("/status", *[at(0)] * 2, Answer(died, wait=evaluated), at(saved, 3), Answer(at(2, 4), wait=trained))
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        if len(rolling.bodies("/end_episode")) > 20:
+            trained.set()
+        return reward(task)
+
+    def on_done(report: EvaluationReport) -> None:
+        reports.append(report)
+        evaluated.set()
+
+    # without end, but for the steps; a run that nothing was saved of does them again
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        evaluation = Evaluation(lambda: TASKS, every_steps=5, on_done=on_done)
+        options = TrainOptions(total_steps=2, patient=True, evaluation=evaluation)
+        call = begin_training(itertools.cycle(TASKS), client, agent, options)
+        ended = call.done(20)
+        trained.set()
+        call.cancel()
+    assert ended, "it waits for ever"
+    assert [report.step for report in reports] == [0, 2]
