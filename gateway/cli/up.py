@@ -194,14 +194,17 @@ def train(
             on_event("report", work.report.model_dump(mode="json"))
     if work.report is not None:
         folder = report or plan.server.run_dir
+        kept = None
         try:
-            write_report(work.report, folder, others)
+            # of a rehearsal, nobody wants the one before
+            keeps_earlier = report is not None or not quick
+            kept = write_report(work.report, folder, others, keeps_earlier=keeps_earlier)
         except ConfigError as exc:
             # the numbers are printed below in any case
             typer.echo(f"swarm-gateway: {exc.message}", err=True)
         if not as_json:
             print_report(work.report, others)
-            typer.echo(f"report: {folder}")
+            typer.echo(f"report: {folder}" + (f" (an earlier one is kept in {kept})" if kept else ""))
     if code or work.report is None or work.report.interrupted:
         _leave(code or 130)
 

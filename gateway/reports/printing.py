@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
+from contextlib import suppress
+from itertools import compress, count
 from pathlib import Path
 
 from rich.bar import Bar
@@ -20,9 +21,11 @@ from gateway.reports.report import (
     TrainingReport,
     by_prompt,
     mean_of,
+    read_report,
     versions,
 )
 from swarm.errors import ConfigError
+from swarm.files import replace_file
 from swarm.intervals import mean_interval
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
@@ -127,16 +130,46 @@ def _held_out(report: Report) -> list[str]:
     return [f"mean reward: {mean:.3f}{interval} on {len(means)} prompts{which}; nothing was trained"]
 
 
-def write_report(report: Curves, folder: Path, others: Sequence[Curves] = ()) -> None:
+def write_report(
+    report: Curves, folder: Path, others: Sequence[Curves] = (), *, keeps_earlier: bool = False
+) -> Path | None:
     """Write ``report.json`` and, if there are steps, ``report.png`` to ``folder``, with ``others`` for comparison.
 
+    Returns:
+        Where the report that was there is now, if ``keeps_earlier`` and this one lacks some of its steps.
+
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written; a report that was there is as it was.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1) + "\n")
+        kept = _set_aside(folder, report) if keeps_earlier else None
+        replace_file(folder / REPORT_FILE, f"{report.model_dump_json(indent=1)}\n".encode())
         if report.steps:
             draw([report, *others], folder / PLOT_FILE)
     except OSError as exc:
         raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc
+    return kept
+
+
+def _set_aside(folder: Path, report: Curves) -> Path | None:
+    """Rename the report in ``folder`` to the first free ``report-1``, ``report-2``, ..., unless ``report`` has all of
+    it; its new path."""
+    file = folder / REPORT_FILE
+    if not file.exists():
+        return None
+    with suppress(ConfigError):
+        if _tells(report).issuperset(_tells(read_report(file))):
+            return None
+    numbered = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in count(1))
+    kept = next(path for path in numbered if not path.exists())
+    file.rename(kept)
+    with suppress(FileNotFoundError):
+        (folder / PLOT_FILE).rename(kept.with_suffix(Path(PLOT_FILE).suffix))
+    return kept
+
+
+def _tells(report: Curves) -> set[tuple[int, float | None]]:
+    """Its steps with their rewards, and the steps that were evaluated, of which there may be more episodes later."""
+    steps: set[tuple[int, float | None]] = {(point.step, point.reward_mean) for point in report.steps}
+    return steps | {(point.step, None) for point in report.evaluations}

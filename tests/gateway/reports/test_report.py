@@ -1,3 +1,4 @@
+import resource
 import sys
 from pathlib import Path
 
@@ -79,6 +80,35 @@ def test_files_that_are_no_report_and_folders_that_cannot_be_written(tmp_path: P
         read_report(tmp_path)
     with pytest.raises(ConfigError, match="cannot write the report"):
         write_report(report(), tmp_path / "report.json")
+
+
+def test_a_report_whose_steps_the_next_one_lacks_is_kept(tmp_path: Path) -> None:
+    first = report(rewards=(0.1, 0.2))
+    assert write_report(first, tmp_path, keeps_earlier=True) is None
+    # the same run goes on
+    longer = report(rewards=(0.1, 0.2, 0.3))
+    assert write_report(longer, tmp_path, keeps_earlier=True) is None
+    # a run with another job, and one that was interrupted before its first step
+    for number, other in enumerate((report(rewards=(0.7, 0.2)), report(rewards=())), 1):
+        assert write_report(other, tmp_path, keeps_earlier=True) == tmp_path / f"report-{number}.json"
+        assert read_report(tmp_path) == other
+        assert (tmp_path / f"report-{number}.png").read_bytes().startswith(b"\x89PNG")
+    assert read_report(tmp_path / "report-1.json") == longer
+    (tmp_path / "report.json").write_text("of another program")
+    assert write_report(first, tmp_path, keeps_earlier=True) == tmp_path / "report-3.json"
+    assert (tmp_path / "report-3.json").read_text() == "of another program"
+
+
+def test_a_disk_that_is_full_leaves_the_report_that_was_there(tmp_path: Path) -> None:
+    write_report(report(), tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot write the report"):
+            write_report(report(rewards=(0.5,)), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_report(tmp_path) == report()
 
 
 def test_the_table_shows_the_run_beside_its_control() -> None:
