@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
 import secrets
 import signal
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from adapters.verl.causes import innermost, is_final, root_cause
 from adapters.verl.cluster import (
     RayFolder,
     code_imported,
@@ -50,7 +50,6 @@ EXIT_GRACE = 20.0
 _PROCESS_ENDED = ("ActorDiedError", "RayActorError", "WorkerCrashedError")
 #: How much memory the machine had used, of how much, in what Ray says of a process that it ended.
 _RAYS_MEMORY = re.compile(r"([\d.]+) ?GB used / ([\d.]+) ?GB")
-_KEY_OF_HYDRA = re.compile(r"\nfull_key: \S*\s*$")
 
 
 def main() -> None:
@@ -175,7 +174,7 @@ class _Run:
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from adapters.verl.replicas import VllmDiedError, end_trainer, outlives_trainer
+        from adapters.verl.replicas import end_trainer, outlives_trainer
         from adapters.verl.task_runner import TaskRunner
 
         code = code_imported(Path(folder)) if (folder := os.environ.get(CODE_VARIABLE)) else {}
@@ -201,7 +200,7 @@ class _Run:
             except ray.exceptions.RayError as exc:
                 if gone := nodes.failing():
                     raise EngineError(gone) from exc
-                if not outlives_trainer(config) or isinstance(innermost(exc), VllmDiedError):
+                if not outlives_trainer(config) or is_final(exc):
                     raise
                 if self.core_exception(exc):
                     # it failed because vLLM is dead
@@ -331,34 +330,3 @@ def run_environment(run_dir: Path, job: TrainJob, model: str, device: str, servi
     forced["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     chosen = {name: os.environ.get(name, value) for name, value in variables.items()}
     return {**chosen, **forced}
-
-
-def innermost(exc: BaseException) -> BaseException:
-    """The innermost cause of ``exc``, through Ray's wrappers."""
-    import ray.exceptions
-
-    seen: set[int] = set()
-    current: Any = exc
-    while id(current) not in seen:
-        seen.add(id(current))
-        inner = getattr(current, "cause", None) if isinstance(current, ray.exceptions.RayTaskError) else None
-        following = inner or current.__cause__
-        if not isinstance(following, BaseException):
-            break
-        current = following
-    return current
-
-
-def root_cause(exc: BaseException) -> str:
-    """One line for people: the innermost cause of ``exc``."""
-    current = innermost(exc)
-    if isinstance(current, SwarmGatewayError):
-        return current.message
-    if isinstance(current, ModuleNotFoundError) and os.environ.get(CODE_VARIABLE):
-        return (
-            f"the synced code needs the Python module {current.name!r}, which is not installed on {platform.node()}: "
-            f"install it there for {sys.executable}; code sync sends no dependencies"
-        )
-    # hydra names the key last, and the cause before it
-    text = _KEY_OF_HYDRA.sub("", str(current)).strip() or "no message"
-    return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_version
 
@@ -49,6 +52,21 @@ def syncs_adapter(config: Any) -> bool:
     """Whether vLLM gets an adapter and no whole weights, by verl's full configuration."""
     model = config.actor_rollout_ref.model
     return model.lora_rank > 0 and not model.lora.merge
+
+
+@contextmanager
+def targets_by_their_name() -> Generator[None]:
+    """What PEFT says of target modules is said of the job's field.
+
+    Raises:
+        ConfigError: the model has no such layers, or they can have no adapter.
+    """
+    try:
+        yield
+    except ValueError as exc:
+        if "target module" not in str(exc).lower().replace("_", " "):
+            raise
+        raise ConfigError(f"job.lora.targets: {' '.join(str(exc).split())}", param="lora") from exc
 
 
 class _Kept(NamedTuple):

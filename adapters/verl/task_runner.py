@@ -10,8 +10,10 @@ from typing import Any
 import ray
 
 from adapters.verl import deadline
+from adapters.verl.causes import root_cause
 from adapters.verl.output import spare_output
 from adapters.verl.replicas import has_server, outlives_trainer
+from swarm.errors import ConfigError
 from swarm.job import ServingMode
 from swarm.link.engine import EngineEnd
 from swarm.link.imported import ImportedCode, imported
@@ -64,8 +66,6 @@ class TaskRunner:
 
                 start_early(config)
 
-            from verl.trainer.ppo.utils import need_critic, need_reference_policy
-            from verl.utils.config import validate_config
             from verl.utils.logging_utils import configure_verl_logging
 
             from adapters.verl.feed import BatchFeed, StopRequested
@@ -78,12 +78,7 @@ class TaskRunner:
             here = imported(list(driver.locations), Path(driver.folder))
             self._link.send(CodeImported(processes={**code, "a Ray worker": here}))
         self._link.send(BootProgress(stage="checking the configuration"))
-        # verl wants as many rows as ranks, or a multiple: the trainer fills batches up, so tell it of such a number
-        checked = copy.deepcopy(config)
-        checked.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes
-        validate_config(
-            config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-        )
+        check(config)
         trainer: Any = None
         succeeded = False
         try:
@@ -106,6 +101,26 @@ class TaskRunner:
             if succeeded:
                 # takes seconds; what it started goes with this actor in any case
                 tq.close()
+
+
+def check(config: Any) -> None:
+    """Have verl check its full configuration.
+
+    Raises:
+        ConfigError: it refuses it, and would each time.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    # verl wants as many rows as ranks, or a multiple: the trainer fills batches up, so tell it of such a number
+    checked = copy.deepcopy(config)
+    checked.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes
+    try:
+        validate_config(
+            config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+    except Exception as exc:  # of verl, of hydra, and assertions
+        raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
 
 
 def _leave() -> None:

@@ -19,6 +19,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from adapters.verl.lora import targets_by_their_name
 from adapters.verl.meeting import meet_in_a_file, private_handle
 from adapters.verl.steps import micro_batch_rows
 from swarm.packs import added
@@ -107,7 +108,8 @@ class SwarmWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Build the models, then move the weight socket to a path of this run."""
-        super().init_model()
+        with targets_by_their_name():
+            super().init_model()
         if self.rollout is not None:
             self.rollout.zmq_handle = private_handle(self.rollout.zmq_handle)
         engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]

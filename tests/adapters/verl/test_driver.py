@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters.verl.deadline import REASON_FILE, passed_deadline
+from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import Goodbye
@@ -81,7 +83,7 @@ def test_started_by_hand_says_how_it_is_started(tmp_path: Path) -> None:
 
 
 def test_root_cause_looks_through_rays_wrappers() -> None:
-    from adapters.verl.driver import root_cause
+    from adapters.verl.causes import root_cause
 
     inner = ValueError("first line\nmax_model_len (18000) is larger than the model's 8192")
     task = ray_exceptions.RayTaskError("run", "a long remote traceback", inner)
@@ -93,6 +95,23 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
         "Error in call to target 'verl.Model':\nModuleNotFoundError(\"No module named 'mine'\")\nfull_key: actor.model"
     )
     assert root_cause(RuntimeError(named)) == "RuntimeError: ModuleNotFoundError(\"No module named 'mine'\")"
+
+
+# of verl
+@pytest.mark.filterwarnings("ignore")
+def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path) -> None:
+    from adapters.verl.causes import is_final
+    from adapters.verl.config import verl_config
+    from adapters.verl.task_runner import check
+
+    wrong = {"actor_rollout_ref.actor.loss_agg_mode": "nonsense"}
+    job = TrainJob(model=str(model), device="cpu", tool_call_parser="none", reasoning_parser="none", overrides=wrong)
+    with pytest.raises(ConfigError, match=r"verl refuses the job's configuration: .*Invalid loss_agg_mode") as refused:
+        check(verl_config(job, str(model), model, "cpu"))
+    ended: Any = ray_exceptions.RayTaskError("run", "a long remote traceback", refused.value).as_instanceof_cause()
+    # the driver tells the server so: it has both classes
+    assert is_final(ended) and isinstance(ended, ConfigError) and ended.message == refused.value.message
+    assert not is_final(ray_exceptions.RayTaskError("run", "a long remote traceback", ValueError("x")))
 
 
 def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tmp_path: Path) -> None:
@@ -118,7 +137,7 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
 
 
 def test_a_missing_dependency_of_synced_code_says_which_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    from adapters.verl.driver import root_cause
+    from adapters.verl.causes import root_cause
 
     missing = ModuleNotFoundError("No module named 'einops'", name="einops")
     assert root_cause(missing) == "ModuleNotFoundError: No module named 'einops'"

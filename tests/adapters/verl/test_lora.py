@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from adapters.verl.lora import ROOM, PolicyAdapter
+from adapters.verl.lora import ROOM, PolicyAdapter, targets_by_their_name
 from adapters.verl.replicas import VllmServers
+from swarm.errors import ConfigError
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, kept_model
 
 MODEL = "/models/tiny"
@@ -222,3 +223,16 @@ async def test_an_adapter_that_an_engine_in_trouble_does_not_load_is_tried_again
         patched.setattr(engine, "add_lora", fails)
         assert (await serving.check(3))[0] == 409
     assert await serving.ask(3)
+
+
+@pytest.mark.slow
+def test_layers_that_the_model_does_not_have_are_named_by_the_jobs_field() -> None:
+    peft = pytest.importorskip("peft", reason="needs the cpu or gpu extra")
+    torch = pytest.importorskip("torch", reason="needs the cpu or gpu extra")
+    for target, named in (("q_prjo", "q_prjo"), ("1", "LayerNorm")):
+        layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+        adapter = peft.LoraConfig(target_modules=[target])
+        with pytest.raises(ConfigError, match=rf"^job\.lora\.targets: Target module.*{named}"), targets_by_their_name():
+            peft.get_peft_model(layers, adapter)
+    with pytest.raises(ValueError, match="another"), targets_by_their_name():
+        raise ValueError("another mistake")
