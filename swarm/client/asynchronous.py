@@ -7,6 +7,7 @@ closed client leaves nothing running.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -26,6 +27,7 @@ from swarm.evidence.ratings import SideRating
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
+from swarm.measures import LeftOut
 from swarm.protocol import (
     CanContinueResponse,
     EndedResponse,
@@ -41,6 +43,8 @@ from swarm.protocol import (
     SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,6 +123,7 @@ class AsyncSwarmClient:
         self._child: ServerChild | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._claimer = Claimer(self._calls, self.in_background)
+        self._left_out = LeftOut(logger.warning)
 
     @property
     def client_uuid(self) -> str:
@@ -182,6 +187,7 @@ class AsyncSwarmClient:
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
+        self._left_out.look(body.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         note_ended([episode_uuid])
         return answer.error or ""
@@ -243,6 +249,8 @@ class AsyncSwarmClient:
             "pair": pair,
         }
         body = wire.checked(EndGroupRequest, fields)
+        for end in body.ends:
+            self._left_out.look(end.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         note_ended(outputs)
         return answer

@@ -311,3 +311,22 @@ async def test_an_engine_that_dies_before_the_last_evaluation_is_waited_for(
         call.cancel()
     assert ended, "it waits for ever"
     assert [report.step for report in reports] == [0, 2]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+async def test_values_that_are_not_finite_are_left_out_and_counted(
+    rolling: ScriptedServer, shuffled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rolling.script("/claim_group", group("e1", "e2"))
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0, log_metrics={"loss": float("nan"), "length": 3.0})
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        begin_training(TASKS * 4, client, agent, TrainOptions(shuffle_rewards=shuffled)).result()
+    said = [record.message for record in caplog.records if "log_metrics" in record.message]
+    # of 24 episodes
+    assert [line.partition(":")[2].partition(":")[0] for line in said] == [
+        " 'loss' was nan or the like in 1 episode",
+        " 'loss' was nan or the like in 10 episodes",
+    ]
