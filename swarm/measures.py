@@ -99,8 +99,10 @@ class MetricSums:
         return self._sums.get("reward_mean", (0, 0.0))[0]
 
     def means(self, prefix: str) -> dict[str, float]:
-        """The mean of each value, its name behind ``prefix``."""
-        return {prefix + name: total / count for name, (count, total) in self._sums.items()}
+        """The mean of each value, its name behind ``prefix``; of one whose sum is beyond any float there is none."""
+        # JSON has no form for it: a status with one could be read by nobody
+        finite = {name: of_name for name, of_name in self._sums.items() if math.isfinite(of_name[1])}
+        return {prefix + name: total / count for name, (count, total) in finite.items()}
 
     def dump(self) -> dict[str, tuple[int, float]]:
         """See ``sums``."""

@@ -1,11 +1,13 @@
 """Metrics of episodes: means over those that have a value, and no more names than there may be."""
 
 import math
+import sys
 
 import pytest
 
 from swarm.measures import MAX_LOGGED, MetricSums
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory, batch_metrics
+from swarm.types import StepResult
 from tests.token_data import timeline, trajectory
 
 
@@ -31,6 +33,14 @@ def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
         "swarm/tasks_with_signal": 1.0,
     }
     assert {name: measured[name] for name in told} == told
+
+
+def test_a_status_stays_readable_whatever_was_logged() -> None:
+    members = [episode(1.0, None, 1, worst=sys.float_info.max, length=2.0) for _ in range(2)]
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
+    step = StepResult(step=1, batch_id="b", metrics=batch_metrics(batch, 1), seconds=1.0)
+    assert StepResult.model_validate_json(step.model_dump_json()) == step
+    assert step.metrics["swarm/log/length"] == 2.0 and "swarm/log/worst" not in step.metrics
 
 
 def test_sums_are_taken_up_again_and_names_are_bounded() -> None:
