@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,12 +99,19 @@ def exports(folder: Path, matches: Collection[Match]) -> set[str]:
     """The files that may hold one of ``matches``: they were written since the first of them was claimed."""
     since = min((match.claimed_at for match in matches), default=math.inf)
     try:
-        noted = [json.loads(line) for line in (folder / EXPORTS).read_bytes().splitlines()]
+        lines = (folder / EXPORTS).read_bytes().splitlines()
     except FileNotFoundError:
         return set()
-    except (OSError, ValueError) as exc:
+    except OSError as exc:
         raise ConfigError(f"cannot read {folder / EXPORTS}, which says what was exported: {exc}") from exc
-    return {line["what"] for line in noted if line["when"] >= since}
+    files: set[str] = set()
+    for line in lines:
+        # one that a full disk cut off was refused: nothing was exported then
+        with suppress(ValueError):
+            noted = json.loads(line)
+            if noted["when"] >= since:
+                files.add(noted["what"])
+    return files
 
 
 # ---------------------------------------------------------------------- tombstones

@@ -75,6 +75,26 @@ async def filled(path: Path, seed: int, count: int = 150) -> tuple[Journal, list
     return journal, [name for name in names if name.startswith("hers")]
 
 
+async def test_a_note_of_an_export_that_a_full_disk_cut_off_holds_up_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal, _ = await filled(path, 1, 5)
+    await journal.close()
+    before = path.read_bytes()
+    journal = Journal.open(path)
+    erasure.note_export(tmp_path, "first.parquet")
+    with (tmp_path / erasure.EXPORTS).open("ab") as file:
+        file.write(b'{"what": "refused.par')
+    erasure.note_export(tmp_path, "second.parquet")
+    assert (await journal.report(HERS)).exports == ["first.parquet", "second.parquet"]
+    assert (await journal.erase(stone())).exports == ["first.parquet", "second.parquet"]
+    await journal.close()
+    # a copy from before that: it is deleted there when a server starts
+    path.write_bytes(before)
+    journal = Journal.open(path)
+    assert not (await journal.report(HERS)).episodes
+    await journal.close()
+
+
 async def test_whose_it_is_is_found_however_deeply_a_result_is_nested(tmp_path: Path) -> None:
     nested: dict[str, Any] = {}
     for _ in range(5000):
