@@ -96,7 +96,7 @@ class DatasetTraining:
                 await self._counted(self._with_retries(task, self._begin_train))
 
         self._show()
-        async with client.watching_status(self._observe) as status:
+        async with client.watching_status(self._follow) as status:
             await self._observe(status)
             try:
                 at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
@@ -246,6 +246,14 @@ class DatasetTraining:
         )
 
     # ------------------------------------------------------------------ steps and evaluations
+
+    async def _follow(self, status: ServerStatus) -> None:
+        try:
+            await self._observe(status)
+        except Exception as exc:
+            # nobody else would hear of it, and the last step never be seen
+            self._broken = exc
+            self._stop()
 
     async def _observe(self, status: ServerStatus) -> None:
         state, step = status.engine.engine_status, status.engine.global_step

@@ -20,7 +20,7 @@ from swarm.client import (
     auto_train_with_dataset_async,
 )
 from swarm.client.training import begin_training
-from swarm.client.training_options import Evaluation, EvaluationReport, TrainOptions
+from swarm.client.training_options import Evaluation, EvaluationReport, Progress, TrainOptions
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState
@@ -330,3 +330,21 @@ async def test_values_that_are_not_finite_are_left_out_and_counted(
         " 'loss' was nan or the like in 1 episode",
         " 'loss' was nan or the like in 10 episodes",
     ]
+
+
+async def test_an_error_while_it_follows_the_engine_ends_it(rolling: ScriptedServer) -> None:
+    rolling.script("/status", at(0), at(0), at(1, 2))
+
+    def show(progress: Progress) -> None:
+        if progress.step == 1:
+            raise UnicodeEncodeError("ascii", "ä", 0, 1, "ordinal not in range(128)")
+
+    rolling.script("/claim_episode", not_yet("No available episodes to claim."))
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        options = TrainOptions(on_progress=show)
+        call = begin_training(itertools.cycle(TASKS), client, lambda task, api: reward(task), options)
+        ended = call.done(20)
+        call.cancel()
+        assert ended, "it waits for ever"
+        with pytest.raises(UnicodeEncodeError):
+            call.result()
