@@ -58,10 +58,13 @@ class Child:
         return self._process.poll()
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """The last lines of its log, without empty ones."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        """The last lines of its log, without empty ones; none where somebody has taken the log away."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
         return [line.rstrip() for line in lines if line.strip()][-count:]
 
     def new_lines(self) -> list[str]:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
+from gateway.launch.servers import ended
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +37,14 @@ def test_a_polite_child_ends_by_itself(tmp_path: Path) -> None:
     wait_for(one, "ready")
     assert one.stop(grace=30)
     assert one.exit_code == 0
+
+
+def test_how_a_child_ended_is_told_without_its_log(tmp_path: Path) -> None:
+    one = child(tmp_path, READY)
+    wait_for(one, "ready")
+    one.log.unlink()
+    one.stop(grace=30)
+    assert str(ended(one)) == "the child was killed by SIGTERM" and not ended(one).last_lines
 
 
 @pytest.mark.parametrize(("grace", "hurried"), [(0.2, False), (3600.0, True)])
