@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     replace_file(path, json.dumps(record, indent=1, ensure_ascii=False, default=str).encode())
 
 
-def texts_of(run_dir: Path, subject: Subject, until: float) -> list[Path]:
+def texts_of(run_dir: Path, subject: Subject, until: float = math.inf) -> list[Path]:
     """The files that have a request of ``subject`` which came ``until`` then."""
 
     def is_theirs(path: Path) -> bool:

@@ -179,11 +179,16 @@ class EpisodeRequests:
         Raises:
             UnavailableError: it is not done yet; repeat it where the message does not say that it is noted.
         """
-        journal, until = self.run.journal, time.time()
-        stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
+        journal, pool = self.run.journal, self.run.found_pool
+        # a clock that was set back hides nothing
+        running = [] if pool is None else [episode.claim.claimed_at for episode in pool.running.values()]
+        until = max([time.time(), *running])
         self.deletions.add(subject, until)
-        report, matches = await journal.report(subject), await journal.matches(subject, until)
-        if (pool := self.run.found_pool) is not None:
+        report, matches = await journal.report(subject), await journal.matches(subject, math.inf)
+        until = max([until, *(match.claimed_at for match in matches)])
+        self.deletions.add(subject, until)
+        stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
+        if pool is not None:
             pool.collection.forget({match.uuid for match in matches}, ERASED)
             self.pool_changed()
         # that looks again: meanwhile a batch may have been taken, and trained

@@ -9,7 +9,6 @@ import json
 import math
 import re
 import sqlite3
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
@@ -52,7 +51,7 @@ Row = dict[str, Any]
 def rows_of(journal: Path, subject: Subject) -> list[Row]:
     """The rows of all episodes of ``subject`` that are over; JSON has a number for all of their values."""
     with reading(journal) as connection:
-        names = json.dumps([match.uuid for match in find(connection, subject, time.time())])
+        names = json.dumps([match.uuid for match in find(connection, subject)])
         condition = "e.uuid IN (SELECT value FROM json_each(?))"
         return [finite(row) for _, row in episode_rows(connection, condition, (names,))]
 

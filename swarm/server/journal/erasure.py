@@ -49,7 +49,7 @@ class Match(NamedTuple):
     notes: Notes
 
 
-def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iterator[Match]:
+def find(connection: sqlite3.Connection, subject: Subject, until: float = math.inf) -> Iterator[Match]:
     """The episodes of ``subject`` that are over and were claimed ``until`` then."""
     needles = subject.needles()
     condition = " AND ".join(["instr(output, ?)"] * len(needles))
@@ -65,8 +65,7 @@ def find(connection: sqlite3.Connection, subject: Subject, until: float) -> Iter
 
 def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> DataReport:
     """What the journal in ``folder`` has of ``subject``."""
-    now = time.time()
-    matches = list(find(connection, subject, now))
+    matches = list(find(connection, subject))
     earlier = [stone for stone in tombstones(folder) if stone.subject == subject]
     batches = {match.batch_id for match in matches} | {name for stone in earlier for name in stone.batches}
     versions, clean = versions_of(connection, batches - {""})
@@ -79,7 +78,7 @@ def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> Da
         versions=versions,
         clean_step=clean,
         exports=sorted(files),
-        refused=[str(path.relative_to(folder)) for path in texts_of(folder, subject, now)],
+        refused=[str(path.relative_to(folder)) for path in texts_of(folder, subject)],
     )
 
 

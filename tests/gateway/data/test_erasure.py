@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,27 @@ async def test_what_was_begun_before_a_deletion_and_ends_after_it_is_not_kept(ri
         "/end_episode",
         json={"client_uuid": "me", "episode_uuid": episode.uuid, "task_id": "t", "workflow_output": later},
     )
+    assert "its data was deleted" in ended.text
+    assert traces(tmp_path, MARK.encode()) == set() and rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_clock_that_was_set_back_hides_nothing(
+    rig: server.Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, running = await rig.claim(), await rig.claim()
+    rig.vllm.default = plain([HERS])
+    output = {"notes": {"key": "hers", "reason": MARK}, "reward": 1.0}
+    for episode in (over, running):
+        assert (await episode.chat()).status_code == 200
+    body = {"client_uuid": "me", "task_id": "t", "workflow_output": output}
+    await rig.post("/end_episode", **body, episode_uuid=over.uuid)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    about = {"key": "hers"}
+    assert (await rig.client.get("/data/report", params=about)).json()["episodes"] == {"waiting": 1}
+    assert MARK in json.loads((await rig.client.get("/data/export", params=about)).text)["output"]["notes"]["reason"]
+    assert (await rig.client.post("/data/delete", params=about)).json()["episodes"] == {"waiting": 1}
+    ended = await rig.client.post("/end_episode", json=body | {"episode_uuid": running.uuid})
     assert "its data was deleted" in ended.text
     assert traces(tmp_path, MARK.encode()) == set() and rig.controller.pool.information().completed_episodes == 0
 
