@@ -152,6 +152,9 @@ class ClaimQueue:
 
     def serve(self) -> None:
         """Grant what can be granted now."""
+        if self._closed:
+            # whoever waits has an answer, and is about to leave
+            return
         for waiting in list(self._waiting):
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):

@@ -13,6 +13,7 @@ from swarm.server.episodes import claims as claims_module
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
+from swarm.states import EngineStates, TrainerState, VllmState
 from tests.swarm.server.episodes.test_pool import rolling_pool
 
 pytestmark = pytest.mark.anyio
@@ -128,3 +129,18 @@ async def test_old_keys_are_forgotten(queue: ClaimQueue, monkeypatch: pytest.Mon
     monkeypatch.setattr(claims_module, "MAX_KEYS", 2)
     first, *_ = [granted(queue.claim(ClaimWish("me", claim_key=key), wait=False)) for key in "abc"]
     assert granted(queue.claim(ClaimWish("me", claim_key="a"), wait=False)) != first
+
+
+@pytest.mark.parametrize("while_closed", [False, True])
+async def test_all_that_wait_are_answered_as_the_server_shuts_down(pool: EpisodePool, while_closed: bool) -> None:
+    queue = ClaimQueue(lambda: pool)
+    pool.follow(EngineStates(VllmState.PAUSED, TrainerState.COMPUTING))
+    wish = ClaimWish("me", while_closed=while_closed)
+    held = [waiting(queue.claim(wish, wait=True)) for _ in range(3)]
+    asked = [asyncio.create_task(queue.wait(one, LONG)) for one in held]
+    await asyncio.sleep(0)
+    queue.close()
+    # an episode that ends now lets nobody begin
+    queue.serve()
+    assert [isinstance(await one, Refusal) for one in asked] == [True] * 3
+    assert not len(queue)
