@@ -33,19 +33,26 @@ def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
     return Path(job.checkpoint_dir) if job.checkpoint_dir else run_dir / "checkpoints"
 
 
-def latest_step(folder: Path) -> int:
-    """The step that a resumed run goes on from, as it was noted; 0: there is none."""
+def noted_step(folder: Path) -> int:
+    """The step that the note names; 0: none."""
     try:
         return int((folder / LATEST).read_text())
     except (OSError, ValueError):
         return 0
 
 
+def latest_step(folder: Path) -> int:
+    """The step of the whole checkpoint that a resumed run goes on from; 0: there is none. The note may name one that is
+    not there, as in a copy that was made while the run went on: then it is the latest that is."""
+    if (noted := noted_step(folder)) and checkpoint(folder, noted).is_dir():
+        return noted
+    # one that verl writes by itself, in the background, may not be whole, and has no note of ours
+    return max((step for step in kept_steps(folder) if (checkpoint(folder, step) / NOTE).exists()), default=0)
+
+
 def saved_step(job: TrainJob, run_dir: Path) -> int:
     """The step of the last whole checkpoint; 0: there is none."""
-    folder = checkpoint_folder(job, run_dir)
-    step = latest_step(folder)
-    return step if checkpoint(folder, step).is_dir() else 0
+    return latest_step(checkpoint_folder(job, run_dir))
 
 
 def checkpoint(folder: Path, step: int) -> Path:

@@ -22,6 +22,7 @@ from swarm.checkpoints import (
     checkpoint,
     kept_steps,
     latest_step,
+    noted_step,
     remove,
     score_of,
     size_of,
@@ -69,7 +70,11 @@ class Checkpoints:
     def set_aside(self, *, resumes: bool) -> None:
         """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
         those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
-        set_aside(self._folder, after=latest_step(self._folder) if resumes else 0)
+        step = latest_step(self._folder) if resumes else 0
+        if step and step != noted_step(self._folder):
+            # verl reads the note alone
+            _note(self._folder, step)
+        set_aside(self._folder, after=step)
 
     def latest(self) -> int:
         """The step of the latest; 0 where there is none."""
@@ -171,10 +176,15 @@ def roll_back(folder: Path, step: int) -> Path | None:
         ConfigError: ``step`` is not kept; names those that are.
     """
     check_kept(folder, step)
+    _note(folder, step)
+    return set_aside(folder, after=step)
+
+
+def _note(folder: Path, step: int) -> None:
+    """Have a resumed run go on from ``step``."""
     note = folder / f"{LATEST}.new"
     note.write_text(str(step))
     note.replace(folder / LATEST)
-    return set_aside(folder, after=step)
 
 
 def set_aside(folder: Path, after: int = 0) -> Path | None:

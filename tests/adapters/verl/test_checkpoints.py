@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 from adapters.verl.checkpoints import Checkpoints, roll_back
-from swarm.checkpoints import LATEST, best_step, checkpoint, held_steps, hold, kept_steps, score_of, why_kept
+from swarm.checkpoints import (
+    LATEST,
+    best_step,
+    checkpoint,
+    held_steps,
+    hold,
+    kept_steps,
+    saved_step,
+    score_of,
+    why_kept,
+)
 from swarm.errors import ConfigError
+from swarm.job import TrainJob
 from tests.disks import fill, small_disk
 
 Usage = namedtuple("Usage", "total used free")
@@ -225,6 +236,23 @@ def test_one_that_was_killed_while_it_went_back_has_gone_back(tmp_path: Path) ->
     (tmp_path / LATEST).write_text("3")
     Checkpoints(tmp_path, 4, tmp_path).set_aside(resumes=True)
     assert names(tmp_path) == ["earlier-1", "global_step_3", LATEST]
+
+
+@pytest.mark.parametrize("noted", ["9", ""])
+def test_a_copy_whose_note_names_no_checkpoint_goes_on_from_the_latest_that_is_there(
+    tmp_path: Path, noted: str
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 4, tmp_path)
+    for step in (3, 6):
+        write(checkpoints, step, 0.5)
+    # of verl's own, in the background
+    (tmp_path / "global_step_7").mkdir()
+    (tmp_path / LATEST).write_text(noted)
+    job = TrainJob(model="m", checkpoint_dir=str(tmp_path))
+    assert saved_step(job, tmp_path) == 6
+    Checkpoints(tmp_path, 4, tmp_path).set_aside(resumes=True)
+    assert kept_steps(tmp_path) == [3, 6] and (tmp_path / LATEST).read_text() == "6", "verl reads it"
+    assert "the run goes on from it" in why_kept(tmp_path, 4)[6]
 
 
 def test_a_checkpoint_notes_the_versions_that_wrote_it(tmp_path: Path) -> None:
