@@ -113,12 +113,15 @@ def size_of(folder: Path) -> int:
 
 
 def held_steps(folder: Path) -> dict[int, str]:
-    """The steps that stay in ``folder`` until the swarm server lets them go, and why."""
+    """The steps that stay in ``folder`` until the swarm server lets them go, and why: all, where that cannot be
+    read."""
     try:
         held = json.loads((folder / _HELD).read_text())
         return {int(step): str(why) for step, why in held.items()}
-    except (OSError, ValueError, AttributeError):
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, AttributeError):
+        return dict.fromkeys(kept_steps(folder), f"{_HELD} cannot be read, which says what stays")
 
 
 def hold(folder: Path, held: Mapping[int, str]) -> None:

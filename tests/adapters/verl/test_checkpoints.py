@@ -14,7 +14,6 @@ from swarm.checkpoints import (
     LATEST,
     best_step,
     checkpoint,
-    held_steps,
     hold,
     kept_steps,
     saved_step,
@@ -98,8 +97,22 @@ def test_what_is_held_stays_until_it_is_let_go(tmp_path: Path) -> None:
     hold(tmp_path, {})
     write(checkpoints, 6, 0.4)
     assert names(tmp_path) == ["global_step_3", "global_step_6", "held.json", LATEST], "nothing of a killed removal"
-    (tmp_path / "held.json").write_text("[]")
-    assert held_steps(tmp_path) == {}
+
+
+def test_nothing_goes_while_it_cannot_be_read_what_is_held(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, tmp_path)
+    write(checkpoints, 1, 0.1)
+    hold(tmp_path, {1: "promoted on chat"})
+    held = tmp_path / "held.json"
+    said = held.read_bytes()
+    for step, text in ((2, "{"), (3, "[]")):
+        held.write_text(text)
+        write(checkpoints, step, 0.2)
+    assert kept_steps(tmp_path) == [1, 2, 3]
+    assert "held.json cannot be read, which says what stays" in why_kept(tmp_path, 1)[1]
+    held.write_bytes(said)
+    write(checkpoints, 4, 0.3)
+    assert kept_steps(tmp_path) == [1, 4]
 
 
 def test_a_checkpoint_counts_the_steps_since_the_one_before(tmp_path: Path) -> None:
