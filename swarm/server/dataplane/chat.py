@@ -52,9 +52,10 @@ class Attempt:
         """What was said so far, by the index of the choice."""
         return {index: assembly.message() for index, assembly in self._messages.items()}
 
-    def take(self, chunk: Body) -> list[Body]:
-        """The chunks for the caller after vLLM's ``chunk``."""
-        self.recorder.add(chunk)
+    def take(self, event: Body) -> list[Body]:
+        """The chunks for the caller after vLLM's ``event``."""
+        chunk = as_chat(event, "delta") if self._call.raw else event
+        self.recorder.add(chunk, str(event.get("id")))
         choices: list[Body] = chunk.get("choices") or []
         for choice in choices:
             self._look_at(choice)
@@ -211,8 +212,9 @@ class ChatSession:
             except TransientError as exc:
                 await retries.after(exc)
                 continue
+            request = str(answer.get("id"))
             answer = as_chat(answer, "message") if call.raw else answer
-            recorder.add(answer)
+            recorder.add(answer, request)
             version = self.version()
             messages = {choice.get("index", 0): choice["message"] for choice in answer["choices"]}
             async with self._recorded(recorder, version, messages):
@@ -242,7 +244,7 @@ class ChatSession:
                     async for together in events:
                         ready: list[Body] = []
                         for event in together:
-                            ready += attempt.take(as_chat(event, "delta") if call.raw else event)
+                            ready += attempt.take(event)
                         if ready:
                             yield ready
                     # a choice that is aborted before its first token has no finish reason at all

@@ -120,13 +120,13 @@ class Recorder:
         self._cut = False
         self._problem: TokenTruthError | None = None
 
-    def add(self, answer: Mapping[str, Any]) -> None:
-        """Add a chat response or a chat chunk.
+    def add(self, answer: Mapping[str, Any], request: str) -> None:
+        """Add a chat response or a chat chunk; ``request`` is the id that vLLM gave it.
 
         Raises:
             UpstreamError: it has a choice that was not asked for.
         """
-        self._first.request = str(answer.get("id"))
+        self._first.request = request
         prompt: list[int] | None = answer.get("prompt_token_ids")
         if prompt is not None:
             if self.prompt_ids not in (None, prompt):

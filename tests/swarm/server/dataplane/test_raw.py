@@ -3,14 +3,17 @@ recorded as they were."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from msgspec import structs
+from starlette.responses import Response
 
 from tests.standins.vllm import ENGINE_MODEL, PROMPT, completion_chunk, logprob, streamed, told, usage_chunk
-from tests.swarm.server.conftest import Claimed, Rig
+from tests.swarm.server.conftest import Claimed, Rig, ready
 from tests.swarm.server.dataplane.group import claim_group
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +62,32 @@ async def test_a_stream_cut_by_a_weight_sync_goes_on_and_is_recorded(rig: Rig, e
     assert rig.vllm.requests[-1][1]["prompt"] == [*PROMPT, 21, 22]
     assert rig.vllm.requests[-1][1]["max_tokens"] == 7
     assert [call.response_ids for call in episode.calls] == [[21, 22, 23]]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_tokens_of_a_raw_prompt_keep_their_versions_over_a_weight_sync(rig: Rig, streaming: bool) -> None:
+    rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), serving="always"))
+    begun, synced = asyncio.Event(), asyncio.Event()
+
+    async def sync() -> None:
+        begun.set()
+        await synced.wait()
+
+    async def late(body: dict[str, Any]) -> Response:
+        await sync()
+        return cast("Response", told([21, 22])(body))
+
+    first, last = completion_chunk([21], prompt=PROMPT), completion_chunk([22], "stop")
+    rig.vllm.script.append(streamed(first, sync, last, usage_chunk(2) | {"id": "cmpl-1"}) if streaming else late)
+    episode = await rig.claim()
+    call = asyncio.create_task(complete(episode, stream=streaming))
+    await begun.wait()
+    rig.controller.weight_sync_begins()
+    rig.controller.weights_synced(1, {"cmpl-1": {0: 1}})
+    synced.set()
+    await call
+    (recorded,) = episode.calls
+    assert recorded.versions == [(0, 0), (1, 1)]
 
 
 async def test_a_group_samples_one_answer_for_each_episode(rig: Rig) -> None:

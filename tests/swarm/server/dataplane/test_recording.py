@@ -28,7 +28,7 @@ def answer(choices: list[dict[str, Any]], completion: int, prompt: int = 3) -> d
 def code_of(**changes: Any) -> str | None:
     """What is wrong with an answer of one token, so changed."""
     recorder = Recorder(0, 1)
-    recorder.add(answer([plain_choice([1], **changes)], 1))
+    recorder.add(answer([plain_choice([1], **changes)], 1), "r")
     (outcome,) = recorder.calls(0)
     return outcome.code if isinstance(outcome, TokenTruthError) else None
 
@@ -41,7 +41,7 @@ def test_a_call_comes_out_only_where_all_numbers_agree(counts: list[tuple[int, i
     ]
     recorder = Recorder(0, len(choices))
     told = sum(ids for ids, _ in counts) + off
-    recorder.add(answer(choices, told, prompt))
+    recorder.add(answer(choices, told, prompt), "r")
     low, high = sum(min(pair) for pair in counts), sum(max(pair) for pair in counts)
     for (ids, logprobs), outcome in zip(counts, recorder.calls(0), strict=True):
         good = ids == logprobs and low <= told <= high and prompt == 3
@@ -54,13 +54,13 @@ def test_a_call_comes_out_only_where_all_numbers_agree(counts: list[tuple[int, i
 def test_chunks_in_any_order_give_what_one_answer_gives(tokens: list[list[int]], random: Any) -> None:
     total = sum(map(len, tokens))
     whole = Recorder(1, len(tokens))
-    whole.add(answer([plain_choice(ids, index=index) for index, ids in enumerate(tokens)], total))
+    whole.add(answer([plain_choice(ids, index=index) for index, ids in enumerate(tokens)], total), "r")
     pieces = [[(index, token) for token in ids] for index, ids in enumerate(tokens)]
     parts = Recorder(1, len(tokens))
     while any(pieces):
         index, token = random.choice([piece for piece in pieces if piece]).pop(0)
-        parts.add({"choices": [plain_choice([token], index=index)]})
-    parts.add(answer([], total))
+        parts.add({"choices": [plain_choice([token], index=index)]}, "r")
+    parts.add(answer([], total), "r")
     for index, (one, other) in enumerate(zip(whole.calls(2), parts.calls(2), strict=True)):
         assert isinstance(one, ModelCall) and isinstance(other, ModelCall)
         assert one.response_ids.tolist() == tokens[index]
@@ -80,12 +80,12 @@ def test_values_that_are_no_log_probability_are_told() -> None:
 def test_values_that_are_no_token_id_are_told(value: Any) -> None:
     assert code_of(token_ids=[value]) == "not_numbers"
     recorder = Recorder(0, 1)
-    recorder.add(answer([plain_choice([1])], 1) | {"prompt_token_ids": [1, 2, value]})
+    recorder.add(answer([plain_choice([1])], 1) | {"prompt_token_ids": [1, 2, value]}, "r")
     assert [getattr(outcome, "code", None) for outcome in recorder.calls(0)] == ["not_numbers"]
 
 
 def test_choices_of_different_prompts_are_no_group() -> None:
     recorder = Recorder(0, 2)
-    recorder.add(answer([plain_choice([1], index=0), plain_choice([1], index=1)], 2) | {"prompt_token_ids": [9]})
-    recorder.add({"prompt_token_ids": [1, 2, 3]})
+    recorder.add(answer([plain_choice([1], index=0), plain_choice([1], index=1)], 2) | {"prompt_token_ids": [9]}, "r")
+    recorder.add({"prompt_token_ids": [1, 2, 3]}, "r")
     assert {outcome.code for outcome in recorder.calls(0) if isinstance(outcome, TokenTruthError)} == {"prompts"}
