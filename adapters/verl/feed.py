@@ -60,7 +60,9 @@ class BatchFeed:
         self._log: Callable[[Mapping[str, float], int], None] = lambda metrics, step: None
         #: our metrics of the batch that was collected last
         self.metrics: dict[str, float] = {}
-        #: of the batch at hand: what the advantage of a row is beside that of its reward in the group, by verl's key
+        #: of the batch at hand, by verl's key: the reward of a row's episode, and what its advantage is beside that of
+        #: its reward in the group
+        self.rewards: dict[str, float] = {}
         self.credits: dict[str, float] = {}
 
     def attach(self, replicas: VllmServers, log: Callable[[Mapping[str, float], int], None]) -> None:
@@ -102,7 +104,7 @@ class BatchFeed:
         if spare:
             tq.kv_clear(partition_id=PARTITION, keys=spare)
         more = (str(uuid.uuid4()) for _ in range(len(batch.groups) - len(self._uids)))
-        self.credits = {}
+        self.rewards, self.credits = {}, {}
         for rows in batch_rows(batch, [*self._uids[: len(batch.groups)], *more], self._step):
             tq.kv_batch_put(
                 keys=rows.keys,
@@ -110,6 +112,7 @@ class BatchFeed:
                 tags=rows.tags,
                 partition_id=PARTITION,
             )
+            self.rewards.update(zip(rows.keys, rows.rewards, strict=True))
             self.credits.update(zip(rows.keys, rows.credits, strict=True))
             tag = {"is_prompt": True, "status": "finished", "global_steps": self._step}
             tq.kv_put(key=rows.uid, partition_id=PARTITION, tag=tag)

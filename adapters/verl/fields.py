@@ -16,13 +16,14 @@ from swarm.tokens import Timeline, TrainBatch, Trajectory
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors, its tag, and the credit of its
-    episode."""
+    """Rows of one group: ``keys[i]`` is ``{uid}_{session}_{index}``, with its tensors, its tag, and the reward and the
+    credit of its episode."""
 
     uid: str
     keys: list[str]
     fields: list[dict[str, Any]]
     tags: list[dict[str, Any]]
+    rewards: list[float]
     credits: list[float]
 
 
@@ -39,12 +40,13 @@ def batch_rows(batch: TrainBatch, uids: Sequence[str], step: int) -> list[Rows]:
     """
     rows: list[Rows] = []
     for uid, group in zip(uids, batch.groups, strict=True):
-        group_rows = Rows(uid, [], [], [], [])
+        group_rows = Rows(uid, [], [], [], [], [])
         for session, trajectory in enumerate(group.trajectories):
             for index, timeline in enumerate(_sampled(trajectory)):
                 group_rows.keys.append(f"{uid}_{session}_{index}")
                 group_rows.fields.append(timeline_fields(timeline, uid=uid, reward=trajectory.reward))
                 group_rows.tags.append(timeline_tag(timeline, step=step))
+                group_rows.rewards.append(trajectory.reward)
                 group_rows.credits.append(trajectory.credit)
         rows.append(group_rows)
     return rows

@@ -223,9 +223,9 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super()._compute_advantage(batch, *args, **kwargs)
-        factors = episode_factors(batch.keys, leave_one_out=self._leave_one_out)
-        # rows that verl pads with have none
-        return put_right(batch, factors, [self._feed.credits.get(key, 0.0) for key in batch.keys])
+        # rows that verl pads with have neither
+        rewards, credits = ([of.get(key, 0.0) for key in batch.keys] for of in (self._feed.rewards, self._feed.credits))
+        return put_right(batch, episode_factors(batch.keys, rewards, leave_one_out=self._leave_one_out), credits)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._update_actor(batch, metrics)

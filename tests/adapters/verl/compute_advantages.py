@@ -76,15 +76,16 @@ class Store:
         return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
 
 
-def trainer_of(config: Any, credits: dict[str, float]) -> SwarmTrainer:
-    """A trainer with its configuration and the credits of its rows, and nothing else: no model, no workers."""
+def trainer_of(config: Any, rewards: dict[str, float], credits: dict[str, float]) -> SwarmTrainer:
+    """A trainer with its configuration, and rewards and credits of its rows: no model, no workers."""
     trainer = SwarmTrainer.__new__(SwarmTrainer)
     base = SwarmTrainer.__mro__[1]
     # the first lines of __init__ are what is tested; the rest needs a cluster
     original = base.__init__
     base.__init__ = lambda self, config: setattr(self, "config", config)
     try:
-        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), SimpleNamespace(credits=credits), Path(), False)  # type: ignore[arg-type]
+        feed = SimpleNamespace(rewards=rewards, credits=credits)
+        SwarmTrainer.__init__(trainer, config, SimpleNamespace(), feed, Path(), False)  # type: ignore[arg-type]
     finally:
         base.__init__ = original
     return trainer
@@ -99,8 +100,9 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
     meta = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
     job = TrainJob.model_validate({"model": "m", "advantage": case["advantage"], "device": "cpu"})
     config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
+    rewards = {key: reward for group in rows for key, reward in zip(group.keys, group.rewards, strict=True)}
     credits = {key: credit for group in rows for key, credit in zip(group.keys, group.credits, strict=True)}
-    trainer_of(config, credits)._compute_advantage(meta, metrics={})
+    trainer_of(config, rewards, credits)._compute_advantage(meta, metrics={})
     found: list[list[list[list[float]]]] = [[[] for _ in group] for group in case["groups"]]
     for key, row in zip(keys, store.rows["advantages"].unbind(), strict=True):
         uid, episode, _ = key.rsplit("_", 2)

@@ -14,14 +14,15 @@ import pytest
 from adapters.verl.advantage import advantage_values, episode_factors
 from swarm.job import TrainJob
 
-#: Two groups and a group of one; episodes of one and of three timelines.
+#: Two groups, a group of one, and one of equal rewards; episodes of one and of three timelines.
 GROUPS = [
     [{"reward": 1.0, "timelines": 3}, {"reward": 0.0, "timelines": 1}, {"reward": 0.5, "timelines": 1}],
     [{"reward": 0.2, "timelines": 1}, {"reward": 0.9, "timelines": 3}],
     [{"reward": 0.7, "timelines": 1}],
+    [{"reward": 783.5020698463665, "timelines": 1}] * 7,
 ]
 #: With what each episode is credited: one of a group, as for the answer that was delivered.
-CREDITED = [(GROUPS[0], [0.0, 0.7, 0.0]), (GROUPS[1], [-1.5, 0.0]), (GROUPS[2], [0.25])]
+CREDITED = [(GROUPS[0], [0.0, 0.7, 0.0]), (GROUPS[1], [-1.5, 0.0]), (GROUPS[2], [0.25]), (GROUPS[3], [0.5] + [0.0] * 6)]
 
 
 def by_hand(advantage: str, rewards: list[float]) -> list[float]:
@@ -72,8 +73,18 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
 
 def test_a_factor_counts_episodes_and_not_rows() -> None:
     keys = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "a_2_0", "b_0_0", "b_0_1"]
-    assert episode_factors(keys, leave_one_out=True) == [1.5] * 5 + [0.0] * 2
-    assert episode_factors(keys, leave_one_out=False) == [1.0] * 5 + [0.0] * 2
+    rewards = [1.0, 1.0, 1.0, 0.0, 1.0, 0.5, 0.5]
+    assert episode_factors(keys, rewards, leave_one_out=True) == [1.5] * 5 + [0.0] * 2
+    assert episode_factors(keys, rewards, leave_one_out=False) == [1.0] * 5 + [0.0] * 2
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_equal_rewards_teach_nothing(leave_one_out: bool) -> None:
+    # the trainer's numbers have seven digits: 0.3 and 0.1 + 0.2 are one
+    rewards = [0.3, 0.1 + 0.2, 0.3, 0.0, 1e-9]
+    factors = episode_factors(["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], rewards, leave_one_out=leave_one_out)
+    assert factors[:3] == [0.0] * 3
+    assert all(factors[3:])
 
 
 @pytest.mark.parametrize(
