@@ -6,6 +6,7 @@ that says why. The tokens that are counted are those that would be sampled from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,7 @@ from swarm.http.client import Answer
 _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
+_SLASHES = re.compile("//+")
 
 
 class Passthrough(ApiEndpoint):
@@ -51,6 +53,13 @@ class Passthrough(ApiEndpoint):
         return Answering(lambda: self._answer(gateway, request), Rendering(self.dialect, {}, False, more_headers))
 
     async def _answer(self, gateway: Gateway, request: AnyRequest) -> Outcome:
+        if request.path.startswith(_TWICE):
+            # an upstream whose base_url has no /v1 may answer it
+            raise NotFoundError(
+                f"{request.method} {request.path}: not found; it contains /v1 twice: SDKs such as Anthropic's add "
+                "it to base_url themselves: leave it out there",
+                code="route_not_found",
+            )
         try:
             return await gateway.pipeline.forward(request)
         except NotFoundError as exc:
@@ -64,18 +73,13 @@ class Passthrough(ApiEndpoint):
             error = RequestError(f"{request.method} {request.path}: Method Not Allowed", code="method_not_allowed")
             error.status = 405
             return error
-        if request.path.startswith(_TWICE):
-            return NotFoundError(
-                f"{request.method} {request.path}: not found; it contains /v1 twice: SDKs such as Anthropic's add "
-                "it to base_url themselves: leave it out there",
-                code="route_not_found",
-            )
         return exc
 
 
 class AnyOther:
     """Every path under ``/v1`` that has no route: :class:`Passthrough`, with errors as the caller's SDK reads them. A
-    path of ours with a slash at its end is redirected, as by vLLM.
+    path of ours with a slash at its end is redirected, as by vLLM, and so is one with two slashes in a row: an upstream
+    that merges them would answer it.
 
     Args:
         ours: as of :class:`Passthrough`.
@@ -87,7 +91,7 @@ class AnyOther:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if path.endswith("/") and (ours := path.rstrip("/")) in self._ours:
+        if (ours := _SLASHES.sub("/", path).rstrip("/")) in self._ours and ours != path:
             await RedirectResponse(URL(scope=scope).replace(path=ours), 307)(scope, receive, send)
             return
         await self._endpoints[dialect_of(path, scope["headers"])](scope, receive, send)

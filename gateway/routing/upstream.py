@@ -1,7 +1,7 @@
 """A plain OpenAI-compatible upstream: answers without training anything.
 
 Invariant: its answer reaches the application as it came, in the application's dialect; its key goes to it alone, and
-opens nothing there but what is below its ``base_url``.
+opens nothing there but what is below its ``base_url``. A forwarded path means there what it means here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from adapters.dialects import DIALECTS, SampledAnswer, to_json
 from adapters.dialects.chat_answers import chunks_of
@@ -44,6 +44,8 @@ _SILENT_SECONDS = 600.0
 _NO_ROUTE = frozenset({404, 405, 501})
 #: more than anybody means; each takes time in the length of the path
 _MOST_DECODINGS = 8
+#: Of a decoded path, what is sent as it is; a question mark in it begins no query.
+_PLAIN = "/:@!$&'()*+,;=~"
 
 
 class Upstream:
@@ -108,14 +110,15 @@ class Upstream:
         comes in parts.
 
         Raises:
-            NotFoundError: the path leads out of the upstream's ``base_url``.
+            NotFoundError: the path has dots, which would lead out of the upstream's ``base_url`` or nowhere.
             UnavailableError, UpstreamError: as :meth:`relay`.
         """
         headers = request.headers
         kept = {
             name: headers[name] for name in ("content-type", "content-encoding", "accept", *_SENT_ON) if name in headers
         }
-        target = f"{request.path}?{request.query}" if request.query else request.path
+        path = quote(request.path, safe=_PLAIN)
+        target = f"{path}?{request.query}" if request.query else path
         relayed = await self._send(request.method, target, request.body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
 
@@ -171,8 +174,8 @@ class Upstream:
     # ------------------------------------------------------------------ sending
 
     async def _send(self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool) -> Relayed:
-        if _leads_out(path):
-            raise NotFoundError("a path below /v1 has no parts that lead out of it", param="path")
+        if _has_dots(path):
+            raise NotFoundError("a path below /v1 has no parts of dots, which lead elsewhere", param="path")
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
@@ -236,12 +239,12 @@ class Upstream:
             raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
 
 
-def _leads_out(target: str) -> bool:
-    """Whether a path has dots that lead upwards, also once clients and servers on the way have decoded it; what is
-    encoded more than :data:`_MOST_DECODINGS` times is not looked into."""
+def _has_dots(target: str) -> bool:
+    """Whether a path has parts of one or two dots, which lead upwards or nowhere, also once clients and servers on the
+    way have decoded it; what is encoded more than :data:`_MOST_DECODINGS` times is not looked into."""
     path = target.partition("?")[0]
     for _ in range(_MOST_DECODINGS):
-        if ".." in re.split(r"[/\\]", path):
+        if not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
             return True
         path, encoded = unquote(path), path
         if path == encoded:

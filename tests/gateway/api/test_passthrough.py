@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,38 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
     assert embeddings.headers["authorization"] == "Bearer theirs"
     assert (audio.headers["content-type"], audio.raw) == (sent.headers["content-type"], body)
     assert (compressed.raw, compressed.headers["content-encoding"]) == (b"\x1f\x8bpacked", "gzip")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/./chat/completions",
+        "/v1/%2e/chat/completions",
+        "/v1/chat/completions%3Fa=b",
+        "/v1/chat/completions%23a",
+        "/v1/chat%252Fcompletions",
+        "/v1//chat/completions",
+        "/v1/chat//completions/",
+        "/v1/v1/chat/completions",
+    ],
+)
+async def test_no_spelling_of_its_path_takes_a_chat_past_the_gateway(
+    upstream: Upstream, open_gateway: OpenGateway, path: str
+) -> None:
+    """Past it, an upstream would sample any model's answer, unmasked, untrained and beyond what a key opens."""
+    upstream.default = JSONResponse({"detail": "Not Found"}, 404)
+    upstream.answers["/v1/chat/completions"] = lambda _: ODD
+    body = json.dumps({"model": "hidden", "messages": [HI]}).encode()
+    base_url = upstream.url.removesuffix("/v1") if path.startswith("/v1/v1") else upstream.url
+    async with open_gateway(upstream={"base_url": base_url}) as http:
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        # by hand: clients make another path of it themselves
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+    assert int(answer.split()[1]) in (307, 404), answer
+    assert not any(seen.target.partition("?")[0] == "/v1/chat/completions" for seen in upstream.got)
 
 
 async def test_without_an_upstream_the_404_says_so(gateway: Http) -> None:
