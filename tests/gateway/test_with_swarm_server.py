@@ -32,6 +32,7 @@ from tests.standins.vllm import (
 from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server import conftest as server
 from tests.swarm.server.dataplane.test_raw import told
+from tests.swarm.server.journal.test_journal import full_disk
 
 pytestmark = pytest.mark.anyio
 
@@ -500,3 +501,24 @@ async def test_one_engine_answers_as_the_incumbent_and_as_the_challenger(
     first, *group = [sent["model"] for _, sent in rig.vllm.requests]
     assert first == kept_model(ENGINE_MODEL, BASE) and set(group) == {ENGINE_MODEL}
     assert away.status_code == 503 and away.headers["retry-after"]
+
+
+async def test_a_rollback_reaches_users_while_the_disk_of_the_swarm_server_is_full(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.journal.SYNC_SECONDS", 0.3)
+    incumbent = {"upstream": {"base_url": upstream.url, "model": "gpt"}}
+    # nobody claims for what is not trained, so a full disk keeps no challenger from answering it
+    settings = {"serve": {"incumbent": incumbent, "stage": "live"}, "data": {"consent": "opt_in"}}
+
+    async def answers(http: Http, side: str) -> None:
+        async with asyncio.timeout(30):
+            while (await http.post(CHAT, json=BODY)).headers["x-swarm-source"] != side:
+                pass
+
+    async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+        await answers(http, "challenger")
+        with full_disk(tmp_path / "journal.db"):
+            refused = await rig.client.post("/policies/rollback", json={"reason": "users complain"})
+            assert refused.json()["error"]["code"] == "journal_unavailable"
+            await answers(http, "incumbent")
