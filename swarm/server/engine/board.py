@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swarm.concurrency import Once, Signal
-from swarm.errors import UnavailableError
+from swarm.errors import ConflictError, UnavailableError
 from swarm.job import ServingMode
 from swarm.link.messages import RolloutReady
 from swarm.states import EngineEvent, EngineState, EngineStates, VllmState
@@ -103,6 +103,15 @@ class EngineBoard:
         if self.states.vllm is VllmState.DOWN:
             return None
         return "always" if self.states.always else "between_steps"
+
+    def check_offline(self, before: str) -> None:
+        """Raise :class:`ConflictError` unless the engine is OFFLINE, as it has to be ``before`` the caller goes on."""
+        if self.state is not EngineState.OFFLINE:
+            raise ConflictError(
+                f"the engine is {self.state}: stop it (`swarm-gateway swarm engine stop`, POST /stop_engine) before "
+                f"you {before}",
+                code="engine_not_offline",
+            )
 
     def warn(self, text: str) -> None:
         """The engine goes on and reports a ``text`` for people."""

@@ -220,12 +220,7 @@ class Changes:
 
     def check_offline(self, what: str) -> None:
         """Raise :class:`ConflictError` unless the engine is OFFLINE."""
-        if (state := self._controller.engine.state) is not EngineState.OFFLINE:
-            raise ConflictError(
-                f"the engine is {state}: stop it (`swarm-gateway swarm engine stop`, POST /stop_engine) before you "
-                f"change its {what}, or force a restart",
-                code="engine_not_offline",
-            )
+        self._controller.engine.check_offline(f"change its {what}, or force a restart")
 
     async def _applied(self, what: str, force: bool, apply: Callable[[], Any]) -> bool:
         """Await ``apply`` while the engine is OFFLINE; whether it was stopped for that, or had died, and started."""

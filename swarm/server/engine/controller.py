@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from swarm.errors import ConflictError, UnavailableError
+from swarm.errors import UnavailableError
 from swarm.evidence.learning import learning_of
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
@@ -123,11 +123,7 @@ class Controller:
         Raises:
             ConflictError: the engine is not OFFLINE.
         """
-        if self.engine.state is not EngineState.OFFLINE:
-            raise ConflictError(
-                f"the engine is {self.engine.state}: stop it (POST /stop_engine) before you change its configuration",
-                code="engine_not_offline",
-            )
+        self.engine.check_offline("change its configuration")
         if new_run := self.run.sync(job, from_step):
             self.engine.resolved_config = self.engine.failure = None
         self.engine.detail = "ready to start"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.concurrency import first_of
-from swarm.errors import ConfigError, ConflictError, EngineError, LinkError, StateError, UnavailableError
+from swarm.errors import ConfigError, EngineError, LinkError, StateError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
 from swarm.link.imported import CODE_VARIABLE, differences
@@ -91,14 +91,11 @@ class Supervisor:
             ConfigError: the job's model path does not exist.
             EngineError: the process could not be started.
         """
-        if self._run is not None and self._controller.engine.state is EngineState.OFFLINE:
+        engine = self._controller.engine
+        if self._run is not None and engine.state is EngineState.OFFLINE:
             # dead, but its processes are still being cleaned away: bounded by the grace
             await asyncio.shield(self._run)
-        if self._run is not None:
-            raise ConflictError(
-                f"the engine is {self._controller.engine.state}: stop it (POST /stop_engine) before you start it again",
-                code="engine_not_offline",
-            )
+        engine.check_offline("start it again")
         check_model(self._controller.job)
         job = self._controller.boot()
         self._stop = asyncio.Event()
