@@ -73,8 +73,8 @@ def status(swarm_url: SwarmUrl = None, token: Token = None, as_json: AsJson = Fa
         typer.echo("\n".join(status_lines(current)))
 
 
-def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
-    """The engine, its pool, who runs what, what went wrong, the last ``steps`` steps and a dead engine's last lines.
+def status_lines(status: ServerStatus) -> list[str]:
+    """The engine, its pool, who runs what, what went wrong, the last steps and a dead engine's last lines.
 
     Parts without content are left out.
     """
@@ -89,7 +89,7 @@ def status_lines(status: ServerStatus, steps: int = _ROWS) -> list[str]:
             lines += ["", *text_lines(table, _ROWS)]
     if status.log or status.steps:
         lines += ["", *(f"{entry.tag or 'log'}: {entry.message}" for entry in status.log[-_ROWS:])]
-        lines += [step_line(step) for step in status.steps[-steps:]]
+        lines += [step_line(step) for step in status.steps[-_ROWS:]]
     lines += [f"  | {line}" for line in status.last_lines]
     return [printable(line) for line in lines]
 

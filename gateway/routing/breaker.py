@@ -23,6 +23,7 @@ _WINDOW_CALLS = 20
 _WINDOW_SECONDS = 30.0
 #: Fewer failures than this are no evidence.
 _FEWEST_FAILURES = 5
+#: Seconds before a request may try; jittered, so that gateways do not try at the same time.
 _PAUSE_FIRST, _PAUSE_MOST = 1.0, 30.0
 
 
@@ -45,12 +46,10 @@ class Breaker:
 
     Args:
         name: of the upstream, for people.
-        pause: seconds before the first request may try; jittered, so that gateways do not try at the same time.
     """
 
-    def __init__(self, name: str, pause: float = _PAUSE_FIRST) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._first_pause = pause
         #: pauses of this outage so far
         self._pauses = 0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)
@@ -115,4 +114,4 @@ class Breaker:
 
     def _wait(self) -> None:
         self._pauses += 1
-        self._retry_at = time.monotonic() + backoff(self._pauses, self._first_pause, _PAUSE_MOST)
+        self._retry_at = time.monotonic() + backoff(self._pauses, _PAUSE_FIRST, _PAUSE_MOST)

@@ -76,14 +76,13 @@ _ALONE_EVERYWHERE = (424, 434, 438, 439, 440, 443, 448, 452, 463, 466, 469)
 _UNKNOWN = 470
 
 
-def syscall_filter(machine: str = "", *, alone: bool = False) -> bytes:
-    """The filter for ``machine`` (default: this one), as the kernel and ``bwrap --seccomp`` read it.
+def syscall_filter(*, alone: bool) -> bytes:
+    """The filter for this machine, as the kernel and ``bwrap --seccomp`` read it; empty for a kind that is not known.
 
     Args:
-        machine: as ``platform.machine()`` names it; for one that is not known, the filter is empty.
         alone: for a program that has no namespaces of its own.
     """
-    calls = _MACHINES.get(machine or platform.machine())
+    calls = _MACHINES.get(platform.machine())
     if calls is None:
         return b""
     refused = (*calls.refused, *calls.alone, *_ALONE_EVERYWHERE) if alone else calls.refused

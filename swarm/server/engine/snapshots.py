@@ -60,10 +60,10 @@ class Sent(NamedTuple):
 class Snapshots:
     """Not for several callers at once; all of it blocks on the disk."""
 
-    def __init__(self, run_dir: Path, limits: ArchiveLimits | None = None) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir.resolve() / "code"
         self._selected = self._folder / "selected"
-        self.limits = limits or ArchiveLimits()
+        self.limits = ArchiveLimits()
 
     def add(self, archive: bytes, sent: Sent | None = None) -> Stored:
         """Extract ``archive`` as a new snapshot, which is used by no one yet.

@@ -208,13 +208,12 @@ LATE_CODES = frozenset(code for code, _ in TOO_LATE.values())
 class Endings:
     """The last :data:`MAX_REMEMBERED` endings by episode."""
 
-    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._endings: OrderedDict[str, Ending] = OrderedDict()
 
     def remember(self, episode_uuid: str, ending: Ending) -> None:
         self._endings[episode_uuid] = ending
-        while len(self._endings) > self._limit:
+        while len(self._endings) > MAX_REMEMBERED:
             self._endings.popitem(last=False)
 
     def get(self, episode_uuid: str) -> Ending | None:

@@ -22,15 +22,14 @@ class Evaluations:
 
     Args:
         append: takes rows for the journal.
-        run_id: the run.
 
     Attributes:
         sums: of each policy version that was evaluated.
     """
 
-    def __init__(self, append: Callable[..., Any], run_id: str = "") -> None:
+    def __init__(self, append: Callable[..., Any]) -> None:
         self._append = append
-        self._run_id = run_id
+        self._run_id = ""
         self.sums: dict[int, MetricSums] = {}
         self._changed: set[int] = set()
 

@@ -67,7 +67,6 @@ class EpisodePool:
         client_timeout: seconds without a sign of life after which nobody waits for a client.
         watch: what of the steps raises an alarm; default: see the rules.
         clock: seconds, monotonic.
-        wall: Unix seconds, for rows.
     """
 
     def __init__(
@@ -77,15 +76,13 @@ class EpisodePool:
         client_timeout: float = 300.0,
         watch: WatchRules | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._job = job
         self._append = append
         self._clock = clock
-        self._wall = wall
         self._engine = EngineStates()
         #: the episodes that are claimed now; only :class:`EpisodePool` ends them
-        self.running = RunningEpisodes(append, clock, wall)
+        self.running = RunningEpisodes(append, clock)
         self._endings = Endings()
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
@@ -93,7 +90,7 @@ class EpisodePool:
         #: what eval episodes of the run measured
         self.evaluations = Evaluations(append)
         #: who answers the users of the routes behind this server
-        self.stages = Stages(append, clock, wall)
+        self.stages = Stages(append, clock)
         self.stages.job = _terms(job)
         #: what is wrong with the training
         self.watch = TrainingWatch(append, watch or WatchRules())
@@ -415,7 +412,7 @@ class EpisodePool:
         trajectory: Trajectory | None = details.get("trajectory")
         tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
         row = EndRow(
-            episode.episode_uuid, episode.client_uuid, episode.state, how, self._wall(), tokens=tokens, **details
+            episode.episode_uuid, episode.client_uuid, episode.state, how, time.time(), tokens=tokens, **details
         )
         self._append(row)
         self.running.remove(episode)

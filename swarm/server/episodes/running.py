@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import hmac
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 
 from swarm.credentials import digest
@@ -74,8 +75,8 @@ class Deadlines:
 class RunningEpisodes:
     """Claimed episodes, oldest claim first; the arguments are as for the pool."""
 
-    def __init__(self, append: Callable[..., None], clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._append, self._clock, self._wall = append, clock, wall
+    def __init__(self, append: Callable[..., None], clock: Callable[[], float]) -> None:
+        self._append, self._clock = append, clock
         self._episodes: dict[str, LiveEpisode] = {}
         self._groups: dict[str, LiveGroup] = {}
         self.deadlines = Deadlines(self._episodes)
@@ -98,7 +99,7 @@ class RunningEpisodes:
 
     def begin(self, wish: ClaimWish, run_id: str) -> Grant:
         """Start all episodes of ``wish``."""
-        now, wall = self._clock(), self._wall()
+        now, wall = self._clock(), time.time()
         group_key = new_key() if wish.as_group else ""
         group_uuid = group_uuid_of(group_key) if wish.as_group else ""
         state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM)
