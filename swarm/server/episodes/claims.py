@@ -165,13 +165,12 @@ class ClaimQueue:
             if outcome.holds_place:
                 # strictly first in, first out: a group that needs four slots must not starve behind single claims
                 if not outcome.closed:
-                    self._answer_held(outcome)
+                    # some waited only for the next batch to open: it is open and has no place for them
+                    self._refuse(outcome, lambda wish: wish.while_closed)
                 break
         # the last grant may have been the last that is needed
         if (pool := self._pool()) is not None and (reason := pool.no_episode_needed):
-            for waiting in [claim for claim in self._waiting if _gives_way(claim.wish) and not claim.granted.done()]:
-                self._unqueue(waiting)
-                waiting.granted.set_result(Refusal(reason))
+            self._refuse(Refusal(reason), _gives_way)
 
     def give_back(self, wish: ClaimWish, grant: Grant) -> None:
         """Abort the episodes of a grant that nobody took, and forget it."""
@@ -196,9 +195,8 @@ class ClaimQueue:
     def _held(self, wish: ClaimWish) -> int:
         return sum(claim.wish.while_closed and claim.wish.client_uuid == wish.client_uuid for claim in self._waiting)
 
-    def _answer_held(self, refusal: Refusal) -> None:
-        """Refuse the claims that waited only for the next batch to open: it is open and has no place for them."""
-        for waiting in [claim for claim in self._waiting if claim.wish.while_closed]:
+    def _refuse(self, refusal: Refusal, whom: Callable[[ClaimWish], bool]) -> None:
+        for waiting in [claim for claim in self._waiting if whom(claim.wish) and not claim.granted.done()]:
             self._unqueue(waiting)
             waiting.granted.set_result(refusal)
 
