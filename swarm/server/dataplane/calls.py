@@ -107,8 +107,7 @@ class CallOwner:
         """Never train the episode of this choice; the first problem is kept."""
         # an eval episode may have several choices
         for episode in self.episodes[choice : choice + 1]:
-            if not episode.quarantine_reason and not episode.over.happened:
-                self._controller.pool.quarantine(episode, problem.message)
+            self._controller.pool.quarantine(episode, problem.message)
 
     def quarantine_all(self, problem: TokenTruthError) -> None:
         """Train none of the episodes."""

@@ -159,16 +159,14 @@ class EpisodeRequests:
             return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past, pair=pair)
         finally:
             # a conflict too is answered only once its cause is on disk
-            self.pool_changed()
-            await self.synced()
+            await self._changed()
 
     async def abort(self, client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None) -> str:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if (pool := self.run.found_pool) is None:
             return ""
         note = pool.abort(client_uuid, episode_uuid, reason, None if self._erased(episode_uuid, notes) else notes)
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
         return note
 
     async def erase(self, subject: Subject) -> DataReport:
@@ -204,15 +202,13 @@ class EpisodeRequests:
     async def record_rating(self, rating: SideRating) -> None:
         """Record what a user said of an answer."""
         self.run.pool.comparisons.rate(rating)
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
 
     async def record_pair(self, pair: Pair) -> None:
         """Record a pair that no end takes along."""
         self.run.pool.comparisons.add(pair)
         # its verdict may end a trial
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
 
     async def follow_stages(
         self,
@@ -238,16 +234,14 @@ class EpisodeRequests:
     async def move_stage(self, move: Callable[[Stages], ServingStage]) -> ServingStage:
         """The stage that ``move`` leads to, once it is on disk."""
         stage = move(self.run.pool.stages)
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
         return stage
 
     async def resume_training(self) -> None:
         """Let training go on in spite of the alarms of now and of rollbacks, see :meth:`TrainingWatch.resume`."""
         self.run.pool.watch.resume()
         self.run.pool.stages.resume()
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
 
     async def withdraw_claim(self, client_uuid: str, claim_key: str) -> None:
         """Cancel the claim with this key, see :meth:`ClaimQueue.withdraw`."""
@@ -268,8 +262,7 @@ class EpisodeRequests:
             return BoolResponse(success=False, failure_reason="there is no training job yet")
         reason = pool.collection.agree(client_uuid)
         in_vain = pool.collection.in_vain
-        self.pool_changed()
-        await self.synced()
+        await self._changed()
         if in_vain:
             return BoolResponse(success=True, failure_reason=_IN_VAIN)
         return BoolResponse(success=not reason, failure_reason=reason)
@@ -295,6 +288,11 @@ class EpisodeRequests:
                 self.pool_changed()
 
     # ------------------------------------------------------------------ inside
+
+    async def _changed(self) -> None:
+        """Call it when a request changed the pool; what it did is on disk when this returns."""
+        self.pool_changed()
+        await self.synced()
 
     def _check_disk(self) -> None:
         if error := self.run.journal.error:
