@@ -9,7 +9,6 @@ live goes out as it comes.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,7 @@ from adapters.dialects.jsons import encode, error_in
 from gateway.types import Decided, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
-from swarm.http.asgi import error_response
-
-logger = logging.getLogger(__name__)
+from swarm.http.asgi import error_response, internal_error
 
 SSE = "text/event-stream"
 #: Of an event stream that no proxy should hold back.
@@ -99,7 +96,8 @@ async def deliver(
         try:
             await _send_outcome(out, await produce(), rendering, events)
         except Exception as exc:
-            error = _error_for(exc, scope)
+            request_id = scope.get("state", {}).get("request_id", "-")
+            error = exc if isinstance(exc, SwarmGatewayError) else internal_error(request_id, exc)
             on_error(error)
             if beats is not None:
                 beats.cancel()
@@ -139,14 +137,6 @@ async def _send_outcome(out: _Sender, outcome: Outcome, rendering: Rendering, ev
     finally:
         if outcome.close is not None:
             await outcome.close()
-
-
-def _error_for(exc: Exception, scope: Scope) -> SwarmGatewayError:
-    if isinstance(exc, SwarmGatewayError):
-        return exc
-    request_id = scope.get("state", {}).get("request_id", "-")
-    logger.error("request %s failed", request_id, exc_info=exc)
-    return SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
 
 
 class _Sender:

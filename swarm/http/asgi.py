@@ -153,7 +153,7 @@ class RequestMiddleware:
             if status:
                 status = 500
                 raise  # the server closes the connection, which is all that can tell the caller
-            await _unexpected(request_id.decode(), exc)(scope, receive, send_with_id)
+            await error_response(internal_error(request_id.decode(), exc))(scope, receive, send_with_id)
         finally:
             if self._over is not None:
                 self._over(scope, status or _CALLER_GONE, time.monotonic() - began)
@@ -376,7 +376,7 @@ def http_error_response(request: Request, exc: HTTPException) -> Response:
     return error_response(error)
 
 
-def _unexpected(request_id: str, exc: Exception) -> Response:
-    """The response of last resort: the log has the traceback, the caller the request id to quote."""
+def internal_error(request_id: str, exc: Exception) -> SwarmGatewayError:
+    """The error of last resort: the log has the traceback, the caller the request id to quote."""
     logger.error("request %s failed", request_id, exc_info=exc)
-    return error_response(SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error"))
+    return SwarmGatewayError(f"internal error; quote request id {request_id}", code="internal_error")
