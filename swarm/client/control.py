@@ -35,7 +35,6 @@ from swarm.control_protocol import (
 from swarm.errors import ConfigError, ConflictError, RequestError
 from swarm.job import TrainJob, dump_job, layered
 from swarm.protocol import (
-    MovePolicyRequest,
     PinPolicyRequest,
     PoliciesResponse,
     PolicyExplanation,
@@ -284,21 +283,20 @@ class EngineSetup:
             share = stage.rules.after(stage.share) if wanted.share is None and stage.share < 1 else wanted.share
             version = stage.version if wanted.version is None else wanted.version
             wanted = wanted.model_copy(update={"share": share, "version": version})
-        return await self._move("promote", wanted, sender)
+        return await self._command("promote", PolicyStatus, wanted, sender)
 
     async def roll_back_policy(self, wanted: RollBackPolicyRequest, sender: str = "") -> PolicyStatus:
         """Let the incumbent answer everybody; see :meth:`promote_policy`."""
-        return await self._move("rollback", wanted, sender)
+        return await self._command("rollback", PolicyStatus, wanted, sender)
 
     async def pin_policy(self, wanted: PinPolicyRequest, sender: str = "") -> PolicyStatus:
         """Let no verdict move a challenger, or let verdicts move it again; see :meth:`promote_policy`."""
-        return await self._move("pin", wanted, sender)
+        return await self._command("pin", PolicyStatus, wanted, sender)
 
     async def resume_training(self, reason: str, sender: str = "") -> PoliciesResponse:
         """Let training go on in spite of the alarms that paused it; without any it changes nothing. Needs the admin
         scope; ``sender`` is as in :meth:`promote_policy`."""
-        wanted, query = wire.checked(ResumeRequest, {"reason": reason}), {"sender": sender or this_user()}
-        return await self._calls.perform(wire.Call("POST", "/policies/resume", PoliciesResponse, wanted, query=query))
+        return await self._command("resume", PoliciesResponse, wire.checked(ResumeRequest, {"reason": reason}), sender)
 
     async def kept_policies(self) -> list[KeptVersion]:
         """The versions whose checkpoints are kept, in the order of their steps."""
@@ -329,12 +327,12 @@ class EngineSetup:
             NotFoundError: it is not kept.
         """
         wanted = wire.checked(DeletePolicyRequest, {"step": step, "reason": reason})
-        query = {"sender": sender or this_user()}
-        return await self._calls.perform(wire.Call("POST", "/policies/delete", KeptVersion, wanted, query=query))
+        return await self._command("delete", KeptVersion, wanted, sender)
 
-    async def _move(self, what: str, wanted: MovePolicyRequest, sender: str) -> PolicyStatus:
+    async def _command(self, what: str, answer: type[wire.AnswerT], wanted: BaseModel, sender: str) -> wire.AnswerT:
+        """A command below ``/policies``."""
         query = {"sender": sender or this_user()}
-        return await self._calls.perform(wire.Call("POST", f"/policies/{what}", PolicyStatus, wanted, query=query))
+        return await self._calls.perform(wire.Call("POST", f"/policies/{what}", answer, wanted, query=query))
 
     async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:
         """The answer to a change; if the server died in the middle of a restart, the engine is started here."""

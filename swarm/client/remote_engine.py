@@ -94,20 +94,19 @@ class RemoteEngine:
     async def data_report(self, subject: Subject) -> DataReport:
         """What there is of ``subject``, and which policy versions learned from it. Needs the admin scope, as the next
         two."""
-        return await self._calls.perform(
-            wire.Call("GET", "/data/report", DataReport, timeout=_DATA_SECONDS, query=dict(subject.names()))
-        )
+        return await self._data("GET", "report", DataReport, subject)
 
     async def data_delete(self, subject: Subject) -> DataReport:
         """Delete it; returns what there was."""
-        return await self._calls.perform(
-            wire.Call("POST", "/data/delete", DataReport, timeout=_DATA_SECONDS, query=dict(subject.names()))
-        )
+        return await self._data("POST", "delete", DataReport, subject)
 
     async def data_export(self, subject: Subject) -> bytes:
         """Its episodes as JSON lines."""
-        call = wire.Call("GET", "/data/export", wire.Content, timeout=_DATA_SECONDS, query=dict(subject.names()))
-        return (await self._calls.perform(call)).content
+        return (await self._data("GET", "export", wire.Content, subject)).content
+
+    async def _data(self, method: str, what: str, answer: type[wire.AnswerT], subject: Subject) -> wire.AnswerT:
+        query = dict(subject.names())
+        return await self._calls.perform(wire.Call(method, f"/data/{what}", answer, timeout=_DATA_SECONDS, query=query))
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
         """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
