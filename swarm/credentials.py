@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import hashlib
 import hmac
@@ -27,7 +26,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_model
 
 from swarm.errors import ConfigError
-from swarm.files import replace_file
+from swarm.files import append_line, replace_file
 from swarm.types import Model
 from swarm.validation import describe_validation
 
@@ -95,23 +94,8 @@ def replace_private(path: Path, contents: BaseModel) -> None:
 
 
 def append_private(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line of JSON to a file that only its owner reads; it is on disk when this returns. A line that a full
-    disk cut off before harms it not.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(log).st_size
-        line = json.dumps(entry, default=str).encode() + b"\n"
-        if size and os.pread(log, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if os.write(log, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(log)
-    finally:
-        os.close(log)
+    """Append a line of JSON to a file that only its owner reads, see :func:`swarm.files.append_line`."""
+    append_line(path, json.dumps(entry, default=str).encode() + b"\n")
 
 
 async def append_audit(path: Path, entry: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ Invariant: a file that is replaced is whole at any time; a kill, a full disk or 
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -31,6 +32,31 @@ def replace_file(path: Path, content: bytes) -> None:
         flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
+    """Append ``line``, which ends with a line break, to a file that only its owner reads; ``durable``: it is on disk
+    when this returns. A line that a full disk or a kill cut off before harms it not.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next(above for above in (path, *path.parents) if above.exists())
 
 
 def flush(path: Path) -> None:

@@ -28,7 +28,7 @@ from swarm.checkpoints import (
     size_of,
     surplus,
 )
-from swarm.files import flush
+from swarm.files import flush, nearest
 
 _ASIDE = ".incomplete"
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
@@ -80,8 +80,7 @@ class Checkpoints:
 
     def lacking(self) -> str:
         """Why there is no room for another checkpoint; empty if there is."""
-        existing = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
-        needed, free = self._needed(), shutil.disk_usage(existing).free
+        needed, free = self._needed(), shutil.disk_usage(nearest(self._folder)).free
         if free >= needed:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"

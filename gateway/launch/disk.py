@@ -15,6 +15,7 @@ from gateway.launch.plan import UpPlan
 from gateway.launch.watch import OnEvent
 from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
+from swarm.files import nearest
 
 #: Free bytes below which a disk counts as full (a journal or a log needs some), and above which it has room again.
 _LEAST, _ROOM = 4 * 1024**2, 8 * 1024**2
@@ -69,10 +70,7 @@ def _disks(plan: UpPlan) -> Mapping[Path, str]:
     by_disk: dict[int, Path] = {}
     uses_of: dict[Path, str] = {}
     for path, what in wanted:
-        here = next((parent for parent in (path, *path.parents) if parent.exists()), None)
-        if here is None:
-            continue
-        first = by_disk.setdefault(here.stat().st_dev, path)
+        first = by_disk.setdefault(nearest(path).stat().st_dev, path)
         uses = uses_of.setdefault(first, what)
         if what not in uses:
             uses_of[first] = f"{uses}, {what}"
@@ -81,9 +79,8 @@ def _disks(plan: UpPlan) -> Mapping[Path, str]:
 
 def _is_full(path: Path, least: int) -> bool | None:
     """Whether its disk has less than ``least`` bytes free, or no file more; ``None`` if it does not tell."""
-    here = next((parent for parent in (path, *path.parents) if parent.exists()), path)
     try:
-        disk = os.statvfs(here)
+        disk = os.statvfs(nearest(path))
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize < least or (disk.f_files > 0 and disk.f_favail == 0)

@@ -26,7 +26,7 @@ from gateway.config.gateway import RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
-from swarm.files import beside, replace_file
+from swarm.files import append_line, beside, nearest, replace_file
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ class RequestLog:
         self.lost = 0
         #: when lines that are too old were looked for
         self._looked = -math.inf
-        self._begun = False
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
 
     def start(self) -> None:
@@ -164,19 +163,12 @@ class RequestLog:
         path = self._config.path
         path.parent.mkdir(parents=True, exist_ok=True)
         size = path.stat().st_size if path.exists() else 0
-        if size and not self._begun:
-            # a kill may have cut off the last line
-            with path.open("rb") as file:
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read() == b"\n" else b"\n" + line
-        self._begun = True
         if size and size + len(line) > self._config.max_bytes:
             _rotate(path, self._config.files)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
-            # an existing file may be readable by others
-            os.fchmod(descriptor, 0o600)
-            file.write(line)
+        elif path.exists():
+            # it may be readable by others
+            path.chmod(0o600)
+        append_line(path, line, durable=False)
 
 
 class Erasure:
@@ -214,8 +206,8 @@ def check_request_log(config: RequestLogConfig) -> None:
     path = config.path
     if path.is_dir():
         raise ConfigError(f"request_log: {path} is a folder; name a file in it")
-    folder = next((folder_above for folder_above in path.parents if folder_above.exists()), None)
-    if folder is None or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    found = nearest(path)
+    if not (found == path or found.is_dir()) or not os.access(found, os.W_OK):
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 
 
