@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.output import tell
+from gateway.cli.output import confirm_deletion, tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
 from swarm.errors import ConfigError
 
@@ -89,15 +89,9 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete all that was begun for it until now; through --gateway-url also what the gateway has of it."""
-    import sys
-
     with target.connect() as client:
         if not yes:
-            if not sys.stdin.isatty():
-                raise ConfigError("nothing is deleted: add --yes, or answer in a terminal")
-            typer.echo("\n".join(_lines(client.data_report(target.subject))))
-            if not typer.confirm("Delete it for good?"):
-                raise typer.Exit(1)
+            confirm_deletion(lambda: _lines(client.data_report(target.subject)))
         done = client.data_delete(target.subject)
     tell(as_json, done.model_dump(mode="json"), *_lines(done))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.here import run_folder
-from gateway.cli.output import tell
+from gateway.cli.output import confirm_deletion, tell
 from gateway.cli.target import AsJson, RunDir, ServerTarget, targeted
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
@@ -112,11 +111,7 @@ def delete(
     """Remove the checkpoint of a version; its rows in the journal stay, and so do exports and forks."""
     with _source(target, run_dir) as source:
         if not yes:
-            if not sys.stdin.isatty():
-                raise ConfigError(f"nothing is deleted: add --yes to remove the checkpoint of step {version}")
-            typer.echo("\n".join(_lines(source.kept_policy(version))))
-            if not typer.confirm("Delete it for good?"):
-                raise typer.Exit(1)
+            confirm_deletion(lambda: _lines(source.kept_policy(version)))
         gone = source.delete_policy(version, reason)
     tell(as_json, gone.model_dump(), f"removed {gone.path}, {gone.bytes / 1e6:.0f} MB")
 

@@ -35,6 +35,19 @@ def tell(as_json: bool, value: Any, *lines: str) -> None:
             typer.echo(line)
 
 
+def confirm_deletion(shown: Callable[[], list[str]]) -> None:
+    """Show what is about to be deleted, and ask; ends the command unless it is confirmed.
+
+    Raises:
+        ConfigError: nobody can be asked.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing is deleted: add --yes to remove it unasked, or answer in a terminal")
+    typer.echo("\n".join(shown()))
+    if not typer.confirm("Delete it for good?"):
+        raise typer.Exit(1)
+
+
 def announce(what: str) -> Callable[[str], None]:
     """A callback that says where ``what`` listens, in the words that ``up`` waits for."""
 
