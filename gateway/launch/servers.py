@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from gateway.launch.children import Child
@@ -112,11 +111,8 @@ class Server:
         self.engine_asked = True
         self.client.start_engine(wait=False)
         self.watch.begin()
-        self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(self.engine_log)})
-
-    @property
-    def engine_log(self) -> Path:
-        return self.plan.run_dir / "engine.log"
+        log = self.plan.run_dir / "engine.log"
+        self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(log)})
 
     def look(self, restarts: bool) -> None:
         """Report what is new; start a dead engine again if it ``restarts``.

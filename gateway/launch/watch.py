@@ -60,6 +60,11 @@ class EngineWatch:
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
         is_spared: whether users are answered without it: its death ends nothing else.
         clock: monotonic seconds.
+
+    Attributes:
+        last_step: that this engine has done, or from which it goes on; 0: none.
+        was_ready: whether the engine has ever rolled.
+        finished: whether it did all steps, and is offline.
     """
 
     def __init__(
@@ -84,10 +89,10 @@ class EngineWatch:
         self._state: EngineState | None = None
         self._doing: tuple[str, str] | None = None
         self._config_written = False
-        self._ready = self._was_ready = False
+        self._ready = self.was_ready = False
         self._restart_at: float | None = None
         self._deaths = 0
-        self._last_step = 0
+        self.last_step = 0
         self._alarms: set[str] = set()
         #: by route and incumbent: the share of the challenger, and whether a person is waited for
         self._stages: dict[tuple[str, str], tuple[float, bool]] = {}
@@ -106,16 +111,6 @@ class EngineWatch:
     @property
     def _log(self) -> Path:
         return self._run_dir / "engine.log"
-
-    @property
-    def last_step(self) -> int:
-        """The last step that this engine has done, or from which it goes on; 0: none."""
-        return self._last_step
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether the engine has ever rolled."""
-        return self._was_ready
 
     @property
     def restart_due(self) -> bool:
@@ -137,14 +132,14 @@ class EngineWatch:
         if self._state is None and status.engine.engine_status is not EngineState.OFFLINE and status.steps:
             # a run continues after a crash: its earlier steps were reported then
             self._reported.update(step.batch_id for step in status.steps)
-            self._last_step = status.steps[-1].step
+            self.last_step = status.steps[-1].step
             self._warn_of_loss(status)
             self._goes_back()
         self._see_state(status)
         for step in status.steps:
             if step.batch_id not in self._reported:
                 self._reported.add(step.batch_id)
-                self._last_step = step.step
+                self.last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
         self._see_alarms(status)
         self._see_stages(status)
@@ -161,9 +156,9 @@ class EngineWatch:
             self._see_trainer(status)
         elif self._is_done(status):
             if not self.finished:
-                self._on_event("finished", {"step": self._last_step})
+                self._on_event("finished", {"step": self.last_step})
             self.finished = True
-        elif self._was_ready or self._is_spared:
+        elif self.was_ready or self._is_spared:
             self._see_death(status, entered)
         else:
             self.give_up(status)
@@ -171,11 +166,11 @@ class EngineWatch:
     def _is_done(self, status: ServerStatus) -> bool:
         """Whether an engine that is offline has done all: its steps, and no answers are wanted after them."""
         died = status.engine_failure is not None and self._job.serve_after_training
-        return self._last_step >= self._job.total_training_steps and not died
+        return self.last_step >= self._job.total_training_steps and not died
 
     def _goes_back(self) -> None:
         """The engine that starts next does the steps after the last checkpoint again."""
-        self._last_step = min(self._last_step, saved_step(self._job, self._run_dir))
+        self.last_step = min(self.last_step, saved_step(self._job, self._run_dir))
 
     def give_up(self, status: ServerStatus, why: str = "") -> None:
         """Raise with the reason of the death, and ``why`` there is no restart; where users do not need it, say so."""
@@ -230,7 +225,7 @@ class EngineWatch:
 
     def _see_learning(self, status: ServerStatus) -> None:
         """Say whether the run learns: when the answer changes, every some steps, and after the last one."""
-        answer = (status.learning.partition(":")[0], self._last_step // _TREND_STEPS, self._is_done(status))
+        answer = (status.learning.partition(":")[0], self.last_step // _TREND_STEPS, self._is_done(status))
         if status.learning and answer != self._learning:
             self._learning = answer
             self._on_event("learning", {"sentence": status.learning})
@@ -312,11 +307,11 @@ class EngineWatch:
                 self._doing = (status.boot_stage, detail)
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
             # the server's own limit comes later, and is a death
-            if seconds > self._boot_timeout and not self._was_ready and not self._is_spared:
+            if seconds > self._boot_timeout and not self.was_ready and not self._is_spared:
                 message = f"the engine is not ready after {seconds:.0f} s, last: {detail or status.boot_stage}"
                 raise UpFailedError(message, status.last_lines, self._log)
         elif state is not EngineState.OFFLINE and not self._ready:
-            self._ready = self._was_ready = True
+            self._ready = self.was_ready = True
             values = {"model": status.model, "seconds": seconds}
             if self._deaths:
                 self._deaths = 0

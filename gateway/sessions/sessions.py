@@ -309,6 +309,7 @@ class SessionLink:
         name: of the session; empty where a conversation without a name has no answer yet.
         ledger: of the agent that asks.
         session: the turns before this one, for ``Candidate.session``; ``None`` where a conversation begins.
+        turn: the delivered answer, once it is remembered.
     """
 
     sessions: Sessions
@@ -321,7 +322,7 @@ class SessionLink:
     position: Position | None
     report: SessionReport
     name: str
-    _turn: DeliveredTurn | None = None
+    turn: DeliveredTurn | None = None
 
     def __post_init__(self) -> None:
         self.ledger = self.report.ledger(self.agent)
@@ -330,11 +331,6 @@ class SessionLink:
         if (position := self.position) is not None:
             earlier = position.parent.path() if position.parent is not None else []
             self.session = position.conversation.session(earlier)
-
-    @property
-    def turn(self) -> DeliveredTurn | None:
-        """The delivered answer, once it is remembered."""
-        return self._turn
 
     def delivered(
         self,
@@ -356,21 +352,21 @@ class SessionLink:
         """
         if self.incoming.consent.withholds(message) or deleted():
             return
-        self._turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
+        self.turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 
     def scored(self, reward: float) -> None:
         """The answer got its reward after it was delivered."""
-        if self._turn is not None:
-            self._turn.reward = reward
+        if self.turn is not None:
+            self.turn.reward = reward
 
     def abandoned(self) -> None:
         """The user hung up on the answer."""
-        if self._turn is not None:
-            self.sessions.observed(self._turn, "abandoned")
+        if self.turn is not None:
+            self.sessions.observed(self.turn, "abandoned")
 
     async def closing(self, groups: OpenGroups) -> Closing:
         """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it."""
-        return Closing({}, 0.0) if self._turn is None else await self._turn.closing(groups)
+        return Closing({}, 0.0) if self.turn is None else await self.turn.closing(groups)
 
 
 def plain_id(completion_id: str) -> str:
