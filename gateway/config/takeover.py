@@ -10,11 +10,11 @@ import os
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from swarm.errors import ConfigError
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
-from swarm.evidence.stages import AfterRollback, Between, Mode, StageName, StageRules, rising
+from swarm.evidence.stages import AfterRollback, Mode, Shares, StageName, StageRules
 from swarm.types import Model
 
 
@@ -149,21 +149,11 @@ class GateConfig(GateRules):
 class CanaryConfig(Model):
     """A share of the conversations gets the challenger's answers."""
 
-    shares: tuple[Between, ...] = Field(
-        default=(0.05, 0.25),
-        min_length=1,
-        max_length=20,
-        description="of the conversations that begin, one after another",
-    )
+    shares: Shares = Field(default=(0.05, 0.25), description="of the conversations that begin, one after another")
     sticky: Literal["session", "key", "request"] = Field(
         default="session",
         description="what keeps its side: a conversation, all that a key sends, or nothing",
     )
-
-    @field_validator("shares")
-    @classmethod
-    def _rise(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        return rising(shares)
 
 
 class ServeConfig(Model):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules, SuiteName
 from swarm.evidence.verdict import PairedEvidence
@@ -23,7 +23,17 @@ from swarm.evidence.verdict import PairedEvidence
 StageName: TypeAlias = Literal["shadow", "canary", "live"]
 Mode: TypeAlias = Literal["auto", "manual", "never"]
 AfterRollback: TypeAlias = Literal["train", "pause"]
-Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+_Between: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _rising(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if list(shares) != sorted(set(shares)):
+        raise ValueError(f"shares: each is above that before it, not {list(shares)}")
+    return shares
+
+
+#: of the conversations that begin, one after another
+Shares: TypeAlias = Annotated[tuple[_Between, ...], Field(min_length=1, max_length=20), AfterValidator(_rising)]
 #: who moved a stage, where no person did
 VERDICT, SERVER, CONFIGURATION = "the verdict", "the swarm server", "the configuration"
 WATCH = "the watch over the training"
@@ -48,7 +58,7 @@ class StageRules(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     begins: StageName = "shadow"
-    shares: tuple[Between, ...] = Field(default=(0.05, 0.25), min_length=1, max_length=20)
+    shares: Shares = (0.05, 0.25)
     mode: Mode = "manual"
     trial_every: int | None = Field(default=None, ge=1)
     trial_requests: int = Field(default=1000, ge=1)
@@ -59,11 +69,6 @@ class StageRules(BaseModel):
     code: str = Field(default="", max_length=MAX_NAME)
     num_repeat: int | None = Field(default=None, ge=1)
     suites: tuple[SuiteName, ...] = Field(default=(), max_length=MAX_SUITES)
-
-    @field_validator("shares")
-    @classmethod
-    def _rise(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        return rising(shares)
 
     @property
     def first(self) -> float:
@@ -81,17 +86,6 @@ class StageRules(BaseModel):
     def after(self, share: float) -> float:
         """The share that follows ``share``, which is below 1."""
         return min(higher for higher in (*self.shares, 1.0) if higher > share)
-
-
-def rising(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """``shares`` as they are.
-
-    Raises:
-        ValueError: one is not above that before it.
-    """
-    if list(shares) != sorted(set(shares)):
-        raise ValueError(f"shares: each is above that before it, not {list(shares)}")
-    return shares
 
 
 class ServingStage(BaseModel):
