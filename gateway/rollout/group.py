@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from gateway.observability.request import deleted, notes, phase, span
 from gateway.rollout.reference import Reference
-from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup
+from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup, candidate_of
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, refuses, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
@@ -159,7 +159,7 @@ class GroupRun:
                 await reference.judge(hooks, shaped.submission.task, self._candidates({}), shaped.context)
             except HookError as exc:
                 hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
-        pair = reference.pair(self.shaped, self.samples, self.outcomes)
+        pair = reference.pair(self.shaped, self.outcomes)
         if (difference := pair.difference) is not None:
             self._tell(lambda watcher: watcher.compared(self.shaped.group_id, difference))
         return pair
@@ -306,7 +306,7 @@ class GroupRun:
         self._settled = True
         by_episode = {self._claimed[index].episode_uuid: output for index, output in zip(indices, outputs, strict=True)}
         # from here on :meth:`cancel` leaves a judged group alone
-        pair = None if self.reference is None else self.reference.pair(self.shaped, self.samples, self.outcomes)
+        pair = None if self.reference is None else self.reference.pair(self.shaped, self.outcomes)
         within = settings.submit_timeout_seconds
         return await submit(self.swarm.client, task.task_id, by_episode, within, stats, self._accounted, pair)
 
@@ -412,19 +412,13 @@ class GroupRun:
         self._tell(lambda watcher: watcher.judged(group))
 
     def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:
-        answer = sample.answer
-        return Candidate(
+        return candidate_of(
+            sample.answer,
+            sample.latency,
             index=position,
-            message=answer.message,
-            text=answer.text,
-            tool_calls=answer.message.get("tool_calls") or [],
-            finish_reason=answer.finish_reason,
-            completion_tokens=answer.usage.get("completion_tokens") or 0,
-            prompt_tokens=answer.usage.get("prompt_tokens") or 0,
-            latency_seconds=sample.latency,
             policy_version=sample.policy_version,
             request=self.shaped.submission.requests[index],
-            logprobs=answer.logprobs,
+            logprobs=sample.answer.logprobs,
             session=self._session.session if self._session is not None else None,
             feedback=feedback,
         )

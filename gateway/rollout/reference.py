@@ -102,13 +102,12 @@ class Reference:
         self._ours, self._theirs = score.values, theirs
         return score
 
-    def pair(
-        self, shaped: Shaped, samples: Mapping[int, Sample], outcomes: Sequence[Sample | SwarmGatewayError | None]
-    ) -> Pair:
-        """What both sides did, as far as the group has come; ``samples`` and ``outcomes`` as of a group."""
+    def pair(self, shaped: Shaped, outcomes: Sequence[Sample | SwarmGatewayError | None]) -> Pair:
+        """What both sides did, as far as the group has come; ``outcomes`` as of a group."""
         rules = self._terms.rules
         # what was cancelled because others were enough did not fail
         failed = sum(isinstance(outcome, SwarmGatewayError) for outcome in outcomes)
+        samples = [outcome for outcome in outcomes if isinstance(outcome, Sample)]
         ours = [rules.scaled(value) for value in self._ours]
         theirs = None if self._theirs is None else rules.scaled(self._theirs)
         rewards = [value for value in ours if value is not None]
@@ -119,7 +118,7 @@ class Reference:
             why = self._failure
         elif len(rewards) < len(ours) or theirs is None:
             why = f"a reward is not within the bounds {list(rules.bounds)}"
-        versions = [sample.policy_version for sample in samples.values() if sample.policy_version is not None]
+        versions = [sample.policy_version for sample in samples if sample.policy_version is not None]
         return Pair(
             group_id=shaped.group_id,
             terms=self._terms.model_copy(
@@ -128,7 +127,7 @@ class Reference:
                     "num_repeat": len(outcomes),
                 }
             ),
-            challenger=self._side(list(samples.values()), len(outcomes), failed, None if why else fmean(rewards)),
+            challenger=self._side(samples, len(outcomes), failed, None if why else fmean(rewards)),
             incumbent=SideResult(
                 reward=None if why else theirs,
                 refused=refuses(self._candidate.message, self._candidate.finish_reason, self._openings),

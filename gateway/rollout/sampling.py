@@ -16,7 +16,7 @@ from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.observability.request import notes, trace_headers
-from reward_hooks import HookContext, Submission
+from reward_hooks import Candidate, HookContext, Submission
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.concurrency import backoff
 from swarm.errors import (
@@ -281,6 +281,26 @@ class Sampler:
             raise too_late() from None
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
+
+
+def candidate_of(answer: SampledAnswer, seconds: float, **more: Any) -> Candidate:
+    """``answer``, which took ``seconds``, for hooks; ``more``: what else is known of it."""
+    return Candidate(
+        message=answer.message,
+        text=answer.text,
+        tool_calls=answer.message.get("tool_calls") or [],
+        finish_reason=answer.finish_reason,
+        completion_tokens=count_of(answer, "completion_tokens") or 0,
+        prompt_tokens=count_of(answer, "prompt_tokens") or 0,
+        latency_seconds=seconds,
+        **more,
+    )
+
+
+def count_of(answer: SampledAnswer, name: str) -> int | None:
+    """A count of its usage; ``None`` where its server says none."""
+    count = answer.usage.get(name)
+    return count if isinstance(count, int) and 0 <= count < 2**53 else None
 
 
 def too_late() -> UpstreamError:

@@ -23,12 +23,12 @@ from gateway.rollout.following import StageFollower
 from gateway.rollout.group import GroupRun
 from gateway.rollout.reference import INCUMBENT, Drawn, Reference
 from gateway.rollout.return_policy import ReturnPolicy, passes
+from gateway.rollout.sampling import candidate_of, count_of
 from gateway.rollout.server import Training
 from gateway.stats import DropReason, Stats
 from gateway.takeover.incumbent import Overheard, delivered
 from gateway.takeover.sides import Draw, Sides, position_of
 from gateway.types import Incoming, LeftOut, Outcome, Prospect
-from reward_hooks import Candidate
 from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, Pair, Terms
@@ -178,13 +178,13 @@ class Shadow:
                 if isinstance(failure, UnavailableError):
                     raise failure
                 run.settle([], None, [])
-                pair = reference.pair(run.shaped, run.samples, run.outcomes)
+                pair = reference.pair(run.shaped, run.outcomes)
                 return _End(pair, failure.code or failure.type)
             score = await run.judge()
             run.settle(list(run.samples), score, [])
             within = settings.submit_timeout_seconds + 2 * settings.hook_timeout_seconds + _GRACE
             done, drop = await run.settled(within)
-            pair = reference.pair(run.shaped, run.samples, run.outcomes)
+            pair = reference.pair(run.shaped, run.outcomes)
             return _End(pair, (drop or "") if done else DropReason.SUBMIT_TIMEOUT)
 
         fans_out = settings.when_batch_waits == "best"
@@ -218,9 +218,10 @@ class Shadow:
         self, training: Training, answer: SampledAnswer, seconds: float, stage: ServingStage | None, drawn: Drawn
     ) -> Reference:
         """The incumbent's ``answer``, to be judged beside the challenger's."""
-        tokens = _count(answer, "completion_tokens")
         terms, openings = self.terms(training, stage), training.settings.refusal_openings
-        return Reference(_candidate(answer, seconds), tokens, terms, drawn, training.gate, openings)
+        candidate = candidate_of(answer, seconds, index=0, source=INCUMBENT)
+        tokens = count_of(answer, "completion_tokens")
+        return Reference(candidate, tokens, terms, drawn, training.gate, openings)
 
     def terms(self, training: Training, stage: ServingStage | None) -> Terms:
         """Of a comparison in ``stage``, but for the challenger's version and the size of its groups."""
@@ -272,23 +273,3 @@ async def _record(training: Training, pair: Pair) -> None:
         await training.swarm.client.record_pair(pair)
     except SwarmGatewayError as exc:
         logger.warning("a pair of group %s is lost: %s", pair.group_id, exc)
-
-
-def _candidate(answer: SampledAnswer, seconds: float) -> Candidate:
-    return Candidate(
-        index=0,
-        source=INCUMBENT,
-        message=answer.message,
-        text=answer.text,
-        tool_calls=answer.message.get("tool_calls") or [],
-        finish_reason=answer.finish_reason,
-        completion_tokens=_count(answer, "completion_tokens") or 0,
-        prompt_tokens=_count(answer, "prompt_tokens") or 0,
-        latency_seconds=seconds,
-    )
-
-
-def _count(answer: SampledAnswer, name: str) -> int | None:
-    """A count of its usage; ``None`` where its server says none."""
-    count = answer.usage.get(name)
-    return count if isinstance(count, int) and 0 <= count < 2**53 else None
