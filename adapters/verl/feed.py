@@ -51,7 +51,8 @@ class BatchFeed:
         self.serves_always = serving == "always"
         #: whether vLLM serves while the trainer computes; elsewhere it gives up its memory meanwhile
         self.stays_awake = not rollout.free_cache_engine
-        self._requests = BatchRequests(link, stays_awake=self.stays_awake, serving=serving)
+        #: the batches that are asked for and reported
+        self.requests = BatchRequests(link, stays_awake=self.stays_awake, serving=serving)
         self._model = model
         self._replicas: VllmServers | None = None
         self._uids: list[str] = []
@@ -86,7 +87,7 @@ class BatchFeed:
         assert self._replicas is not None, "attach() comes first"
         self._uids = [str(uid) for uid in prompts["uid"]]
         self._step = int(tu.get(prompts, "global_steps"))
-        self._requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), self._step)
+        self.requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), self._step)
 
     def collect(self) -> int:
         """Wait for the batch of the announced step and queue its rows; returns how many groups it has.
@@ -126,22 +127,9 @@ class BatchFeed:
             EngineError: the server is gone, or vLLM is.
         """
         assert self._replicas is not None
-        self._requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), step)
+        self.requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), step)
         while True:
             self._wait()
-
-    @property
-    def batch_id(self) -> str:
-        """The batch that the current step trains on."""
-        return self._requests.batch_id
-
-    def begin_after(self, batch_id: str) -> None:
-        """The weights have learned from this batch already, see :meth:`BatchRequests.begin_after`."""
-        self._requests.begin_after(batch_id)
-
-    def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell the server that the step is done."""
-        self._requests.report(step, metrics)
 
     def weights_changed(self, policy_version: int, sampled: dict[str, dict[int, int]]) -> None:
         """Tell the server that vLLM, which is paused, has new weights, and what it had ``sampled`` before; returns when
@@ -174,7 +162,7 @@ class BatchFeed:
                 if self._stopped:
                     raise StopRequested
                 match self._link.receive(timeout=1.0):
-                    case BatchReady() as message if batch := self._requests.take(message):
+                    case BatchReady() as message if batch := self.requests.take(message):
                         self._log_all(message.evaluations)
                         return batch
                     case Stop(evaluations=evaluations):

@@ -130,7 +130,7 @@ class SwarmTrainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         # killed between its checkpoint and its report, the last step would be trained twice
-        self._feed.begin_after(self._checkpoints.batch_of(self.global_steps))
+        self._feed.requests.begin_after(self._checkpoints.batch_of(self.global_steps))
         with self._computing:
             super().fit(agent_loop_manager)
         if self._serves_on:
@@ -249,7 +249,7 @@ class SwarmTrainer(PPOTrainerSync):
             finally:
                 trainer.default_local_dir = folder
 
-        if warning := self._checkpoints.save(self.global_steps, self._feed.batch_id, write):
+        if warning := self._checkpoints.save(self.global_steps, self._feed.requests.batch_id, write):
             self._link.send(Warned(text=warning))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -257,4 +257,4 @@ class SwarmTrainer(PPOTrainerSync):
         # for verl's loggers
         metrics |= self._feed.metrics
         metrics |= self._replicas.take_histories()
-        self._feed.report(self.global_steps, plain_metrics(metrics))
+        self._feed.requests.report(self.global_steps, plain_metrics(metrics))
