@@ -7,7 +7,6 @@ hook: a package that takes a built-in name, or two packages that share a name, a
 from __future__ import annotations
 
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 
 from reward_hooks.contract import PARAMETERS, REWARD, SESSION_END, SUBMIT, Hooks
 from swarm.errors import ConfigError
-from swarm.importer import SourceFolder, code_of, load_attribute
+from swarm.importer import SourceFolder, code_of, load_attribute, module_of
 from swarm.packs import required
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
@@ -63,7 +62,8 @@ def load_hooks(
         )
     target = text if ":" in text else find_hook(text)
     hooks = _from_object(_made(load_attribute(target, beside), target, options), text)
-    return replace(hooks, code=hooks.code or _code(target.partition(":")[0], beside))
+    # of the module alone, without what it imports
+    return replace(hooks, code=hooks.code or code_of([module_of(target.partition(":")[0], beside)]))
 
 
 def _from_file(path: Path) -> Hooks:
@@ -71,12 +71,6 @@ def _from_file(path: Path) -> Hooks:
         raise ConfigError(f"{path} is a file; name the folder that holds {REWARD}.py, or use module:attribute")
     make_blend = required("blend", str(path))
     return _from_files(path.parent, lambda folder: make_blend(path, partial(load_hooks, beside=folder)))
-
-
-def _code(name: str, beside: SourceFolder | None) -> str:
-    """The digest of the module ``name``, without what it imports."""
-    ours = beside is not None and beside.holds(name.partition(".")[0])
-    return code_of([beside.module(name) if beside and ours else sys.modules[name]])
 
 
 def _made(target: Any, location: str, options: Mapping[str, Any] | None) -> Any:

@@ -206,6 +206,13 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
+def module_of(name: str, beside: SourceFolder | None) -> ModuleType:
+    """The module ``name``, of the folder ``beside`` if that has it."""
+    if beside is not None and beside.holds(name.partition(".")[0]):
+        return beside.module(name)
+    return importlib.import_module(name)
+
+
 def load_attribute(spec: str, beside: SourceFolder | None = None) -> Any:
     """Import ``module`` and return ``attribute`` of ``"module:attribute"`` (dots descend into attributes).
 
@@ -220,8 +227,7 @@ def load_attribute(spec: str, beside: SourceFolder | None = None) -> Any:
     if not module_name or not path:
         raise ConfigError(f"{spec!r} must have the form 'module:attribute'")
     try:
-        ours = beside is not None and beside.holds(module_name.partition(".")[0])
-        target: Any = beside.module(module_name) if beside and ours else importlib.import_module(module_name)
+        target: Any = module_of(module_name, beside)
     except ConfigError:
         raise
     except (Exception, SystemExit) as exc:

@@ -40,7 +40,7 @@ def held(folder: Path) -> Generator[None]:
         reason = exc.strerror or exc
         raise ConfigError(f"the run folder {folder} cannot be written ({reason}); set swarm.run_dir") from exc
     try:
-        _lock(descriptor, folder)
+        _lock(descriptor, folder, "another `up` or `train`")
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # the disk is full: whoever is refused then learns no pid
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -56,19 +56,18 @@ def check_free(folder: Path) -> None:
     except OSError:
         return
     try:
-        _lock(descriptor, folder)
+        _lock(descriptor, folder, "another `up` or `train`")
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(descriptor: int, folder: Path, whose: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         raise ConfigError(
-            f"the run folder {folder} is in use by another `up` or `train` (pid {holder or 'unknown'}): stop it, "
-            "or set swarm.run_dir",
+            f"the run folder {folder} is in use by {whose} (pid {holder or 'unknown'}): stop it, or set swarm.run_dir",
             code="run_folder_in_use",
         ) from None
 
@@ -104,14 +103,7 @@ def _check_no_server(folder: Path) -> None:
     if not lock.exists():
         return
     with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"the run folder {folder} is in use by a swarm server (pid {file.read().strip()}): stop it, or set "
-                "swarm.run_dir",
-                code="run_folder_in_use",
-            ) from None
+        _lock(file.fileno(), folder, "a swarm server")
 
 
 def keep_earlier(log: Path) -> None:

@@ -188,9 +188,8 @@ class Sandbox:
             else:
                 command += [answer]
             if self.form is Form.LANDLOCK:
-                command = [*self._limited(), *self._landlock(status, filtered), *command]
-            else:
-                command = [*self._limited(), *command]
+                command = [*self._landlock(status, filtered), *command]
+            command = [*self._limited(), *command]
             if self.form is Form.NAMESPACES:
                 command = [*self._bubblewrap(source, status, filtered), *command]
             if self.form is not Form.NOTHING:
