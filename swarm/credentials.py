@@ -130,8 +130,15 @@ class RepeatedReads:
         return True
 
 
-#: Tells one state of a file from another; ``None``: there is no file.
-Mark = tuple[int, ...] | str | None
+def mark_of(path: Path) -> tuple[int, ...] | str | None:
+    """What changes when the file does; ``None``: there is no file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        return str(exc)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
 
 def digest(secret: str | bytes) -> bytes:
@@ -176,16 +183,6 @@ class CredentialFile(Generic[C]):
         self.noun = noun
         fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}
         self._contents: type[Model] = create_model(f"{noun}s", __base__=Model, **fields)
-
-    def mark(self) -> Mark:
-        """What changes when the file does."""
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return None
-        except OSError as exc:
-            return str(exc)
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
     def read(self) -> list[C]:
         """All credentials, revoked and expired ones too; none when there is no file.
@@ -303,7 +300,7 @@ class Ring(Generic[C]):
 
     def __init__(self, file: CredentialFile[C]) -> None:
         self.file = file
-        self._mark = file.mark()
+        self._mark = mark_of(file.path)
         self._held = self._read()
 
     @property
@@ -318,7 +315,7 @@ class Ring(Generic[C]):
     def refresh(self) -> None:
         """Look at the file and read it if it has changed. One that is damaged or gone is logged, once. Any thread may
         do this."""
-        mark = self.file.mark()
+        mark = mark_of(self.file.path)
         if mark == self._mark:
             return
         self._mark = mark

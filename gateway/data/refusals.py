@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.data.consent import NO_SESSION, TRAIN_HEADER
-from swarm.credentials import exclusively, read_private, replace_private
+from swarm.credentials import exclusively, mark_of, read_private, replace_private
 from swarm.errors import ConfigError
 from swarm.subjects import user_digest
 from swarm.types import Model
@@ -44,7 +44,7 @@ class Refusals:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._mark = self._looks()
+        self._mark = path and mark_of(path)
         self._writing = asyncio.Lock()
         #: what this gateway heard itself
         self._heard: OrderedDict[str, None] = OrderedDict()
@@ -85,21 +85,14 @@ class Refusals:
 
     def refresh(self) -> None:
         """Read the file if it has changed; of one that is gone the last contents count. Any thread may do this."""
-        mark = self._looks()
-        if self._path is None or mark in (None, self._mark):
+        path = self._path
+        if path is None or (mark := mark_of(path)) in (None, self._mark):
             return
         self._mark = mark
         try:
-            self._take(_read(self._path))
+            self._take(_read(path))
         except ConfigError as exc:
             logger.error("%s; whoever said no so far is heeded", exc.message)
-
-    def _looks(self) -> tuple[int, ...] | None:
-        try:
-            status = self._path.stat() if self._path is not None else None
-        except OSError:
-            return None
-        return status and (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _take(self, refused: _Refused) -> None:
         self._keys, self._sessions = frozenset(refused.keys), frozenset(refused.sessions)

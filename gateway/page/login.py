@@ -59,7 +59,7 @@ class Logins:
         #: digest of the cookie -> digest of the key, and when it ends on the monotonic clock
         self._logins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
-    def log_in(self, key: str, request: Request, response: Response) -> Visitor:
+    def log_in(self, key: str, request: Request, response: Response) -> None:
         """Set the cookie for the owner of ``key``, who sent ``request``.
 
         Raises:
@@ -67,7 +67,7 @@ class Logins:
             ForbiddenError: it opens nothing of the page.
         """
         key_digest = digest(key.strip())
-        visitor = self._visitor(key_digest)
+        self._visitor(key_digest)
         cookie = secrets.token_urlsafe(32)
         self._logins[digest(cookie)] = key_digest, time.monotonic() + SECONDS
         if len(self._logins) > _MOST_LOGINS:
@@ -77,7 +77,6 @@ class Logins:
         response.set_cookie(
             COOKIE, cookie, max_age=int(SECONDS), path="/ui", secure=secure, httponly=True, samesite="strict"
         )
-        return visitor
 
     def log_out(self, request: Request, response: Response) -> None:
         """Forget the login."""
