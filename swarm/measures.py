@@ -16,6 +16,8 @@ REWARD, SPREAD = f"{TRAIN}reward_mean", f"{TRAIN}reward_std"
 SUCCESS, CALLS = f"{TRAIN}success_rate", f"{TRAIN}calls_mean"
 RESPONSE_TOKENS = f"{TRAIN}response_tokens_mean"
 TASKS, TASKS_WITH_SIGNAL = f"{TRAIN}tasks", f"{TRAIN}tasks_with_signal"
+#: Of an evaluation: means over its episodes.
+EVAL_REWARD, EVAL_SUCCESS = f"{EVAL}reward_mean", f"{EVAL}success_rate"
 #: Mean over a batch's episodes of how much of the end of what they sampled they have said before.
 REPETITION = f"{TRAIN}repetition"
 #: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out.

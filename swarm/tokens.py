@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
 
-from swarm.measures import REPETITION, TRAIN, MetricSums
+from swarm.measures import REPETITION, SPREAD, TASKS, TASKS_WITH_SIGNAL, TRAIN, MetricSums
 
 # no NDArray[...]: of numpy 2.5 on, that is an alias that msgspec resolves to another type, for which there is no reader
 TokenIds = np.ndarray[Any, np.dtype[np.int32]]
@@ -267,11 +267,11 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     return {
         **sums.means(TRAIN),
         **{TRAIN + name: float(value) for name, value in merging.items()},
-        f"{TRAIN}reward_std": statistics.pstdev(trajectory.reward for trajectory in trajectories),
+        SPREAD: statistics.pstdev(trajectory.reward for trajectory in trajectories),
         REPETITION: statistics.fmean(_repetition(trajectory) for trajectory in trajectories),
         f"{TRAIN}episodes": float(len(trajectories)),
-        f"{TRAIN}tasks": float(len(batch.groups)),
-        f"{TRAIN}tasks_with_signal": float(
+        TASKS: float(len(batch.groups)),
+        TASKS_WITH_SIGNAL: float(
             sum(len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in batch.groups)
         ),
     }

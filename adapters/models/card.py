@@ -14,7 +14,7 @@ import yaml
 from adapters.models.cache import models_home
 from adapters.models.pull import CATALOG
 from swarm.evidence.learning import learning_of
-from swarm.measures import EVAL, TRAIN
+from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, TRAIN
 from swarm.status import Lineage
 from swarm.types import StepResult
 
@@ -121,7 +121,7 @@ _COUNTED = ("episodes", "tasks", "tasks_with_signal")
 
 
 def _rewards(lineage: Lineage) -> list[str]:
-    steps = [step for step in lineage.steps if f"{TRAIN}reward_mean" in step.metrics]
+    steps = [step for step in lineage.steps if REWARD in step.metrics]
     if not steps:
         return []
     every = -(-len(steps) // _ROWS)
@@ -148,12 +148,12 @@ def _evaluations(lineage: Lineage) -> list[str]:
         ]
     rows: list[tuple[str, ...]] = []
     for evaluation in lineage.evaluations:
-        success = evaluation.metrics.get(f"{EVAL}success_rate")
+        success = evaluation.metrics.get(EVAL_SUCCESS)
         rows.append(
             (
                 str(evaluation.step),
                 str(evaluation.episodes),
-                f"{evaluation.metrics[f'{EVAL}reward_mean']:.4g}",
+                f"{evaluation.metrics[EVAL_REWARD]:.4g}",
                 "" if success is None else f"{success:.1%}",
             )
         )

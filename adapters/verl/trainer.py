@@ -30,7 +30,7 @@ from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
 from swarm.link.messages import BootProgress, Warned, WeightSync
-from swarm.measures import TRAIN
+from swarm.measures import REWARD
 
 VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
@@ -137,7 +137,7 @@ class SwarmTrainer(PPOTrainerSync):
             self._feed.serve_on(self.global_steps)
 
     def on_sample_end(self) -> None:
-        self._checkpoints.reward(self._feed.metrics[f"{TRAIN}reward_mean"])
+        self._checkpoints.reward(self._feed.metrics[REWARD])
         self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         if not self._feed.stays_awake:

@@ -20,7 +20,7 @@ from gateway.types import Caller
 from swarm.errors import SwarmGatewayError
 from swarm.evidence.learning import learning_of, rewards_of
 from swarm.intervals import student_quantile
-from swarm.measures import EVAL, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.status import ServerStatus
 
 _AGE = 3.0
@@ -111,7 +111,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         "evaluations": [
             {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
             for evaluation in status.evaluations[-_MOST_STEPS:]
-            if (reward := evaluation.metrics.get(f"{EVAL}reward_mean")) is not None
+            if (reward := evaluation.metrics.get(EVAL_REWARD)) is not None
         ],
         "stages": [
             {"label": stage.label, "next": stage.rules.after(stage.share) if stage.share < 1 else None}

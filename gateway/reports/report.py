@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
 from swarm.evidence.learning import HeldOut, learning
-from swarm.measures import EVAL, LOGGED, TRAIN
+from swarm.measures import EVAL, LOGGED, REWARD, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 from swarm.validation import in_plain_words
 
@@ -168,7 +168,7 @@ def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
     for step in steps:
         while points and points[-1].step >= step.step:
             points.pop()
-        if f"{TRAIN}reward_mean" in step.metrics:
+        if REWARD in step.metrics:
             points.append(_point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds}))
     return points
 

@@ -38,7 +38,8 @@ from gateway.views.format import (
 from swarm.evidence.alarms import Alarm
 from swarm.measures import (
     CALLS,
-    EVAL,
+    EVAL_REWARD,
+    EVAL_SUCCESS,
     LOGGED,
     RESPONSE_TOKENS,
     REWARD,
@@ -140,7 +141,7 @@ _CURVES = {
     "KL loss": "actor/kl_loss",
 }
 #: The same for the metrics of an evaluation.
-_EVALUATION_CURVES = {"evaluation reward": f"{EVAL}reward_mean", "evaluation success": f"{EVAL}success_rate"}
+_EVALUATION_CURVES = {"evaluation reward": EVAL_REWARD, "evaluation success": EVAL_SUCCESS}
 #: Cells of a curve; larger values than this overflow in differences.
 _CURVE, _MAX_VALUE = 24, 1e300
 #: Begins the names of what workflows log.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from swarm.evidence.alarms import Alarm
 from swarm.intervals import Interval, trend_interval
-from swarm.measures import EVAL, LOGGED, REWARD, SHUFFLED, SPREAD, TRAIN
+from swarm.measures import EVAL_REWARD, LOGGED, REWARD, SHUFFLED, SPREAD, TRAIN
 from swarm.types import EvalResult, StepResult
 
 _CONFIDENCE = 0.95
@@ -48,8 +48,8 @@ def learning_of(
     control: Mapping[int, float] | None = None,
 ) -> str:
     """:func:`learning` of what a journal has, or a status; a control is known by its latest step."""
-    name = f"{EVAL}reward_mean"
-    held_out = [HeldOut(each.step, each.metrics[name], each.episodes) for each in evaluations if name in each.metrics]
+    measured = [each for each in evaluations if EVAL_REWARD in each.metrics]
+    held_out = [HeldOut(each.step, each.metrics[EVAL_REWARD], each.episodes) for each in measured]
     spread = steps[-1].metrics.get(SPREAD) if steps else None
     shuffled = bool(steps) and f"{TRAIN}{LOGGED}{SHUFFLED}" in steps[-1].metrics
     return learning(rewards_of(steps), held_out, spread, alarms, control=control, shuffled=shuffled)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
 from swarm.measures import (
-    EVAL,
+    EVAL_REWARD,
     LOGGED,
     REFUSED,
     REPETITION,
@@ -250,24 +250,23 @@ def _entropy(step: StepResult, summed: bool) -> float | None:
 
 def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: WatchRules) -> list[Alarm]:
     """Chance is estimated by the deviation of the rewards in the last step."""
-    name, spread = f"{EVAL}reward_mean", last.get(SPREAD)
-    measured = [evaluation for evaluation in evaluations if name in evaluation.metrics]
+    spread = last.get(SPREAD)
+    measured = [evaluation for evaluation in evaluations if EVAL_REWARD in evaluation.metrics]
     if spread is None or len(measured) < 3:
         return []
-    best = max(measured[:-2], key=lambda evaluation: evaluation.metrics[name])
-    then = best.metrics[name]
+    best = max(measured[:-2], key=lambda evaluation: evaluation.metrics[EVAL_REWARD])
+    then = best.metrics[EVAL_REWARD]
 
     def low(evaluation: EvalResult) -> bool:
         chance = _SURE * spread * math.sqrt(1 / evaluation.episodes + 1 / best.episodes)
-        return then - evaluation.metrics[name] > max(rules.held_out.limit * abs(then), chance)
+        return then - evaluation.metrics[EVAL_REWARD] > max(rules.held_out.limit * abs(then), chance)
 
     if not all(map(low, measured[-2:])):
         return []
     first = len(measured) - 2
     while low(measured[first - 1]):
         first -= 1
+    now = measured[-1].metrics[EVAL_REWARD]
     trained = f" (in the last training step: {last[REWARD]:.3g})" if REWARD in last else ""
-    text = (
-        f"the held-out reward fell from {then:.3g} of version {best.step} to {measured[-1].metrics[name]:.3g}{trained}"
-    )
+    text = f"the held-out reward fell from {then:.3g} of version {best.step} to {now:.3g}{trained}"
     return [Alarm(kind="held_out", text=text, since=measured[first].step, action=rules.held_out.action)]

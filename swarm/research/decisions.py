@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from swarm.intervals import Interval, mean_interval, welch_interval
-from swarm.measures import TRAIN
+from swarm.measures import REWARD, TRAIN
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult
@@ -115,7 +115,7 @@ def trouble(study: Study, run: Run, steps: Sequence[StepResult]) -> RunEnding | 
         # the engine counts what is no number, because JSON has none such
         if step.metrics.get(NOT_FINITE) or not all(map(math.isfinite, step.metrics.values())):
             return RunEnding("failed", f"NaN: a metric of step {step.step} is not finite")
-    rewards = [step.metrics[f"{TRAIN}reward_mean"] for step in steps if f"{TRAIN}reward_mean" in step.metrics]
+    rewards = [step.metrics[REWARD] for step in steps if REWARD in step.metrics]
     window = study.early_stop.window
     if _may_stop(run) and len(rewards) >= 2 * window:
         began, now = rewards[:window], rewards[-window:]

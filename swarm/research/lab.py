@@ -24,7 +24,7 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
-from swarm.measures import TRAIN
+from swarm.measures import REWARD
 from swarm.research import trees
 from swarm.research.decisions import RunEnding, is_due, trouble
 from swarm.research.episode_process import EvaluateOrder, TrainOrder
@@ -41,7 +41,6 @@ _STARTS = 3
 _AWAY_SECONDS = 60.0
 _TICK = 0.5
 _STOP_SECONDS = 180.0
-_REWARD = f"{TRAIN}reward_mean"
 
 #: Called with the kind of an event and its values: those of the ledger, and ``doing``.
 OnEvent = Callable[[str, Mapping[str, Any]], None]
@@ -217,9 +216,9 @@ class Lab:
                         if scores is None or isinstance(scores, RunEnding):
                             return scores
                         rewards = {
-                            evaluation.step: evaluation.metrics[_REWARD]
+                            evaluation.step: evaluation.metrics[REWARD]
                             for evaluation in status.steps
-                            if _REWARD in evaluation.metrics
+                            if REWARD in evaluation.metrics
                         }
                         measured.add(step)
                         if end := order.measure(step, scores, rewards):

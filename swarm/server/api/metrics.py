@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from swarm.evidence.alarms import ALARMS
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.judged_groups import JudgedGroups, Wanted
-from swarm.measures import EVAL, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
@@ -118,8 +118,8 @@ def _learning(status: ServerStatus) -> Iterator[Metric]:
         yield gauge("swarm_evaluation_step", "Step whose weights the last evaluation tried", last.step)
         yield gauge("swarm_evaluation_episodes", "Episodes of the last evaluation", last.episodes)
         for name, about, metric in (
-            ("reward_mean", "Mean reward of the last evaluation, in the hook's own units", f"{EVAL}reward_mean"),
-            ("success_share", "Share (0 to 1) of successes in the last evaluation", f"{EVAL}success_rate"),
+            ("reward_mean", "Mean reward of the last evaluation, in the hook's own units", EVAL_REWARD),
+            ("success_share", "Share (0 to 1) of successes in the last evaluation", EVAL_SUCCESS),
         ):
             if metric in last.metrics:
                 yield gauge(f"swarm_evaluation_{name}", about, last.metrics[metric])
