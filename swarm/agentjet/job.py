@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import convert, leaves_of
+from swarm.agentjet.yaml_job import COLLECTION_PREFIX, convert, leaves_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.validation import read_mapping
@@ -135,7 +135,6 @@ _OURS = {
 }
 #: Field of a :class:`TrainJob` -> AgentJet's key, where there is no keyword.
 _KEYS = {"temperature": f"{_ROLLOUT}.temperature", "save_freq": f"{_COMMON}.save_freq"}
-_COLLECTION = "rollout_until_"
 
 
 class Section:
@@ -317,7 +316,7 @@ class AgentJetJob:
             elif (keyword := _OURS.get(name, name)) in KEYWORDS:
                 setattr(self, keyword, value)
             elif name == "collection":
-                self.swarm_mode_sample_collection_method = f"{_COLLECTION}{value}"
+                self.swarm_mode_sample_collection_method = f"{COLLECTION_PREFIX}{value}"
             elif name == "kl_coef":
                 common = self._parent(f"{_COMMON}.")
                 common.use_kl_loss, common.kl_loss_coef = value != 0, value

@@ -23,7 +23,8 @@ from swarm.validation import in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
 
-_COLLECTION_PREFIX = "rollout_until_"
+#: Begins AgentJet's name of a way to collect batches.
+COLLECTION_PREFIX = "rollout_until_"
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TRAINER = "trainer_common"
@@ -95,13 +96,9 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "rollout.gamma": ((1,), "every token of an episode gets the same advantage"),
     "rollout.top_p": ((1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
     "rollout.top_k": ((-1,), "the trainer's ratio needs log-probabilities of untruncated sampling"),
-    f"{_TRAINER}.use_kl_in_reward": (
-        (False, None),
-        "rewards are trained as the client gives them; use kl_loss_coef for a penalty",
-    ),
-    f"{_TRAINER}.algorithm.use_kl_in_reward": (
-        (False, None),
-        "rewards are trained as the client gives them; use kl_loss_coef for a penalty",
+    **dict.fromkeys(
+        (f"{_TRAINER}.use_kl_in_reward", f"{_TRAINER}.algorithm.use_kl_in_reward"),
+        ((False, None), "rewards are trained as the client gives them; use kl_loss_coef for a penalty"),
     ),
     f"{_TRAINER}.loss_extra_scale_ratio": ((1,), "the loss is not scaled; scale the learning rate"),
     f"{_TRAINER}.loss_weight_normalization_episode_level": (
@@ -242,10 +239,10 @@ class _Reader:
         if key not in self._values:
             return {}
         method = str(self._take(key))
-        ours = method.removeprefix(_COLLECTION_PREFIX)
+        ours = method.removeprefix(COLLECTION_PREFIX)
         methods = get_args(CollectionMethod)
-        if ours not in methods or not method.startswith(_COLLECTION_PREFIX):
-            names = ", ".join(_COLLECTION_PREFIX + name for name in methods)
+        if ours not in methods or not method.startswith(COLLECTION_PREFIX):
+            names = ", ".join(COLLECTION_PREFIX + name for name in methods)
             self.refused.append(f"ajet.{key} cannot be {method!r}: known are {names}")
         return {"collection": ours}
 

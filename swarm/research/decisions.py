@@ -161,8 +161,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
             verdict, interval, why = judge(study, state, experiment)
             values = {"experiment": experiment.name, "verdict": verdict, "interval": interval, "why": why}
             return Record("verdict", values)
-    kept = [experiment.name for experiment in state.experiments.values() if experiment.verdict == "kept"]
-    conclusion = f"kept {', '.join(kept)}" if kept else "nothing was found that beats the base"
+    conclusion = f"kept {', '.join(state.kept)}" if state.kept else "nothing was found that beats the base"
     return Record("finished", {"why": f"{conclusion}; {state.exhausted}"})
 
 

@@ -88,6 +88,11 @@ class RunState:
         return fmean(scores) if scores else None
 
 
+def words_of(delta: Mapping[str, Any]) -> list[str]:
+    """What a config delta sets, for people."""
+    return [f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in delta.items()]
+
+
 @dataclass
 class Experiment:
     """A hypothesis with its config delta or patch; ``refused`` says why it was not run."""
@@ -121,6 +126,11 @@ class State:
     def hours(self) -> float:
         """Of engines, as far as the ledger knows."""
         return sum(run.lost_seconds + run.seconds for run in self.runs.values()) / 3600
+
+    @property
+    def kept(self) -> list[str]:
+        """Experiments that are wins."""
+        return [experiment.name for experiment in self.experiments.values() if experiment.verdict == "kept"]
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take in one event.

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
 from swarm.research.decisions import RunEnding, last_gain
-from swarm.research.ledger import BASE, Run, State
+from swarm.research.ledger import BASE, Run, State, words_of
 from swarm.research.study import Command, Function, Grid, Halving, Random, Range, Study
 from swarm.types import Model
 from swarm.validation import describe_validation
@@ -118,10 +118,7 @@ def described(study: Study, code: Path, state: State) -> dict[str, Any]:
 
 
 def _of(delta: Mapping[str, Any]) -> Proposal:
-    words = ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in delta.items()
-    )
-    return Proposal(hypothesis=f"{words} is better than the base", set=dict(delta))
+    return Proposal(hypothesis=f"{', '.join(words_of(delta))} is better than the base", set=dict(delta))
 
 
 def _drawn(draw: random.Random, values: list[Any] | Range) -> Any:

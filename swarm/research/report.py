@@ -14,7 +14,7 @@ from typing import Any
 
 from swarm.intervals import mean_interval
 from swarm.research.decisions import arm_scores, last_gain
-from swarm.research.ledger import BASE, Experiment, RunState, State
+from swarm.research.ledger import BASE, Experiment, RunState, State, words_of
 from swarm.research.study import Study
 
 
@@ -44,7 +44,7 @@ def summary(study: Study, state: State) -> dict[str, Any]:
             }
             for experiment in state.experiments.values()
         },
-        "kept": kept(state),
+        "kept": state.kept,
     }
 
 
@@ -55,11 +55,6 @@ def phase(state: State) -> str:
     if state.finished is not None:
         return "finished"
     return "exploring" if state.chosen is None else "confirming"
-
-
-def kept(state: State) -> list[str]:
-    """Experiments that are wins."""
-    return [experiment.name for experiment in state.experiments.values() if experiment.verdict == "kept"]
 
 
 def markdown(study: Study, state: State, picture: str = "") -> str:
@@ -136,7 +131,7 @@ def _answer(state: State) -> str:
     base = state.runs.get(BASE)
     if base is None or base.outcome != "done":
         return f"There is no result: the base run {base.outcome}: {base.why}." if base else "There is no result."
-    if not (names := kept(state)):
+    if not (names := state.kept):
         return "Nothing was found that beats the base job."
     return "; ".join(
         f"{name} beats the base job ({_change(state.experiments[name])}): {state.experiments[name].why}"
@@ -182,11 +177,7 @@ def _gain(study: Study, state: State, experiment: Experiment) -> str:
 
 
 def _change(experiment: Experiment) -> str:
-    words = [
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in experiment.delta.items()
-    ]
-    return ", ".join([*words, *(["a patch"] if experiment.patch else [])])
+    return ", ".join([*words_of(experiment.delta), *(["a patch"] if experiment.patch else [])])
 
 
 def _ends(low: float, high: float) -> str:
