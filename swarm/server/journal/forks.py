@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -50,12 +49,9 @@ def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
             done = StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
             rows.append(StepRow(run_id, done))
     job = parse_job(job_yaml, f"the job in {journal}").model_copy(update={"checkpoint_dir": None})
-    _fill(into, [*rows, RunRow(uuid.uuid4().hex, dump_job(job))])
-    return job
-
-
-def _fill(path: Path, rows: Sequence[Row]) -> None:
-    with closing(open_to_write(path)) as connection:
+    rows.append(RunRow(uuid.uuid4().hex, dump_job(job)))
+    with closing(open_to_write(into)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         write(connection, rows)
         connection.execute("COMMIT")
+    return job

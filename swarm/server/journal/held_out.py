@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,15 +51,10 @@ def keep(run_dir: Path, step: int, **fields: str) -> None:
 
 def kept(run_dir: Path, step: int) -> list[HeldOutComparison]:
     """Those of ``step``, in the order in which they were made."""
-    return [comparison for comparison in _all(run_dir / _FILE) if comparison.step == step]
-
-
-def _all(path: Path) -> Iterator[HeldOutComparison]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
+    path = run_dir / _FILE
+    comparisons: list[HeldOutComparison] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         # a full disk may have cut it off
         with contextlib.suppress(ValidationError):
-            yield HeldOutComparison.model_validate_json(line)
+            comparisons.append(HeldOutComparison.model_validate_json(line))
+    return [comparison for comparison in comparisons if comparison.step == step]
