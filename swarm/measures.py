@@ -6,7 +6,7 @@ Invariant: a mean is over the episodes that have the value; one that nobody has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 #: Prefixes of the metrics of a training step's batch, and of evaluations.
 TRAIN, EVAL = "swarm/", "eval/"
@@ -35,34 +35,6 @@ MARKS = (REFUSED, SHUFFLED)
 def components_of(log_metrics: Mapping[str, float]) -> dict[str, float]:
     """What a hook or an agent logged of one episode, without :data:`MARKS`."""
     return {name: value for name, value in log_metrics.items() if name not in MARKS}
-
-
-class LeftOut:
-    """Counts values that workflows log and that are not finite, which JSON has no form for; of each name it says so
-    once, and again at ten times as many.
-
-    Args:
-        say: takes a sentence for people.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._counts: dict[str, int] = {}
-        self._next: dict[str, int] = {}
-
-    def look(self, log_metrics: Mapping[str, float]) -> None:
-        """Count what one episode logged."""
-        for name, value in log_metrics.items():
-            if math.isfinite(value) or (name not in self._counts and len(self._counts) == MAX_LOGGED):
-                continue
-            self._counts[name] = count = self._counts.get(name, 0) + 1
-            if count >= self._next.get(name, 1):
-                self._next[name] = 10 * count
-                episodes = "1 episode" if count == 1 else f"{count} episodes"
-                self._say(
-                    f"log_metrics: {name[:MAX_NAME]!r} was {value} or the like in {episodes}: it is left out there, "
-                    "and its mean is over the others"
-                )
 
 
 class MetricSums:

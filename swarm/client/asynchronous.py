@@ -27,7 +27,6 @@ from swarm.evidence.ratings import SideRating
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
-from swarm.measures import LeftOut
 from swarm.protocol import (
     CanContinueResponse,
     EndedResponse,
@@ -123,7 +122,7 @@ class AsyncSwarmClient:
         self._child: ServerChild | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._claimer = Claimer(self._calls, self.in_background)
-        self._left_out = LeftOut(logger.warning)
+        self._not_sent = wire.NotSent(logger.warning)
 
     @property
     def client_uuid(self) -> str:
@@ -187,7 +186,7 @@ class AsyncSwarmClient:
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
-        self._left_out.look(body.workflow_output.log_metrics)
+        self._not_sent.look(body.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         note_ended([episode_uuid])
         return answer.error or ""
@@ -250,7 +249,7 @@ class AsyncSwarmClient:
         }
         body = wire.checked(EndGroupRequest, fields)
         for end in body.ends:
-            self._left_out.look(end.workflow_output.log_metrics)
+            self._not_sent.look(end.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         note_ended(outputs)
         return answer

@@ -51,6 +51,7 @@ class Comparisons:
         append: takes rows for the journal.
         run_id: the run.
         on_evidence: told of the comparison of each new pair and rating.
+        is_left: whether the engine has gone back from the weights of a version.
 
     Attributes:
         followed: the comparisons by digest of their terms, the one that got the last pair at the end.
@@ -61,26 +62,20 @@ class Comparisons:
         append: Callable[..., Any],
         run_id: str = "",
         on_evidence: Callable[[PairedEvidence], None] = lambda _: None,
+        is_left: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._append = append
         self._run_id = run_id
-        self._on_evidence = on_evidence
+        self._on_evidence, self._is_left = on_evidence, is_left
         #: the comparison of each
         self._groups: dict[str, str] = {}
-        #: the version that is served, and the latest of all that were
-        self._served = self._latest = -1
         self.followed: OrderedDict[str, Followed] = OrderedDict()
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins, and its weights are others."""
         self._run_id = run_id
-        self._served = self._latest = -1
         self._groups.clear()
         self.followed.clear()
-
-    def serves(self, version: int) -> None:
-        """The engine serves the weights of ``version``."""
-        self._served, self._latest = version, max(version, self._latest)
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
@@ -104,8 +99,7 @@ class Comparisons:
     def add(self, pair: Pair) -> None:
         """Count ``pair`` and append it, unless there is one of its group already, or it is late: of weights that the
         engine has gone back from."""
-        late = self._served < _version(pair.terms) <= self._latest
-        if not late and self._take(pair):
+        if not self._is_left(_version(pair.terms)) and self._take(pair):
             digest = pair.terms.digest
             self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
             self._on_evidence(self.followed[digest].comparison)

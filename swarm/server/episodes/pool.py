@@ -95,7 +95,7 @@ class EpisodePool:
         #: what is wrong with the training
         self.watch = TrainingWatch(append, watch or WatchRules())
         #: what pairs prove of the run's policies
-        self.comparisons = Comparisons(append, on_evidence=self.stages.judged)
+        self.comparisons = Comparisons(append, on_evidence=self.stages.judged, is_left=self.stages.is_left)
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -109,7 +109,6 @@ class EpisodePool:
     def advance(self, policy_version: int) -> None:
         """vLLM serves the weights of this version."""
         self.collection.advance(policy_version)
-        self.comparisons.serves(policy_version)
         if self.stages.serves(policy_version):
             self.comparisons.forget_above(policy_version)
 

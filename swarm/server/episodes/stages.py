@@ -59,6 +59,7 @@ class Stages:
         self._wall = wall
         self._run_id = ""
         self._served: int | None = None
+        self._latest = 0
         self._followed: dict[Key, float] = {}
         self.pointers: dict[Key, ServingStage] = {}
         self.changes = time.time_ns() // 1000
@@ -71,7 +72,7 @@ class Stages:
     def begin_run(self, run_id: str, from_step: int = 0) -> None:
         """Another run begins, and its weights are others, except those of ``from_step`` and before: every comparison
         begins again."""
-        self._run_id, self._served = run_id, None
+        self._run_id, self._served, self._latest = run_id, None, 0
         for stage in list(self.pointers.values()):
             self._set(stage.begun_again(self._wall(), "another training run began", from_step))
 
@@ -88,13 +89,17 @@ class Stages:
     def serves(self, version: int) -> bool:
         """The engine serves the weights of ``version``; returns whether it may have gone back to them."""
         back = self._served is None or version < self._served
-        self._served = version
+        self._served, self._latest = version, max(version, self._latest)
         for stage in self.current:
             if self._is_succeeded(stage) and stage.share > stage.rules.first and not stage.pinned:
                 why = f"version {stage.challenger} is the incumbent of other gateways, and version {version} is served"
                 stage = self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
             self._set(stage.serving(version, self._wall()))
         return back
+
+    def is_left(self, version: int) -> bool:
+        """Whether the engine has gone back from the weights of ``version``: they come again as others."""
+        return self._served is not None and self._served < version <= self._latest
 
     # ------------------------------------------------------------------ what gateways see
 

@@ -15,6 +15,7 @@ from swarm.evidence.verdict import Verdict
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
+from swarm.server.episodes.stages import Stages
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import ForgottenPairsRow, PairRow
 from tests.swarm.server import conftest as server
@@ -86,17 +87,18 @@ def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_w
 
 def test_a_late_pair_of_weights_that_the_engine_went_back_from_counts_for_nobody() -> None:
     rows: list[PairRow | ForgottenPairsRow] = []
-    found = Comparisons(rows.append, "run")
-    found.serves(25)
-    found.add(pair("early", challenger=25))
+    stages = Stages(lambda _: None)
+    comparisons = Comparisons(rows.append, "run", is_left=stages.is_left)
+    stages.serves(25)
+    comparisons.add(pair("early", challenger=25))
     # the engine died, and goes on from an earlier checkpoint; a slow judge ends now
-    found.serves(20)
-    found.forget_above(20)
-    found.add(pair("late", challenger=25))
+    stages.serves(20)
+    comparisons.forget_above(20)
+    comparisons.add(pair("late", challenger=25))
     # what comes again as 25 is other weights
-    found.serves(25)
-    found.add(pair("new", challenger=25))
-    [status] = found.statuses()
+    stages.serves(25)
+    comparisons.add(pair("new", challenger=25))
+    [status] = comparisons.statuses()
     assert status.verdict.requests == 1
     assert [row.group_id for row in rows if isinstance(row, PairRow)] == ["early", "new"]
 
