@@ -123,8 +123,8 @@ class Server:
         assert self.client is not None
         try:
             status = self.client.status()
-        except UnavailableError:
-            # a busy server answers late; _check notices a dead one
+        except (UnavailableError, UpstreamError):
+            # a busy server answers late, or once with an error of its own; _check notices a dead one
             self._silent_since = self._silent_since or time.monotonic()
             if time.monotonic() - self._silent_since > START_DEADLINE:
                 message = f"the {self.child.name} has not answered for {START_DEADLINE:.0f} s"

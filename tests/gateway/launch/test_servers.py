@@ -11,10 +11,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.cli.up import event_printer
+from gateway.launch import servers
 from gateway.launch.children import Child
 from gateway.launch.plan import UpPlan
-from gateway.launch.servers import LastingProcess, ended
+from gateway.launch.servers import LastingProcess, Server, ended
+from gateway.launch.watch import UpFailedError
 from tests.gateway.launch.test_up import server_plan
+from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_training import at
 
 TEXT = "2026-01-02 03:04:05,678 {} gateway.stats: {}"
 TOLD = "the hook fails: hook_result: on_compute_relative_reward returned 3 rewards for 8 candidates"
@@ -113,3 +117,21 @@ def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_witho
     alone = {"serve": {"incumbent": {"policy": "promoted"}}}
     for section, spared in ((alone, False), ({"upstream": upstream}, True), (shadowed, True), (None, False)):
         assert UpPlan(servers=(one,), gateway_section=section).spares(one) == spared
+
+
+def test_one_error_of_the_swarm_server_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[str] = []
+    broken = Answer({"error": {"message": "internal error"}}, 500)
+    with ScriptedServer() as scripted:
+        scripted.script("/status", broken, {}, at(0), broken)
+        server = Server(server_plan(tmp_path), cast(Child, Printed()), lambda kind, values: states.append(kind), 1.0)
+        server.connect(scripted.url, "", "up")
+        for _ in range(3):
+            server.look(restarts=True)
+        assert "state" in states
+        server.look(restarts=True)
+        monkeypatch.setattr(servers, "START_DEADLINE", 0.0)
+        with pytest.raises(UpFailedError, match="has not answered for 0 s"):
+            server.look(restarts=True)
+        assert server.client is not None
+        server.client.close()
