@@ -148,12 +148,12 @@ def _evaluations(lineage: Lineage) -> list[str]:
         ]
     rows: list[tuple[str, ...]] = []
     for evaluation in lineage.evaluations:
-        success = evaluation.metrics.get(EVAL_SUCCESS)
+        reward, success = (evaluation.metrics.get(name) for name in (EVAL_REWARD, EVAL_SUCCESS))
         rows.append(
             (
                 str(evaluation.step),
                 str(evaluation.episodes),
-                f"{evaluation.metrics[EVAL_REWARD]:.4g}",
+                "" if reward is None else f"{reward:.4g}",
                 "" if success is None else f"{success:.1%}",
             )
         )

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
 from swarm.evidence.learning import HeldOut, learning
-from swarm.measures import EVAL, LOGGED, REWARD, TRAIN
+from swarm.measures import EVAL, EVAL_REWARD, LOGGED, REWARD, TRAIN
 from swarm.types import EvalResult, Model, StepResult
 from swarm.validation import in_plain_words
 
@@ -174,10 +174,11 @@ def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
 
 
 def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
-    """The evaluations, as the swarm server reports them."""
+    """The evaluations that have a reward, as the swarm server reports them."""
     return [
         _point(evaluation.step, {**evaluation.metrics, f"{EVAL}episodes": evaluation.episodes}, EVAL)
         for evaluation in evaluations
+        if EVAL_REWARD in evaluation.metrics
     ]
 
 

@@ -11,11 +11,14 @@ from gateway.reports.report import (
     Latency,
     Report,
     StepPoint,
+    points_of_evaluations,
     points_of_steps,
     read_report,
 )
 from swarm.errors import ConfigError
-from swarm.types import StepResult
+from swarm.types import EvalResult, StepResult
+
+EVALUATED = "eval/reward_mean"
 
 
 def report(label: str = "run", rewards: tuple[float, ...] = (0.1, 0.2, 0.3, 0.7, 0.8, 0.9)) -> Report:
@@ -50,6 +53,12 @@ def test_a_step_without_a_reward_is_absent_not_zero() -> None:
     ]
     [point] = points_of_steps(steps)
     assert (point.step, point.reward_mean, point.response_tokens) == (2, 0.4, None)
+
+
+def test_an_evaluation_without_a_reward_is_absent_too() -> None:
+    # of rewards whose sum is beyond any float
+    evaluations = [EvalResult(step=0, episodes=2, metrics={}), EvalResult(step=5, episodes=2, metrics={EVALUATED: 0.5})]
+    assert [(point.step, point.reward_mean) for point in points_of_evaluations(evaluations)] == [(5, 0.5)]
 
 
 def test_of_a_step_that_was_done_again_from_a_checkpoint_only_the_last_time_counts() -> None:
