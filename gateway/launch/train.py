@@ -141,7 +141,7 @@ class TrainCommand:
 
         Raises:
             ConfigError: tasks cannot be read.
-            UpFailedError: all episodes fail.
+            UpFailedError: all episodes fail, or the user's tasks do.
         """
         began = time.monotonic()
         because = "interrupted"
@@ -161,10 +161,14 @@ class TrainCommand:
                 pass
             except ExceptionGroup as exc:
                 because = exc.message
-                raise self._failed(exc) from exc
+                raise self._failed(f"{because}, the first with: {exc.exceptions[0]}", exc.exceptions[0]) from exc
             except SwarmGatewayError as exc:
                 because = exc.message
                 raise
+            except Exception as exc:
+                # mostly of the user's tasks
+                because = f"{type(exc).__name__}: {exc}"
+                raise self._failed(because, exc) from exc
             finally:
                 self.report = self._reported(_status_now(client, status), time.monotonic() - began, because)
 
@@ -202,12 +206,9 @@ class TrainCommand:
         self._evaluating = None
         self._on_event("evaluation", report.model_dump(mode="json"))
 
-    def _failed(self, exc: ExceptionGroup[Exception]) -> UpFailedError:
-        first = exc.exceptions[0]
-        lines = "".join(traceback.format_exception(first)).splitlines()
-        return UpFailedError(
-            f"{exc.message}, the first with: {first}", lines[-_TRACE_LINES:], self._plan.server.run_dir / "engine.log"
-        )
+    def _failed(self, message: str, exc: Exception) -> UpFailedError:
+        lines = "".join(traceback.format_exception(exc)).splitlines()
+        return UpFailedError(message, lines[-_TRACE_LINES:], self._plan.server.run_dir / "engine.log")
 
     def _reported(self, status: ServerStatus, seconds: float, because: str) -> TrainingReport:
         progress, file = self._progress, self._plan.file

@@ -191,6 +191,25 @@ def test_a_server_that_is_gone_hides_no_error(file: Callable[..., TrainPlan]) ->
     assert report is not None and report.failed >= 4 and "episodes failed" in report.stopped_because
 
 
+def test_tasks_that_break_in_the_middle_leave_a_report_and_say_why(
+    file: Callable[..., TrainPlan], tmp_path: Path
+) -> None:
+    broken = "\ndef tasks():\n    yield {'question': '1 + 1?'}\n    yield {'question': str({}['column'])}\n"
+    (tmp_path / "my_agent.py").write_text(WORKFLOW + "\ndef right(task):\n    return {'reward': 1.0}\n" + broken)
+    plan = file(workflow="my_agent:right", tasks={"train": "my_agent:tasks"}, eval=None)
+    trainer = TrainCommand(plan, lambda kind, values: None)
+    with ScriptedServer() as server:
+        server.script("/status", at(3))
+        server.script("/claim_episode", claimed())
+        for path in ("/end_episode", "/abort_episode"):
+            server.script(path, {"success": True})
+        with pytest.raises(UpFailedError, match="KeyError: 'column'") as caught:
+            trainer(server.url, "", threading.Event())
+    assert any("{}['column']" in line for line in caught.value.last_lines)
+    report = trainer.report
+    assert report is not None and not report.interrupted and report.stopped_because == "KeyError: 'column'"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
