@@ -33,7 +33,7 @@ class RunFile(Model):
     """One living ``up`` or ``train``.
 
     Attributes:
-        pid, started: of its process; Unix seconds.
+        pid, started: of its process; seconds after the boot of the machine, whose clock may be set meanwhile.
         file: the user's, as an absolute path.
         servers: its swarm servers.
         gateway: its address; empty where there is none.
@@ -67,7 +67,7 @@ def remove(run_dirs: Iterable[Path]) -> None:
 def of_this_process(file: Path | None, servers: list[RunServer], gateway: str, token: str) -> RunFile:
     """What this process runs; see :class:`RunFile`."""
     own = psutil.Process()
-    return RunFile(pid=own.pid, started=own.create_time(), file=file, servers=servers, gateway=gateway, token=token)
+    return RunFile(pid=own.pid, started=since_boot(own), file=file, servers=servers, gateway=gateway, token=token)
 
 
 def living(run_dir: Path) -> RunFile | None:
@@ -80,7 +80,14 @@ def living(run_dir: Path) -> RunFile | None:
         if about.st_uid != os.geteuid() or about.st_mode & 0o077:
             return None
         run = RunFile.model_validate_json(text)
-        started = psutil.Process(run.pid).create_time()
+        started = since_boot(psutil.Process(run.pid))
     except (OSError, ValidationError, psutil.Error):
         return None
     return run if abs(started - run.started) < _SAME_START else None
+
+
+def since_boot(process: psutil.Process) -> float:
+    """When it started, see :class:`RunFile`."""
+    # both follow the clock; the boot first, which psutil may remember for the other
+    boot = psutil.boot_time()
+    return process.create_time() - boot

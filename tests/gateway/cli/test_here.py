@@ -154,12 +154,22 @@ def test_a_reload_reads_the_users_file_and_a_wrong_one_changes_nothing(project: 
 
 def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "pass"])
-    started = psutil.Process(dead.pid).create_time()
+    started = run_file.since_boot(psutil.Process(dead.pid))
     dead.wait()
     server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path)
     alive = run_file.of_this_process(None, [server], "", "t")
     run_file.write(alive)
     assert run_file.living(tmp_path) == alive
+    with pytest.MonkeyPatch.context() as clock:
+        # set by an hour, which both follow
+        create_time, boot = psutil.Process.create_time, psutil.boot_time()
+
+        def later(process: psutil.Process) -> float:
+            return create_time(process) + 3600
+
+        clock.setattr(psutil.Process, "create_time", later)
+        clock.setattr(psutil, "boot_time", lambda: boot + 3600)
+        assert run_file.living(tmp_path) == alive
     (tmp_path / run_file.NAME).chmod(0o644)
     assert run_file.living(tmp_path) is None, "others may have written it"
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
@@ -172,7 +182,8 @@ def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeyp
     assert gateway_run(None) is None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as another:
         mine = run_file.of_this_process(None, [], "http://127.0.0.1:1", "t")
-        other = mine.model_copy(update={"pid": another.pid, "started": psutil.Process(another.pid).create_time()})
+        started = run_file.since_boot(psutil.Process(another.pid))
+        other = mine.model_copy(update={"pid": another.pid, "started": started})
         for name, run in {"a": mine, "b": other.model_copy(update={"gateway": "http://127.0.0.1:2"})}.items():
             server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path / name)
             server.run_dir.mkdir()
