@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Sequence
 
 from starlette.middleware import Middleware
@@ -42,6 +43,8 @@ from swarm.server.engine.supervisor import Supervisor
 from swarm.server.foreign import ForeignClients
 from swarm.server.holding import HeldPolicies
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
+
+logger = logging.getLogger(__name__)
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
@@ -106,6 +109,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
             if make_webhook is not None:
                 webhook = make_webhook(config.webhook, policies.statuses, policies.alarms)
                 running.append(asyncio.create_task(webhook.run(), name="webhook"))
+            for task in running:
+                task.add_done_callback(_tell)
             try:
                 yield
             finally:
@@ -158,6 +163,12 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     app.state.supervisor = supervisor
     app.state.data_plane = data_plane
     return app
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    """Say that a task has failed which is to run as long as the server."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("%s has ended, and nobody does its work: restart the server", task.get_name(), exc_info=error)
 
 
 def _plain_security(path: str) -> Security:

@@ -180,3 +180,14 @@ async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) ->
             assert counts == ((1, 0) if life == 1 else (0, 1))
             assert life != 3 or (await client.post("/end_episode", json=body)).json() == answer
     assert len(set(told)) == 1
+
+
+async def test_a_background_task_that_fails_is_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> int:
+        raise KeyError("nobody")
+
+    monkeypatch.setattr(rig.controller.pool, "expire", fails)
+    await rig.claim(discard_episode_timeout=0.01)
+    await rig.eventually(lambda: any("expire has ended" in record.message for record in caplog.records))
