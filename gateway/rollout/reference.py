@@ -123,7 +123,8 @@ class Reference:
             group_id=shaped.group_id,
             terms=self._terms.model_copy(
                 update={
-                    "challenger": max(versions, default=shaped.context.policy_version),
+                    # of a group that a sync of weights parted, none of the later version's alone
+                    "challenger": min(versions, default=shaped.context.policy_version),
                     "num_repeat": len(outcomes),
                 }
             ),

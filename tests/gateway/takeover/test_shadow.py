@@ -105,6 +105,24 @@ async def test_an_incumbent_that_is_a_version_of_the_job_says_which(
     assert stage.tried == 5
 
 
+async def test_a_group_that_a_weight_sync_parts_is_no_evidence_of_the_later_version(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    versions = iter("7787")
+
+    class Step(int):
+        def __str__(self) -> str:
+            return next(versions)
+
+    swarm.grouped, swarm.step = False, Step(7)
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        await ask(http)
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    # of version 8 a trial may begin, all of whose answers are its own
+    assert pair.terms.challenger == 7
+
+
 async def test_the_incumbent_may_be_judged_apart(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(**serve(upstream, gate={"reference": False, "bounds": [0, 2]}), reward=APART) as http:
         await ask(http)
