@@ -276,9 +276,9 @@ class Incumbents:
             if succession.booting.serves:
                 self._ask(succession, ServedModel(succession.booting, set()), now)
         elif (served := self._at(planned.port)) is not None:
-            # its last answers, or other routes, have kept it
-            served.ends = None
-            if served.process.serves:
+            # its last answers, or other routes, have kept it; whether it died meanwhile says the next look
+            looked_at, served.ends = served.ends is None, None
+            if looked_at and served.process.serves:
                 self._ask(succession, served, now)
         elif OF_THE_FILE not in succession.refused:
             succession.booting = self._started(planned)

@@ -259,6 +259,29 @@ def test_a_recalled_version_whose_successor_in_the_file_does_not_start_stays(
         assert site.running() == ["incumbent tiny"] and site.asked["policy"] == 2
 
 
+def test_a_recalled_version_answers_on_where_the_incumbent_before_died_while_its_last_answers_ended(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path, lingers=1000.0) as site:
+        site.stages = [site.stage(site.first, successor=2)]
+        site.until(lambda: site.reloads == 1)
+        site.stages = [site.stage("tiny, version 2")]
+        site.until(lambda: site.told("succeeded"))
+        (tmp_path / "serves").unlink()
+        for child in psutil.Process().children():
+            if f"--port={site.plan.incumbents[0].port}" in _command(child):
+                child.kill()
+        site.until(lambda: site.running() == ["incumbent tiny"])
+        site.stages = [site.stages[0].model_copy(update={"recalled": True})]
+        # it is started again, and nobody asks it before it serves
+        site.until(lambda: site.running() == ["incumbent base", "incumbent tiny"])
+        assert site.reloads == 1 and site.asked["policy"] == 2
+        (tmp_path / "serves").touch()
+        site.until(lambda: site.reloads == 2)
+        assert site.asked["model"] == "base"
+
+
 def test_a_recalled_version_that_is_promoted_once_more_keeps_its_place(tmp_path: Path) -> None:
     (tmp_path / "serves").touch()
     with up(tmp_path) as site:
