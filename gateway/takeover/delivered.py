@@ -14,7 +14,7 @@ from gateway.rollout.server import Swarm, Training
 from gateway.takeover.incumbent import CHALLENGER, SOURCE
 from gateway.takeover.shadow import Shadow
 from gateway.takeover.sides import Draw
-from gateway.types import Incoming, Outcome
+from gateway.types import Incoming, Outcome, Relayed
 from swarm.evidence.pairs import Side, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.protocol import POLICY_VERSION
@@ -38,8 +38,10 @@ class DeliveredAnswers:
 
     def note(self, incoming: Incoming, training: Training, shadow: Shadow, draw: Draw, outcome: Outcome) -> None:
         """Remember that ``outcome`` answers ``incoming``, where it may be compared; what stood in for its side is
-        left out."""
+        left out, and so is an error of the incumbent's, for one of the challenger's reaches nobody."""
         if draw.position is None or outcome.headers.get(SOURCE) != draw.side or not incoming.consent.granted:
+            return
+        if isinstance(outcome, Relayed) and outcome.status != 200:
             return
         report = training.swarm.report
         version = outcome.headers.get(POLICY_VERSION, "") if draw.side == CHALLENGER else ""

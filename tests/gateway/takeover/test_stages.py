@@ -174,8 +174,10 @@ async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
     async with open_gateway(**serve(upstream, **canary), reward=REWARD) as http:
         await known(http, "canary 0.5")
         sides: dict[str, str] = {}
+        of: dict[str, str] = {}
         while set(sides.values()) != {"challenger", "incumbent"}:
             response = await ask(http, headers={"x-swarm-session": f"s{len(sides)}"})
+            of[f"s{len(sides)}"] = response.headers["x-swarm-source"]
             request_id = response.headers["x-request-id"]
             sides[request_id] = response.headers["x-swarm-source"]
             feedback = {"request_id": request_id, "score": 1.0 if sides[request_id] == "incumbent" else -0.5}
@@ -194,6 +196,14 @@ async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
         assert told["compares"]
         told = (await http.post("/v1/feedback", json={"request_id": names["request_id"], "comment": "hm"})).json()
         assert not told["compares"]
+        # an error of the challenger's reaches no user, so one of the incumbent's is no evidence either
+        answers = upstream.answers.copy()
+        upstream.answers[CHAT] = lambda _: error(429, "slower")
+        refused = await ask(http, headers={"x-swarm-session": next(s for s, side in of.items() if side == "incumbent")})
+        assert refused.status_code == 429
+        told = await http.post("/v1/feedback", json={"request_id": refused.headers["x-request-id"], "label": "bad"})
+        assert told.status_code == 404, told.text
+        upstream.answers.update(answers)
         # who chose a side does not compare it, and of what nobody asked there is nothing to say
         chosen = await ask(http, headers={"x-swarm-session": "mine", "x-swarm-side": "incumbent"})
         for unknown in (chosen.headers["x-request-id"], "nobody's"):
