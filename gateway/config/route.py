@@ -338,6 +338,11 @@ class RouteSettings(Model):
             raise ValueError("serve and upstream exclude each other: the incumbent answers every request")
         if self.train_fraction != 1.0:
             raise ValueError("with serve, shadow_fraction says which requests train: leave train_fraction out")
+        if self.serve.gate.trial_every is not None and self.num_repeat == 1:
+            raise ValueError(
+                "num_repeat is 1, so nothing is trained or compared here, and each trial would wait in vain: leave out "
+                "num_repeat or gate.trial_every"
+            )
         if self.serve.gate.trial_every is not None and self.when_batch_waits != "best":
             raise ValueError(
                 "with gate.trial_every a batch waits for the verdict on groups that are not trained: leave "

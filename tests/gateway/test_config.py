@@ -53,6 +53,7 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ("hooks: h\nserve: {incumbent: {model: m, upstream: {base_url: http://x/v1}}}", "give one of them"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nswarm_url: null", "serve needs a swarm server"),
         (f"hooks: h\nserve: {{{INCUMBENT}, shadow_fraction: 0, gate: {{trial_every: 2}}}}", "shadow_fraction is 0"),
+        (f"hooks: h\nnum_repeat: 1\nserve: {{{INCUMBENT}, gate: {{trial_every: 2}}}}", "num_repeat is 1, so nothing"),
         (f"hooks: h\nserve: {{{INCUMBENT}, watch_share: 0, gate: {{trial_every: 2}}}}", "watch_share is 0"),
         (
             f"hooks: h\nserve: {{{INCUMBENT}, gate: {{suites: {{a: a.jsonl}}}}}}",
