@@ -210,10 +210,12 @@ class ServingStage(BaseModel):
         trial = rules.trial_every is not None and (self.trial or self.share > 0)
         return self._next(rules=rules, trial=trial)._timed(at)
 
-    def set_pinned(self, pinned: bool, by: str, why: str) -> Self:
-        """Held where it is, or no longer."""
+    def set_pinned(self, pinned: bool, by: str, why: str, at: float) -> Self:
+        """Held where it is, or no longer: then a trial whose time was over meanwhile has its time again."""
         challenger = self.challenger if pinned else None
-        return self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON], pinned_challenger=challenger)
+        held = self._next(pinned=pinned, pinned_by=by, pinned_why=why[:MAX_REASON], pinned_challenger=challenger)
+        over = self.until is not None and self.until <= at
+        return held._timed(at) if over and not pinned else held
 
     def resumed(self) -> Self:
         """A person lets training go on after a rollback."""
@@ -292,7 +294,7 @@ class ServingStage(BaseModel):
             return self
         if self.pinned:
             # a person holds what answers users; in the shadow nobody is answered by it
-            return self._next(until=None) if self.share > 0 else self._untried("pinned")
+            return self if self.share > 0 else self._untried("pinned")
         return self._undecided(now, f"no proof in {self.rules.trial_hours:g} hours")
 
     def _held_up_to(self, version: int) -> dict[str, int | None]:

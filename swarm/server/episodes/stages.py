@@ -169,7 +169,7 @@ class Stages:
         lapses = [
             min(
                 self._followed.get(key, -math.inf) + FOLLOWED_SECONDS,
-                math.inf if stage.until is None else stage.until + ahead,
+                math.inf if stage.until is None or stage.pinned else stage.until + ahead,
             )
             for key, stage in self.pointers.items()
             if stage.paused or (stage.trial and (stage.pinned or not self._is_succeeded(stage)))
@@ -288,7 +288,7 @@ class Stages:
         """
         if (seen.pinned, seen.pinned_by, seen.pinned_why) == (pinned, by, why):
             return seen
-        return self._set(self._unmoved(seen, version).set_pinned(pinned, by, why))
+        return self._set(self._unmoved(seen, version).set_pinned(pinned, by, why, self._wall()))
 
     # ------------------------------------------------------------------ inside
 

@@ -316,14 +316,14 @@ def test_a_pin_holds_back_who_is_on_the_way_to_be_the_incumbent(tmp_path: Path) 
     with up(tmp_path) as site:
         site.stages = [site.stage(site.first, successor=2)]
         site.until(lambda: len(site.told("starting_incumbent")) == 2)
-        site.stages = [site.stages[0].set_pinned(True, "ann", "demo")]
+        site.stages = [site.stages[0].set_pinned(True, "ann", "demo", 1.0)]
         (tmp_path / "serves").touch()
         site.until(lambda: len(site.told("incumbent_recovered")) == 2)
         looks = iter(range(20))
         site.until(lambda: next(looks, None) is None)
         # it waits, and is there at once when it may
         assert not site.reloads and not site.told("warning") and len(site.running()) == 2
-        site.stages = [site.stages[0].set_pinned(False, "ann", "over")]
+        site.stages = [site.stages[0].set_pinned(False, "ann", "over", 2.0)]
         site.until(lambda: site.reloads == 1)
 
 

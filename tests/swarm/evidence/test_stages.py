@@ -101,11 +101,11 @@ def test_only_auto_moves_by_itself(mode: Any) -> None:
 
 
 def test_a_pinned_stage_is_moved_by_no_verdict_and_no_version() -> None:
-    stage = begun().moved(0.05, 3.0, "ann", "look").set_pinned(True, "bob", "hold")
+    stage = begun().moved(0.05, 3.0, "ann", "look").set_pinned(True, "bob", "hold", 3.0)
     assert (stage.at, stage.by, stage.why, stage.pinned_by, stage.pinned_why) == (3.0, "ann", "look", "bob", "hold")
     assert stage.judged(evidence(stage, *WORSE), 4.0) is stage
     assert stage.serving(6, 4.0).share == stage.begun_again(4.0, "another run").share == 0.05
-    free = stage.set_pinned(False, "ann", "go on")
+    free = stage.set_pinned(False, "ann", "go on", 4.0)
     assert free.judged(evidence(free, *WORSE), 6.0).share == 0
 
 
@@ -195,8 +195,15 @@ def test_a_trial_ends_by_the_clock_but_for_what_is_proven() -> None:
     asks = manual.judged(evidence(manual, *BETTER), 3.0)
     assert asks.trial and asks.at_time(9 * hour) is asks
     assert not manual.moved(0.05, 3.0, "ann", "look").at_time(9 * hour).trial
-    pinned = canary.set_pinned(True, "ann", "demo").at_time(9 * hour)
+    pinned = canary.set_pinned(True, "ann", "demo", 20.0).at_time(9 * hour)
     assert (pinned.share, pinned.trial) == (0.05, True)
+    # let go, it is proven in its time or taken back: training waits for no requests that may not come
+    free = pinned.set_pinned(False, "ann", "over", 9 * hour)
+    assert free.at_time(9.9 * hour) is free
+    assert (free.at_time(10 * hour).share, free.at_time(10 * hour).why) == (0, "no proof in 1 hours")
+    early = canary.set_pinned(True, "ann", "demo", 20.0).set_pinned(False, "ann", "over", 21.0)
+    assert early.until == canary.until
+    assert asks.set_pinned(True, "ann", "demo", 20.0).set_pinned(False, "ann", "over", 9 * hour).until is None
 
 
 def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_same() -> None:

@@ -353,6 +353,25 @@ def test_what_a_token_that_may_not_hold_follows_neither_takes_back_nor_pauses() 
     assert stages.find("chat", "gpt").share == 1
 
 
+def test_training_waits_while_a_canary_is_pinned_and_no_longer_than_its_trial_afterwards() -> None:
+    now = [0.0]
+    stages = Stages(lambda _: None, lambda: now[0], lambda: now[0])
+    canary = RULES.model_copy(update={"begins": "canary", "trial_hours": 1.0})
+
+    def holds_at(hours: float) -> bool:
+        now[0] = hours * 3600
+        stages.follow([followed("chat", canary)])
+        return stages.holds
+
+    assert not holds_at(0)
+    stages.serves(2)
+    assert holds_at(0.5)
+    stages.pin(stages.find("chat", ""), None, "ann", "demo", pinned=True)
+    assert holds_at(5)
+    stages.pin(stages.find("chat", ""), None, "ann", "over", pinned=False)
+    assert holds_at(5.9) and not holds_at(6)
+
+
 def test_a_pinned_challenger_keeps_its_weights_also_where_it_is_an_incumbent_elsewhere() -> None:
     stages, _ = opened()
     stages.follow([followed("chat"), followed("chat", incumbent="tiny, version 2", version=2)])
