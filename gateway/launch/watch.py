@@ -215,8 +215,8 @@ class EngineWatch:
     def _see_stages(self, status: ServerStatus) -> None:
         """Report each move of a challenger, and when training begins to wait for a person."""
         for stage in status.stages:
-            held = stage.pinned or stage.rules.mode == "manual"
-            waits = stage.paused or (stage.trial and stage.until is None and stage.share < 1 and held)
+            asked = stage.pinned or (stage.rules.mode == "manual" and stage.until is None)
+            waits = stage.paused or (stage.trial and stage.share < 1 and asked)
             share, waited = self._stages.get((stage.route, stage.incumbent), (stage.share, False))
             self._stages[stage.route, stage.incumbent] = stage.share, waits
             if stage.share != share or (waits and not waited):

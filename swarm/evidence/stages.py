@@ -99,8 +99,8 @@ class ServingStage(BaseModel):
         salt: of the hash by which conversations get their side; empty for readers who answer nobody.
         challenger: the policy version that is served; ``None``: not known yet.
         trial: training waits for the verdict on it, or because it answers users.
-        until: Unix time at which the trial ends without a verdict; ``None``: it waits for a person, or for what it
-            proved.
+        until: Unix time at which the trial ends without a verdict, unless it is pinned; ``None``: it waits for a
+            person, or for what it proved.
         tried: the version of the last trial; 0: none.
         ended: why the last trial ended, where that moved nothing: what pairs prove may be less after further ones.
         pinned: no verdict moves it, since ``pinned_by`` said so.

@@ -209,6 +209,11 @@ def test_moves_of_a_challenger_and_waits_for_a_person_are_told(tmp_path: Path) -
     assert watched.see(EngineState.ROLLING, stages=[waits]) == ["stage"]
     assert watched.events[-1] == ("stage", told | {"waits": True})
     assert watched.see(EngineState.ROLLING, stages=[waits]) == []
+    on = canary.model_copy(update={"trial": True, "until": 3600.0})
+    assert watched.see(EngineState.ROLLING, stages=[on]) == []
+    # nobody else moves it
+    assert watched.see(EngineState.ROLLING, stages=[on.set_pinned(True, "ann", "demo", 1.0)]) == ["stage"]
+    assert watched.events[-1] == ("stage", told | {"waits": True})
 
 
 def test_an_engine_that_is_stopped_while_it_waits_for_its_restart_stays_stopped(tmp_path: Path) -> None:
