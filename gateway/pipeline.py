@@ -183,7 +183,7 @@ class Pipeline:
         behind: Callable[[GroupRun], None] | None = None,
         within: float | None = None,
     ) -> Outcome:
-        """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a group
+        """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a request
         that trains, ``within``: seconds until an answer is there, or the beginning of a streamed one."""
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
@@ -221,7 +221,7 @@ class Pipeline:
                 self._sessions.count_untrained(incoming, route.name, reason)
             answered_by(route.name, policy.kind)
             if policy.kind == "first":
-                outcome = await _begun(first(training, incoming, session), within)
+                outcome = await first(training, incoming, session, behind, within)
                 route.stats.answers[Choice.FIRST] += 1
                 return outcome
             untrained = None if trains else Untrained(reason)
@@ -385,25 +385,17 @@ def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 
 
-async def _begun(answer: Awaitable[OutcomeT], within: float | None) -> OutcomeT:
-    """``answer``, which is there ``within`` seconds, or has begun to be streamed: no stream is cut off then.
-
-    Raises:
-        UnavailableError: it is not.
-    """
-    try:
-        async with asyncio.timeout(within):
-            return await answer
-    except TimeoutError as exc:
-        raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
-
-
 async def _single(
     route: Route, training: Training, incoming: Incoming, within: float | None, *, patient: bool = True
 ) -> Outcome:
     answered_by(route.name, "single")
     with phase("sample"):
-        outcome = await _begun(single(training, incoming, patient=patient), within)
+        try:
+            # a stream that has begun by then goes on
+            async with asyncio.timeout(within):
+                outcome = await single(training, incoming, patient=patient)
+        except TimeoutError as exc:
+            raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
     route.stats.answers[Choice.SINGLE] += 1
     return outcome
 

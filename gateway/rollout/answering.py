@@ -254,19 +254,40 @@ async def best(
         UpstreamError: no answer could be sampled.
     """
 
+    async def use(run: GroupRun) -> Decided:
+        return await _decide(run, incoming, session, policy)
+
+    return await compared_with(
+        behind, within, training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained
+    )
+
+
+async def compared_with(
+    behind: Callable[[GroupRun], None] | None,
+    within: float | None,
+    training: Training,
+    incoming: Incoming,
+    session: SessionLink | None,
+    use: Callable[[GroupRun], Awaitable[T]],
+    *,
+    fans_out: bool,
+    untrained: Untrained | None = None,
+) -> T:
+    """As :func:`run_with_group`, ``within`` seconds; then ``behind`` is called with the group, or once it is given
+    up."""
     begun: GroupRun | None = None
 
-    async def use(run: GroupRun) -> Decided:
+    async def used(run: GroupRun) -> T:
         nonlocal begun
         begun = run
-        decided = await _decide(run, incoming, session, policy)
+        result = await use(run)
         if behind is not None:
             behind(run)
-        return decided
+        return result
 
     try:
         async with asyncio.timeout(within):
-            return await run_with_group(training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained)
+            return await run_with_group(training, incoming, session, used, fans_out=fans_out, untrained=untrained)
     except (SwarmGatewayError, TimeoutError, asyncio.CancelledError) as exc:
         if behind is not None and begun is not None:
             begun.fail()

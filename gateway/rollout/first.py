@@ -10,13 +10,13 @@ With ``n`` > 1 the first n answers go out, each as the choice of its number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
 from gateway.observability.request import phase
-from gateway.rollout.answering import run_with_group
+from gateway.rollout.answering import compared_with
 from gateway.rollout.group import GroupRun
 from gateway.rollout.return_policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample
@@ -30,11 +30,18 @@ from swarm.errors import SwarmGatewayError, UnavailableError, UpstreamError
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
 
 
-async def first(training: Training, incoming: Incoming, session: SessionLink | None) -> Live | Decided:
+async def first(
+    training: Training,
+    incoming: Incoming,
+    session: SessionLink | None,
+    behind: Callable[[GroupRun], None] | None = None,
+    within: float | None = None,
+) -> Live | Decided:
     """Answer 0 of a group: live where a stream was asked for, else whole as soon as it is there.
 
     Arguments and errors as of :func:`gateway.rollout.answering.best`; a failure after the first chunk ends the stream
-    with an error.
+    with an error. ``within`` bounds the wait for the first chunk. With ``behind`` a group is sampled also where none
+    can be trained.
     """
 
     async def use(run: GroupRun) -> Live | Decided:
@@ -42,7 +49,7 @@ async def first(training: Training, incoming: Incoming, session: SessionLink | N
             return await _Broadcast(run, incoming, session).begin()
         return await _whole(run, incoming, session)
 
-    return await run_with_group(training, incoming, session, use)
+    return await compared_with(behind, within, training, incoming, session, use, fans_out=behind is not None)
 
 
 async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
@@ -57,11 +64,18 @@ async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None)
     run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[index].answer for index in delivered]
     if session is not None:
-        session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered))
+        session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered), trains=run.trains)
     run.settle((), None, delivered)
     chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
-    report = GroupReport(policy_version=run.samples[delivered[0]].policy_version)
+    report = _report(run, run.samples[delivered[0]].policy_version)
     return Decided(completion_of(answers, run.shaped.answer_id), chunks, report.headers())
+
+
+def _report(run: GroupRun, version: int | None) -> GroupReport:
+    """What is known of a group that goes on."""
+    if run.trains:
+        return GroupReport(policy_version=version)
+    return GroupReport(policy_version=version, trained=False, drop_reason=run.shaped.drop)
 
 
 class _Broadcast:
@@ -94,7 +108,7 @@ class _Broadcast:
         with phase("sample"):
             version = await self._opened
         run.settle((), None, range(self._count))
-        return Live(self._chunks(), GroupReport(policy_version=version).headers(), self._close)
+        return Live(self._chunks(), _report(run, version).headers(), self._close)
 
     async def _stream(self, index: int) -> list[Sample]:
         """Sample the answer at ``index`` and pass its chunks on as they come."""
@@ -147,7 +161,7 @@ class _Broadcast:
         if assembly.finish_reason is not None and all(other.finish_reason for other in self._assemblies):
             self._deliver()
             version = self._opened.result() if self._opened.done() else None
-            shaped["swarm"] = GroupReport(policy_version=version).as_dict()
+            shaped["swarm"] = _report(self._run, version).as_dict()
         self._parts.put_nowait(shaped)
 
     def _deliver(self) -> None:
@@ -156,7 +170,9 @@ class _Broadcast:
             self._whole = True
             if self._session is not None:
                 message = self._assemblies[0].answer().message
-                self._session.delivered(self._run.shaped.answer_id, message, None, choices=self._count)
+                self._session.delivered(
+                    self._run.shaped.answer_id, message, None, choices=self._count, trains=self._run.trains
+                )
                 if self._left:
                     self._session.abandoned()
 

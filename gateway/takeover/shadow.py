@@ -146,10 +146,12 @@ class Shadow:
         """One answer of the incumbent behind a group; returns what became of it."""
         try:
             answer, seconds = await whole_answer(ask, incoming)
+            with self._taken(draw) as drawn:
+                pair = await run.compared(self.reference(training, answer, seconds, draw.stage, drawn))
+                if not run.samples and not pair.challenger.failed:
+                    raise UpstreamError("its user left the challenger's stream", code=NOT_WHOLE)
         except SwarmGatewayError as exc:
             return exc.code or exc.type
-        with self._taken(draw) as drawn:
-            pair = await run.compared(self.reference(training, answer, seconds, draw.stage, drawn))
         await _record(training, pair)
         return "unjudged" if pair.unjudged else COMPARED
 

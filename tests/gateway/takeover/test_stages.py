@@ -10,19 +10,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from httpx import Response
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.evidence.pairs import Pair
+from swarm.protocol import BATCH_WAITS
 from swarm.states import EngineState
-from tests.gateway.conftest import Http, OpenGateway, ask, gateway_before, serving, write_hooks
+from tests.gateway.conftest import BODY, Http, OpenGateway, ask, gateway_before, serving, write_hooks
 from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
-from tests.standins.swarm import Swarm, by_number, error
+from tests.standins.swarm import Swarm, as_one, by_number, error, hanging, said, streamed
 from tests.standins.upstream import CHAT, Upstream
 from tests.standins.vllm import chat_chunk
 
@@ -127,6 +128,66 @@ def slowly(seconds: float, *, first: bool) -> Callable[..., StreamingResponse]:
     return lambda *_: StreamingResponse(parts(), media_type="text/event-stream")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_that_go_out_before_they_are_judged_are_compared_too(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
+) -> None:
+    settings = serve(upstream, stage="live", watch_share=1)
+    upstream.answers[CHAT] = lambda _: streamed("well", " said") if stream else said("well said")
+    async with open_gateway(**settings, policy="first", reward=REWARD) as http:
+        await known(http, "live")
+        response = await ask(http, stream=stream)
+        assert response.headers["x-swarm-source"] == "challenger"
+        await became(http, compared=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.side, pair.terms.stage, pair.challenger.failed, pair.unjudged) == ("challenger", "live", 0, "")
+    assert pair.challenger.reward == pytest.approx(0.275 if stream else 0.25)
+    assert len(swarm.ends) == 1
+
+
+async def test_while_a_batch_waits_they_are_compared_all_the_same(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async def answer(request: Request) -> Response:
+        return as_one([said("one two")] * int(request.headers["x-swarm-samples"]))
+
+    async def none_needed(request: Request) -> Response:
+        client = (await request.json())["client_uuid"]
+        return JSONResponse({"success": False, "client_uuid": client, "fail_cause": BATCH_WAITS})
+
+    swarm.app.router.routes.insert(0, Route("/claim_group", none_needed, methods=["POST"]))
+    swarm.app.router.routes.append(Route(CHAT, answer, methods=["POST"]))
+    async with open_gateway(**serve(upstream, stage="live", watch_share=1), policy="first", reward=REWARD) as http:
+        await known(http, "live")
+        response = await ask(http)
+        assert (response.headers["x-swarm-source"], response.headers["x-swarm-trained"]) == ("challenger", "false")
+        assert response.headers["x-swarm-drop-reason"] == "batch_waits"
+        await became(http, compared=1)
+    [pair] = pairs_of(swarm)
+    assert (pair.challenger.answers, pair.challenger.reward) == (4, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "left"])
+async def test_an_answer_that_never_begins_is_the_challengers_failure_and_one_that_its_user_leaves_is_not(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, trouble: str
+) -> None:
+    settings = serve(upstream, stage="live", watch_share=1, challenger_seconds=0.4)
+    upstream.answers[CHAT] = lambda _: streamed("well", " said")
+    async with open_gateway(**settings, policy="first", reward=REWARD) as http:
+        await known(http, "live")
+        begun = slowly(30, first=trouble == "hangs")
+        swarm.answer = lambda body, number: begun() if body.get("stream") else hanging(body, number)
+        if trouble == "hangs":
+            assert (await ask(http, stream=True)).headers["x-swarm-source"] == "incumbent"
+            await swarm.until(lambda: len(pairs_of(swarm)) == 1)
+            assert pairs_of(swarm)[0].challenger.failed == 1
+            return
+        async with http.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
+            await anext(response.aiter_bytes())
+        await became(http, not_whole=1)
+    assert not pairs_of(swarm) and not swarm.open_episodes
+
+
 @pytest.mark.parametrize("headers", [{"x-swarm-policy": "first"}, {"x-swarm-train": "false"}], ids=["first", "single"])
 async def test_a_stream_of_the_challengers_that_has_begun_is_cut_off_by_nobody(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: dict[str, str]
@@ -212,7 +273,7 @@ async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
         assert (await http.post("/v1/feedback", json={"label": "good"})).status_code == 400
 
 
-async def until_side(http: Http, side: str) -> Response:
+async def until_side(http: Http, side: str) -> httpx.Response:
     for number in range(100):
         response = await ask(http, headers={"x-swarm-session": f"another {number}"})
         if response.headers["x-swarm-source"] == side:
