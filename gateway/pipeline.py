@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from adapters.dialects.chat import without_lines
+from adapters.dialects.jsons import object_in
 from gateway.config.route import RouteSettings
 from gateway.data.consent import consents, header_consent
 from gateway.keys.ring import KeyRing
@@ -27,7 +28,7 @@ from gateway.rollout.server import Training
 from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
-from gateway.sessions.conversation import session_of, user_of
+from gateway.sessions.conversation import whose
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.takeover.delivered import DeliveredAnswers
@@ -89,11 +90,9 @@ class Pipeline:
         """
         async with AsyncExitStack() as held:
             table = held.enter_context(self._routes.table.held())
+            refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
             route = await table.find(incoming.call.model, incoming.caller)
             answered_by(route.name)
-            asked_by(incoming.caller.key_id, user_of(incoming.call.body))
-            in_session(session := session_of(incoming))
-            refuses = await self._keys.refusals.hear(incoming.caller.key_id, session, incoming.headers)
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
@@ -112,15 +111,26 @@ class Pipeline:
         """
         async with AsyncExitStack() as held:
             table = held.enter_context(self._routes.table.held())
+            refuses = await self.hear(request.headers, object_in(request.body) or {}, request.caller)
             route, upstream = await _forwarding(table, request)
             answered_by(route.name, "upstream")
-            asked_by(request.caller.key_id, "")
-            _consents(route, request)
+            _consents(route, request, refuses=refuses)
             with phase("queue"):
                 held.callback(await self._admission.enter(route.name, route.settings, request.caller))
             with phase("upstream"):
                 relayed = await upstream.forward(request)
             return _holding(relayed, held)
+
+    async def hear(self, headers: Mapping[str, str], body: Mapping[str, Any], caller: Caller) -> bool:
+        """Note whose request it is, by its headers and its body in any dialect. Whether its key or its session says no,
+        now or before: then its texts are written nowhere, whatever becomes of it."""
+        user, session = whose(headers, body)
+        asked_by(caller.key_id, user)
+        in_session(session)
+        refuses = await self._keys.refusals.hear(caller.key_id, session, headers)
+        if refuses:
+            may_keep(texts=False)
+        return refuses
 
     async def is_plain(self, model: str | None, caller: Caller) -> bool:
         """Whether only an upstream answers the requests for ``model``, as they came: none are masked."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, LLMRequest
+from adapters.dialects.jsons import object_in
 from gateway.api.exchange import Rendering, deliver
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Incoming, LeftOut, Outcome, Prospect
@@ -82,10 +83,14 @@ class ApiEndpoint(ABC):
         more_headers = {id_header: scope["state"]["request_id"]} if id_header else {}
         gateway.door.requests += 1
         gateway.door.in_flight += 1
+        raw = b""
         try:
             try:
-                answering = await self.read(gateway, scope, bytes(await read_body(receive)), more_headers)
+                raw = bytes(await read_body(receive))
+                answering = await self.read(gateway, scope, raw, more_headers)
             except SwarmGatewayError as exc:
+                # what is refused here is logged, too
+                await gateway.pipeline.hear(public_headers(scope["headers"]), object_in(raw) or {}, caller_of(scope))
                 gateway.count_error(exc)
                 await Rendering(self.dialect, {}, False, more_headers).refusal(exc)(scope, receive, send)
                 return

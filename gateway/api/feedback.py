@@ -133,8 +133,10 @@ async def end_session(request: Request, id: str, body: SessionFeedback) -> Sessi
     It ends on all routes; its hook runs after the response. The body is optional feedback.
     """
     gateway: Gateway = request.state.gateway
+    caller = caller_of(request.scope)
+    await gateway.pipeline.hear({}, {"metadata": {"session_id": id}}, caller)
     feedback = body.feedback() if body.model_fields_set - {"task"} else None
-    if not gateway.sessions.end(id, caller_of(request.scope).key_id, feedback, body.task):
+    if not gateway.sessions.end(id, caller.key_id, feedback, body.task):
         raise NotFoundError(f"session {id!r} is not known, or is over", code="session_not_found")
     return SessionEnded(session_id=id, ended=True)
 

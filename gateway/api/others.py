@@ -154,6 +154,7 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
         RequestError: the request cannot be carried, or the engine finds fault with it.
         UnavailableError, UpstreamError: nobody can count now.
     """
+    await gateway.pipeline.hear(request.headers, data, request.caller)
     with gateway.routes.table.held() as table:
         route = await table.find(request.model, request.caller)
         if route.plain or route.training is None:

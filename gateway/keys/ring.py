@@ -29,7 +29,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.data.refusals import Refusals
 from gateway.keys.store import KeyFile, VirtualKey
-from gateway.observability.request import may_keep
+from gateway.observability.request import asked_by, may_keep
 from gateway.types import Caller
 from swarm.credentials import RepeatedReads, Ring, append_audit, digest, matching
 from swarm.errors import (
@@ -296,6 +296,7 @@ class KeyMiddleware:
             await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller
+        asked_by(holder.caller.key_id, "")
         if holder.caller.train is False:
             may_keep(texts=False)
         await self.app(scope, receive, send)

@@ -317,7 +317,22 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     Raises:
         RequestError: our header is longer than 256 characters.
     """
-    key_id, headers, body = incoming.caller.key_id, incoming.headers, incoming.call.body
+    return _names_in(incoming.headers, incoming.call.body, incoming.caller.key_id, route)
+
+
+def whose(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str]:
+    """The end user and the session that a request names, in whatever dialect; empty where it names none."""
+    metadata: Any = body.get("metadata")
+    anthropics = cast("dict[str, Any]", metadata).get("user_id") if isinstance(metadata, dict) else None
+    user = user_of(body) or user_of({"user": anthropics})
+    try:
+        scope, _, _ = _names_in(headers, {"user": user, "metadata": metadata}, "", "")
+    except RequestError:
+        return user, ""
+    return user, scope.name if scope.kind in ("session", "agent") else ""
+
+
+def _names_in(headers: Mapping[str, str], body: Mapping[str, Any], key_id: str, route: str) -> tuple[Scope, str, str]:
     agent = parent = ""
     own = next((session for name in _AGENT_SESSIONS if (session := headers.get(name, ""))), "")
     if own:
@@ -342,15 +357,6 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     if user:
         return Scope(route, key_id, "user", user), "", ""
     return Scope(route, key_id, "anyone", ""), "", ""
-
-
-def session_of(incoming: Incoming) -> str:
-    """The name of a request's session, where it names one that may be one."""
-    try:
-        scope, _, _ = names_of(incoming, "")
-    except RequestError:
-        return ""
-    return scope.name if scope.kind in ("session", "agent") else ""
 
 
 def user_of(body: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from swarm.server.journal.rows import StateRow
 from swarm.states import EpisodeState
 from swarm.subjects import DataReport, Subject, user_digest
 from tests.gateway.conftest import CHAT, Http, gateway_before
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import POISON, plain, role_chunk, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
 from tests.swarm.server.dataplane.test_fatal_requests import restarted
@@ -72,6 +73,38 @@ async def test_what_is_kept_of_a_key_is_reported_exported_and_deleted_everywhere
     assert "requests.jsonl" in traces(tmp_path, f"{MARK} {HIS}".encode())
     entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [entry["what"] for entry in entries].count("data delete") == 1
+
+
+@pytest.mark.parametrize("about", [{"key": ""}, {"user": user_digest("Ann")}, {"session": "chat of Ann"}])
+async def test_requests_that_nobody_samples_are_deleted_from_the_request_log_too(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path, about: dict[str, str]
+) -> None:
+    """Refused, counted and forwarded ones, and feedback."""
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    about = {"key": her.id} if "key" in about else about
+    talk = [{"role": "user", "content": MARK}]
+    metadata = {"session_id": "chat of Ann", "user_id": "Ann"}
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"model": "unheard", "user": "Ann", "metadata": metadata, "messages": talk},
+        "/v1/completions": {"prompt": MARK, "suffix": MARK, "user": "Ann", "metadata": metadata},
+        "/v1/messages/count_tokens": {"messages": talk, "metadata": metadata},
+        "/v1/embeddings": {"input": MARK, "user": "Ann", "metadata": metadata},
+    }
+    if "key" in about:
+        bodies["/v1/feedback"] = {"completion_id": "none", "comment": MARK}
+    if "user" not in about:
+        bodies["/v1/sessions/chat of Ann/end"] = {"comment": MARK}
+    own, boss = {"authorization": f"Bearer {hers}"}, {"authorization": f"Bearer {admin}"}
+    settings: dict[str, Any] = {"keys_file": file.path, "request_log": {"path": tmp_path / "requests.jsonl"}}
+    async with gateway_before(
+        str(rig.client.base_url), tmp_path, upstream={"base_url": upstream.url}, **settings
+    ) as http:
+        for path, body in bodies.items():
+            await http.post(path, json=body, headers=own)
+        done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
+        assert done["gateway"]["request_log_lines"] == len(bodies)
+    assert traces(tmp_path, MARK.encode()) == set()
 
 
 async def dies_of(rig: server.Rig, asking: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:

@@ -15,6 +15,7 @@ import pytest
 from gateway.keys.store import KeyFile
 from gateway.observability.logs import TextFormatter
 from tests.gateway.conftest import CHAT, Http, gateway_before
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import PROMPT, completion_chunk, plain, role_chunk, status, streamed, token_chunk, told
 from tests.standins.vllm import usage_chunk as usage
 from tests.swarm.server import conftest as server
@@ -204,3 +205,24 @@ async def test_a_session_that_says_no_is_not_kept_from_then_on(rig: server.Rig, 
         assert await trained("hers") == await trained("hers", **{"x-swarm-train": "true"}) == "false"
         assert traces(tmp_path, ANSWER) == set()
         assert await trained("his") == "true"
+
+
+@pytest.mark.parametrize("dialect", [CHAT, "/v1/messages"])
+async def test_whatever_a_session_asks_that_said_no_is_not_kept(
+    rig: server.Rig, upstream: Upstream, tmp_path: Path, dialect: str
+) -> None:
+    """Refused, counted, forwarded and ended: what no conversation is made of, or no route is found for."""
+    named: dict[str, Any] = {"session_id": "hers"} if dialect == CHAT else {"user_id": '{"session_id": "hers"}'}
+    asked = {"model": "tiny", **DIALECTS[dialect], "metadata": named}
+    no, header = {"x-swarm-train": "false; session"}, {"x-swarm-session": "hers"}
+    async with keeping_all(rig, tmp_path, upstream={"base_url": upstream.url}) as http:
+        assert (await http.post(dialect, json=asked, headers=no)).status_code == 200
+        for body in ({**asked, "stream": MARK}, {**asked, "model": "unheard"}):
+            assert (await http.post(dialect, json=body)).status_code in (400, 404)
+        assert (await http.post(dialect, content=f'"{MARK}'.encode(), headers=header)).status_code == 400
+        await http.post("/v1/messages/count_tokens", json={**asked, **DIALECTS["/v1/messages"], "metadata": named})
+        for headers in ({}, header):
+            await http.post("/v1/embeddings", json={"input": MARK, **({} if headers else asked)}, headers=headers)
+        await http.post("/v1/sessions/hers/end", json={"comment": MARK})
+    assert len(upstream.got) >= 2 and traces(tmp_path) == set()
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 8

@@ -40,7 +40,11 @@ class Door:
 
     async def post(self, path: str, key: str = "app", **content: Any) -> httpx.Response:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["state"] = {"gateway": SimpleNamespace(sessions=self.sessions), "caller": Caller(key)}
+            async def hear(*_: object) -> bool:
+                return False
+
+            gateway = SimpleNamespace(sessions=self.sessions, pipeline=SimpleNamespace(hear=hear))
+            scope["state"] = {"gateway": gateway, "caller": Caller(key)}
             await self._app(scope, receive, send)
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
