@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from adapters.dialects import LLMRequest
 from adapters.dialects.chat import without_lines
 from adapters.dialects.jsons import object_in
 from gateway.config.route import RouteSettings
-from gateway.data.consent import consents, header_consent
+from gateway.data.consent import Consent, consents, header_consent
 from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import answered_by, asked_by, in_session, may_keep, phase
@@ -314,6 +315,15 @@ class Pipeline:
             raise error from None
         route.stats.fallbacks[reason] += 1
         return outcome
+
+
+def with_placeholders(route: Route, body: dict[str, Any]) -> dict[str, Any]:
+    """A ``body`` of any dialect, which nobody samples, as its route masks those that are sampled."""
+    data = route.settings.data
+    if data.redact != "before_sampling":
+        return body
+    call = LLMRequest(None, body.get("messages") or [], 1, stream=False, include_usage=False, body=body)
+    return _masked(Incoming(call, {}, Caller(), "", b"", "", consent=Consent(rules=data.rules))).call.body
 
 
 def _impatient(settings: RouteSettings) -> RouteSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import URL
@@ -20,6 +21,7 @@ from adapters.dialects.chat import without_lines
 from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers
 from gateway.api.exchange import Rendering
+from gateway.pipeline import with_placeholders
 from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Outcome, Relayed
@@ -157,6 +159,9 @@ async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) ->
     await gateway.pipeline.hear(request.headers, data, request.caller)
     with gateway.routes.table.held() as table:
         route = await table.find(request.model, request.caller)
+        masked = with_placeholders(route, data)
+        if masked is not data:
+            data, request = masked, replace(request, body=encode(masked))
         if route.plain or route.training is None:
             return await gateway.pipeline.forward(request)
         body, _ = without_lines(_MESSAGES.counted(data), route.settings.drop_lines)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from gateway.redaction.rules import MEDIA, PLACEHOLDER, Rules
+from gateway.redaction.rules import PLACEHOLDER, Rules, media_in
 
 Chunk = dict[str, Any]
 T = TypeVar("T")
@@ -201,8 +201,9 @@ def _mapped(value: T, change: Callable[[str, bool], str], in_json: bool = False)
             mapped = change(value, in_json)
         case dict():
             fields = cast("dict[str, Any]", value)
+            media = media_in(fields)
             mapped = {
-                change(name, False): field if name in MEDIA else _mapped(field, change, name == _ARGUMENTS)
+                change(name, False): field if name in media else _mapped(field, change, name == _ARGUMENTS)
                 for name, field in fields.items()
             }
         case list():

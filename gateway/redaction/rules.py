@@ -8,7 +8,7 @@ Rules know forms and checksums, not people: a name, an address or a password in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ Finder = Callable[[str], Iterable[Span]]
 #: What stands for a private part, see :mod:`gateway.redaction.masking`.
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
-MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
+_MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class Rules:
                 return next(self._candidates(value), None) is not None
             case dict():
                 fields = cast("dict[str, Any]", value)
+                media = media_in(fields)
                 return any(
-                    name not in MEDIA and (self.private(name) or self.private(field)) for name, field in fields.items()
+                    name not in media and (self.private(name) or self.private(field)) for name, field in fields.items()
                 )
             case list():
                 return any(self.private(item) for item in cast("list[Any]", value))
@@ -63,6 +64,11 @@ class Rules:
                     # what stands for something private is not
                     if not any(start <= span.start and span.end <= end for start, end in placeholders):
                         yield span
+
+
+def media_in(fields: Mapping[str, Any]) -> Set[str]:
+    """The names of fields that hold a picture or sound, in the chat form or in Anthropic's."""
+    return _MEDIA | {"data"} if fields.get("type") == "base64" else _MEDIA
 
 
 _BUILT_IN = Rules()

@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
 from tests.gateway.conftest import CHAT, gateway_before
 from tests.gateway.data.test_erasure import traces
+from tests.standins.upstream import Upstream
 from tests.standins.vllm import plain_choice, role_chunk, several, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
 
@@ -185,3 +187,21 @@ async def test_of_several_prompts_an_upstream_gets_each_with_its_placeholders(
         assert unread.status_code == 400
     sent = [body["prompt"] for _, body in rig.vllm.requests]
     assert sorted(sent) == ["hello", f"write to {MASKED}"]
+
+
+async def test_tokens_are_counted_of_placeholders(rig: server.Rig, upstream: Upstream, tmp_path: Path) -> None:
+    """By the engine, and by an upstream, which gets pictures as they are."""
+    counting = "/v1/messages/count_tokens"
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": f"{EMAIL}="}}
+    blocks = [{"type": "text", "text": f"write to {EMAIL}"}, picture]
+    body = {"model": "tiny", "system": f"for {EMAIL}", "messages": [{"role": "user", "content": blocks}]}
+    upstream.answers[counting] = lambda _: JSONResponse({"input_tokens": 3})
+    rig.vllm.default = lambda _: JSONResponse({"count": 5, "tokens": [], "max_model_len": 9})
+    for swarm_url, count in ((str(rig.client.base_url), 5), (None, 3)):
+        settings: dict[str, Any] = {"swarm_url": swarm_url, "upstream": {"base_url": upstream.url}}
+        async with gateway_before(folder=tmp_path, data={"redact": "before_sampling"}, **settings) as http:
+            assert (await http.post(counting, json=body)).json() == {"input_tokens": count}
+    (_, counted), (asked,) = rig.vllm.requests[-1], upstream.got
+    assert EMAIL not in json.dumps(counted["messages"][0]) and MASKED in json.dumps(counted)
+    assert asked.body["messages"][0]["content"] == [{"type": "text", "text": f"write to {MASKED}"}, picture]
+    assert asked.body["system"] == f"for {MASKED}"
