@@ -6,6 +6,7 @@ Invariant: after :meth:`Fields.done` every field of the object was either taken 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from swarm.errors import RequestError
@@ -156,6 +157,12 @@ class Fields:
 def present(**values: Any) -> dict[str, Any]:
     """The values that are not ``None``."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def session_in(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What of a request's ``metadata`` names its session."""
+    name = (metadata or {}).get("session_id")
+    return {"session_id": name} if isinstance(name, str) else None
 
 
 def refuse(path: str, problem: str) -> NoReturn:

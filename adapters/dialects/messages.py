@@ -26,7 +26,7 @@ from adapters.dialects.dialect import (
     choices_of,
     unreadable,
 )
-from adapters.dialects.fields import Fields, check_depth, present, refuse
+from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
@@ -108,6 +108,7 @@ class MessagesDialect(Dialect):
             top_k=top.number("top_k"),
             stop=stop,
             user=None if metadata is None else metadata.text("user_id"),
+            metadata=None if metadata is None else session_in(metadata.data),
         )
         body |= {**_tools(top), **_thinking(top), **_output(top)}
         top.only("container")

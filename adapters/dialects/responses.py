@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from adapters.dialects.chat_answers import parts_of
 from adapters.dialects.dialect import Body, Dialect, LLMRequest, SampledAnswer, choices_of, unreadable
-from adapters.dialects.fields import Fields, check_depth, present, refuse
+from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
 from adapters.dialects.response_answers import CUT, ID_PREFIX, SEALED, ResponseItems, ResponseStream
 from adapters.dialects.response_items import conversation_of, tools_of
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
@@ -46,11 +46,14 @@ class ResponsesDialect(Dialect):
         if store and not self._stored:
             top.note("responses are not stored here", "store")
         model, stream = top.text("model"), top.flag("stream") or False
+        user, known_as = top.text("user"), top.text("safety_identifier")
         body: dict[str, Any] = {"messages": conversation_of(top).messages} | present(
             temperature=top.number("temperature"),
             top_p=top.number("top_p"),
             max_completion_tokens=top.integer("max_output_tokens"),
-            user=top.text("user"),
+            user=known_as or user,
+            # the response repeats it; the name of its session alone goes on
+            metadata=session_in(top.whole("metadata")),
             chat_template_kwargs=top.whole("chat_template_kwargs"),
         )
         body |= {**tools_of(top), **_text_format(top), **_reasoning(top)}
@@ -95,8 +98,7 @@ def _without_effect(top: Fields) -> None:
         top.only(name)
     top.only("background", False)
     top.only("top_logprobs", 0)
-    top.whole("metadata")  # the response repeats it
-    top.drop("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "client_metadata")
+    top.drop("prompt_cache_key", "prompt_cache_retention", "service_tier", "client_metadata")
     # the first bounds tools that do not run here
     top.drop("max_tool_calls", "stream_options")
     top.leave("truncation", "a conversation that is too long is refused", "disabled")

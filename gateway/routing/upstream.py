@@ -160,7 +160,8 @@ class Upstream:
         return to_json({**json.loads(incoming.raw), "model": self._model})
 
     def _chat_body(self, incoming: Incoming) -> bytes:
-        body = incoming.call.body
+        # where OpenAI stores nothing, it refuses metadata in a chat
+        body = {name: value for name, value in incoming.call.body.items() if name != "metadata"}
         return to_json({**body, "model": self._model} if self._model else body)
 
     def _headers(self, more: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,12 @@ OUTCOME = "def on_session_end(session, context):\n    return session.feedback.ra
 CODEX = {"user-agent": "codex_exec/0.169.0", "session-id": "s", "thread-id": "s", "x-swarm-policy": "best"}
 SUB = {**CODEX, "thread-id": "sub"}
 GROUP = 4
+DIALECTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+}
 
 
 async def told(http: httpx.AsyncClient, name: str = "s") -> dict[str, Any]:
@@ -33,6 +39,14 @@ async def told(http: httpx.AsyncClient, name: str = "s") -> dict[str, Any]:
     assert answer.json()["session_id"] == name
     [on] = answer.json()["on"]
     return on
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_metadata_names_a_session_in_every_dialect(gateway: httpx.AsyncClient, path: str) -> None:
+    body = {"model": "tiny", "metadata": {"session_id": "s"}, **DIALECTS[path]}
+    assert (await gateway.post(path, json=body)).status_code == 200
+    assert (await told(gateway))["agents"][""]["requests"] == 1
 
 
 @pytest.mark.anyio

@@ -81,6 +81,13 @@ def test_settings_are_carried() -> None:
     }
 
 
+def test_the_end_user_and_the_session_are_carried() -> None:
+    """By them a person's data is found and deleted."""
+    body = parsed(user="old name", safety_identifier="Ann", metadata={"session_id": "s", "note": "n"})
+    assert (body["user"], body["metadata"]) == ("Ann", {"session_id": "s"})
+    assert parsed(user="Ann")["user"] == parsed(safety_identifier="Ann")["user"] == "Ann"
+
+
 def test_items_of_one_turn_are_one_message() -> None:
     reasoning = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     text = {
