@@ -21,19 +21,25 @@ class MessageAssembly:
 
     def __init__(self) -> None:
         self._fields: Chunk = {"role": "assistant", "content": None}
-        self._calls: dict[int, Chunk] = {}
+        #: by index, and by number among those of one index
+        self._calls: dict[tuple[int, int], Chunk] = {}
+        self._numbers: dict[int, int] = {}
 
     def take(self, delta: Mapping[str, Any]) -> None:
         """Add the next delta."""
         for call in cast("Sequence[Chunk]", delta.get("tool_calls") or ()):
-            whole = self._calls.setdefault(call.get("index", 0), {"function": {}})
+            index: int = call.get("index") or 0
+            number = self._numbers.get(index, 0)
+            if begins_another(call, self._calls.get((index, number), {}).get("id")):
+                number = self._numbers[index] = number + 1
+            whole = self._calls.setdefault((index, number), {"function": {}})
             _merge(whole["function"], call.get("function") or {})
             _merge(whole, {name: value for name, value in call.items() if name not in ("index", "function")})
         _merge(self._fields, {name: value for name, value in delta.items() if name != "tool_calls"})
 
     def message(self) -> Chunk:
         """The message so far."""
-        calls = [self._calls[position] for position in sorted(self._calls)]
+        calls = [self._calls[place] for place in sorted(self._calls)]
         return {**self._fields, **({"tool_calls": calls} if calls else {})}
 
 
@@ -88,6 +94,13 @@ class Assembly:
                 self._extra[name] = self._extra[name] + value
             elif value is not None or name not in self._extra:
                 self._extra[name] = value
+
+
+def begins_another(call: Mapping[str, Any], open_id: object) -> bool:
+    """Whether the delta of a call begins another one than the call ``open_id`` of the same index: some servers give all
+    calls one index, or none."""
+    named = (call.get("function") or {}).get("name")
+    return bool(open_id and named) and call.get("id") not in (None, "", open_id)
 
 
 def answer_of_chunks(chunks: Iterable[Chunk]) -> SampledAnswer:

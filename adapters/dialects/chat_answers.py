@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from adapters.dialects.assembly import begins_another
 from adapters.dialects.dialect import SampledAnswer
 from swarm.errors import UpstreamError
 
@@ -131,10 +132,9 @@ class Unfolding:
 
     def _add_call(self, steps: list[Step], call: Mapping[str, Any]) -> None:
         function: Mapping[str, Any] = call.get("function") or {}
-        index: int = call.get("index", 0)
-        part = self._open
-        if part is None or index != self._call:
-            call_id, name = call.get("id"), function.get("name")
+        index: int = call.get("index") or 0
+        part, call_id, name = self._open, call.get("id"), function.get("name")
+        if part is None or index != self._call or begins_another(call, part.call_id):
             if not call_id or not name:
                 raise UpstreamError("the engine streams a tool call without an id or a name", code="malformed_answer")
             part = self._begin(steps, AnswerPart(len(self.parts), "call", call_id, name))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import SampledAnswer
 from adapters.dialects.assembly import Assembly
-from adapters.dialects.chat_answers import chunks_of
+from adapters.dialects.chat_answers import Unfolding, chunks_of
 from swarm.errors import UpstreamError
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é  b"}'}}
@@ -38,6 +38,31 @@ def test_what_was_cut_is_put_together(content: str | None, reasoning: str | None
     }
     assert (whole.finish_reason, whole.usage, whole.choice_extra) == ("stop", usage, {"stop_reason": 7})
     assert whole.body_extra == {"system_fingerprint": "f"}
+
+
+@pytest.mark.parametrize("index", [{}, {"index": 0}, {"index": None}])
+def test_calls_with_one_index_stay_apart(index: dict[str, Any]) -> None:
+    """Some servers give all calls index 0, or none; others say id and name of a call with each of its deltas."""
+    assembly, unfolding = Assembly(), Unfolding()
+    for number in (1, 2):
+        for arguments in ('{"a":', f"{number}}}"):
+            function = {"name": "look", "arguments": arguments}
+            delta = {"tool_calls": [{"id": f"c{number}", "type": "function", "function": function, **index}]}
+            chunk = {"id": "i", "choices": [{"index": 0, "delta": {"content": "", **delta}}]}
+            assembly.take(chunk)
+            unfolding.take(chunk)
+    assembly.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    calls = assembly.answer().message["tool_calls"]
+    assert [(call["id"], call["function"]["arguments"]) for call in calls] == [("c1", '{"a":1}'), ("c2", '{"a":2}')]
+    assert [(part.call_id, part.text) for part in unfolding.parts] == [("c1", '{"a":1}'), ("c2", '{"a":2}')]
+
+
+def test_a_call_without_an_index_is_no_text() -> None:
+    unfolding = Unfolding()
+    call = {"index": None, "id": "c1", "function": {"name": "look", "arguments": "{}"}}
+    for delta in ({"content": "hm"}, {"tool_calls": [call]}):
+        unfolding.take({"id": "i", "choices": [{"index": 0, "delta": delta}]})
+    assert [(part.kind, part.text) for part in unfolding.parts] == [("text", "hm"), ("call", "{}")]
 
 
 def test_log_probabilities_are_joined() -> None:
