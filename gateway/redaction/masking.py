@@ -106,7 +106,8 @@ class Unmasking:
             index: int = choice.get("index", 0)
             over = choice.get("finish_reason") is not None
             texts = {name: (fields, key) for name, fields, key in _texts_in(choice)}
-            if texts or over:
+            # a call may open without a text
+            if texts or over or (choice.get("delta") or {}).get("tool_calls"):
                 yield from self._let_go([(at, name) for at, name in self._held if at == index and name not in texts])
             for name, (fields, key) in texts.items():
                 text = self._held.pop((index, name), "") + fields[key]

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from adapters.dialects.assembly import Assembly
+from adapters.dialects.messages import MessageStream
 from gateway.redaction.masking import Masking, Unmasking, unmasked
 from gateway.redaction.rules import Rules
 
@@ -92,6 +93,16 @@ def test_a_stream_says_the_same_however_it_is_cut() -> None:
             (call,) = message["tool_calls"]
             assert call["function"]["arguments"] == answer["arguments"]
             json.loads(call["function"]["arguments"])
+
+
+def test_what_is_held_goes_out_before_a_call_that_opens_without_arguments() -> None:
+    """As vLLM opens them; a text in the middle of a call would break it in other dialects."""
+    unmasking, stream = Unmasking({"[EMAIL_1]": EMAIL}), MessageStream()
+    opening = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f"}}
+    going_on = {"index": 0, "function": {"arguments": "{}"}}
+    chunks = [chunk(0, content="see ["), chunk(0, tool_calls=[opening]), chunk(0, tool_calls=[going_on])]
+    said = b"".join(stream.take(part) for each in [*chunks, chunk(0, "tool_calls")] for part in unmasking.take(each))
+    assert said.index(b'"text":"["') < said.index(b'"type":"tool_use"') < said.index(b'"partial_json":"{}"')
 
 
 def test_what_is_held_goes_out_at_the_end_of_a_stream_without_one() -> None:
