@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.api.endpoint import caller_of
+from gateway.observability.scrubbing import without_credentials
 from gateway.rollout.server import ServerReport
 from gateway.routing.table import Route, RouteTable
 from gateway.runtime import Gateway
@@ -112,8 +113,9 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
     return RouteStatus(
         **dict(route.stats),
         models=route.all_names,
-        swarm_url=settings.swarm_url,
-        upstream=route.upstream_key and route.upstream_key[0].base_url,
+        # the password of an address is a token, and a key of an application reads this
+        swarm_url=settings.swarm_url and without_credentials(settings.swarm_url),
+        upstream=route.upstream_key and without_credentials(route.upstream_key[0].base_url),
         policy=settings.policy,
         train_fraction=settings.train_fraction,
         control=settings.control,

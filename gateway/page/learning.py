@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.observability.scrubbing import without_credentials
 from gateway.rollout.server import Swarm
 from gateway.routing.table import Route
 from gateway.runtime import Gateway
@@ -53,6 +54,7 @@ class Servers:
                 "servers": [
                     _opened(answer, caller)
                     | {"control": answer["url"] in controls, "learning": self._sentence(answer["url"], controls)}
+                    | {"url": without_credentials(answer["url"])}
                     for answer in answers
                 ],
                 "routes": [_route(route) for route in routes],

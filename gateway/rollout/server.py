@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
+from gateway.observability.scrubbing import without_credentials
 from gateway.rollout.following import StageFollower
 from gateway.rollout.sampling import Sampler, UnrecordedGroup
 from gateway.sessions.open_groups import OpenGroups
@@ -202,7 +203,7 @@ class Swarm:
         """Its last known state."""
         report, down_since = self.report, self.down_since
         return SwarmStatus(
-            url=self.url,
+            url=without_credentials(self.url),
             engine=report.engine or ("refuses the token" if self._refusal else "unreachable"),
             down_since=down_since and down_since.isoformat(timespec="seconds"),
             model=report.model,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
+from gateway.observability.scrubbing import without_credentials
 from gateway.rollout.server import Swarm, Training, Waiting
 from gateway.routing.plan import Plan, PlannedRoute, SwarmKey, UpstreamKey
 from gateway.routing.upstream import Upstream
@@ -175,7 +176,7 @@ class RouteTable:
         await self._read_statuses()
         matching = next((route for pattern, route in self._patterns if fnmatchcase(model, pattern)), None)
         if self._default is None and matching is None and (silent := self._silent()):
-            urls = ", ".join(route.settings.swarm_url or "" for route in silent)
+            urls = ", ".join(without_credentials(route.settings.swarm_url or "") for route in silent)
             error = UnavailableError(
                 f"whether {model!r} is served at {urls} is not known while they are down; `models` of a route says it",
                 code="engine_offline",

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.observability.logs import JsonFormatter
-from tests.gateway.conftest import CHAT, REWARD, OpenGateway
+from tests.gateway.conftest import BODY, CHAT, REWARD, OpenGateway, write_hooks
 from tests.gateway.observability.conftest import Exported
 from tests.standins.swarm import Swarm, error
+from tests.standins.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -106,3 +107,24 @@ async def test_nothing_tells(
     for secret in WORDS:
         for place, text in (("log", lines), ("spans", traced), ("metrics", metrics), ("requests", requests)):
             assert secret not in text, (secret, place)
+
+
+async def test_the_token_in_an_address_is_told_to_no_application(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, nobody: str, tmp_path: Path
+) -> None:
+    def of(url: str, name: str) -> str:
+        return url.replace("http://", f"http://{name}:token-of-the-swarm@")
+
+    own, headers = {"base_url": of(upstream.url, "x")}, {"x-api-key": KEY}
+    async with open_gateway(swarm_url=of(swarm.url, "x"), upstream=own, **HELD) as http:
+        assert (await http.post(CHAT, json={**BODY, "model": "tiny"}, headers=headers)).status_code == 200
+        status = await http.get("/status", headers=headers)
+        route, [told] = status.json()["routes"]["default"], status.json()["swarms"]
+        assert (route["swarm_url"], route["upstream"], told["url"]) == (swarm.url, upstream.url, swarm.url)
+        texts = [status.text, (await http.get("/metrics", headers=headers)).text]
+    hooks = str(write_hooks(tmp_path / "hooks"))
+    routes = [{"name": name, "swarm_url": of(nobody, name), "hooks": hooks} for name in ("a", "b")]
+    async with open_gateway(routes=routes, offline_wait_seconds=0.0, **HELD) as http:
+        unknown = await http.post(CHAT, json={**BODY, "model": "unheard"}, headers=headers)
+        assert unknown.status_code == 503 and nobody in unknown.text
+    assert not any("token-of-the-swarm" in text for text in (*texts, unknown.text))

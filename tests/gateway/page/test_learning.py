@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,9 @@ from swarm.client import AsyncSwarmClient
 from swarm.measures import REWARD, SPREAD, TASKS
 from swarm.status import ServerStatus
 from swarm.types import StepResult
-from tests.gateway.page.conftest import Site
+from tests.gateway.conftest import OpenGateway
+from tests.gateway.page.conftest import Site, site_before
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 
@@ -37,3 +40,12 @@ async def test_a_steps_mean_has_an_interval_that_counts_groups_and_not_answers(
     assert server["learning"] == "not proven: reward over 1 step tells nothing yet"
     errors = [step["error"] for step in server["steps"]]
     assert errors == [pytest.approx(2.131 * 0.2 / math.sqrt(16), rel=1e-3), None, None]
+
+
+async def test_the_token_in_a_servers_address_is_shown_to_nobody(
+    swarm: Swarm, open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    address = swarm.url.replace("http://", "http://x:token-of-the-swarm@")
+    async with site_before(open_gateway, tmp_path, swarm_url=address) as site:
+        [server] = (await (await site.visit("look")).get("/learning"))["servers"]
+    assert server["url"] == swarm.url and not server["problem"]
