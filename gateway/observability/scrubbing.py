@@ -26,6 +26,12 @@ _SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
+#: Such a field with its text, in JSON that cannot be read as such: cut, streamed, or within a text.
+_SECRET_IN_JSON = re.compile(
+    rf"(?<!\\)(?P<quote>\\{{0,15}}\")(?P<name>[\w-]*{_SECRET_FIELD.pattern}[\w-]*(?P=quote)\s*:\s*(?P=quote))"
+    r".*?(?P<end>(?<!\\)(?P=quote)|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
 #: The last word of a cut text, which may be part of a secret.
 _CUT_WORD = re.compile(r"\S{1,256}\Z")
 
@@ -33,6 +39,12 @@ _CUT_WORD = re.compile(r"\S{1,256}\Z")
 def text_without_secrets(text: str) -> str:
     """``text`` with everything that has the form of a secret replaced."""
     return _SECRET_TEXT.sub(_REMOVED, text)
+
+
+def _told(text: str) -> str:
+    """``text`` without secrets, those in fields of JSON within it included."""
+    plain = _SECRET_IN_JSON.sub(rf"\g<quote>\g<name>{_REMOVED}\g<end>", text) if '"' in text else text
+    return text_without_secrets(plain)
 
 
 def without_secrets(value: Any) -> Any:
@@ -47,7 +59,7 @@ def without_secrets(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [without_secrets(item) for item in cast("list[Any]", value)]
-    return text_without_secrets(value) if isinstance(value, str) else value
+    return _told(value) if isinstance(value, str) else value
 
 
 def readable_body(body: bytes, *, cut: bool = False) -> Any:
@@ -70,7 +82,7 @@ def readable_body(body: bytes, *, cut: bool = False) -> Any:
         return f"[{len(body)} bytes]"
     if "\0" in text:
         return f"[{len(body)} bytes]"
-    return text_without_secrets(_CUT_WORD.sub("", text) if cut else text)
+    return _told(_CUT_WORD.sub("", text) if cut else text)
 
 
 def without_credentials(url: str) -> str:

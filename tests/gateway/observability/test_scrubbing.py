@@ -57,6 +57,20 @@ def test_a_secret_is_known_by_its_field() -> None:
     }
 
 
+def test_a_secret_is_known_by_its_field_where_the_body_is_no_whole_json() -> None:
+    """A long body is cut, a stream is events, and the arguments of a call are JSON within a text."""
+    arguments = json.dumps({"user": "ann", "db_password": 'hunter2"!', "note": "stays"})
+    body = json.dumps({"X-Api-Key": "hunter2", "call": {"arguments": arguments}, "max_tokens": "7 stays"})
+    event = f"data: {body}\n\n".encode()
+    for told in (readable_body(body.encode()), readable_body(body.encode(), cut=True), readable_body(event)):
+        text = json.dumps(told)
+        assert "hunter2" not in text and "ann" in text and text.count("stays") >= 1
+    assert json.loads(readable_body(body.encode())["call"]["arguments"])["note"] == "stays"
+    for length in range(1, len(body)):
+        assert "hunter" not in readable_body(body.encode()[:length], cut=True)
+    assert readable_body(b"\\" * 300_000 + b'"', cut=True) is not None, "in no time"
+
+
 def test_bodies_are_told_as_what_they_are() -> None:
     assert readable_body(b"") is None
     assert readable_body(b'{"a": "sk-proj-abcdefghijklmnop0123"}') == {"a": "[removed]"}

@@ -123,8 +123,9 @@ async def test_the_token_in_an_address_is_told_to_no_application(
         assert (route["swarm_url"], route["upstream"], told["url"]) == (swarm.url, upstream.url, swarm.url)
         texts = [status.text, (await http.get("/metrics", headers=headers)).text]
     hooks = str(write_hooks(tmp_path / "hooks"))
-    routes = [{"name": name, "swarm_url": of(nobody, name), "hooks": hooks} for name in ("a", "b")]
-    async with open_gateway(routes=routes, offline_wait_seconds=0.0, **HELD) as http:
+    shared = {"hooks": hooks, "offline_wait_seconds": 0.0}
+    routes = [{"name": name, "swarm_url": of(nobody, name), **shared} for name in ("a", "b")]
+    async with open_gateway(routes=routes, **HELD) as http:
         unknown = await http.post(CHAT, json={**BODY, "model": "unheard"}, headers=headers)
         assert unknown.status_code == 503 and nobody in unknown.text
     assert not any("token-of-the-swarm" in text for text in (*texts, unknown.text))
