@@ -32,8 +32,8 @@ _SECRET_IN_JSON = re.compile(
     r".*?(?P<end>(?<!\\)(?P=quote)|\Z)",
     re.IGNORECASE | re.DOTALL,
 )
-#: The last word of a cut text, which may be part of a secret.
-_CUT_WORD = re.compile(r"\S{1,256}\Z")
+#: The last word of a cut text, which may be part of a secret; and the most of its characters that are left out.
+_CUT_WORD, _LONGEST_WORD = re.compile(r"\S+\Z"), 256
 
 
 def text_without_secrets(text: str) -> str:
@@ -82,7 +82,10 @@ def readable_body(body: bytes, *, cut: bool = False) -> Any:
         return f"[{len(body)} bytes]"
     if "\0" in text:
         return f"[{len(body)} bytes]"
-    return _told(_CUT_WORD.sub("", text) if cut else text)
+    if cut:
+        # the end alone: from each place of a picture's text, the pattern would look as far as it may
+        text = text[:-_LONGEST_WORD] + _CUT_WORD.sub("", text[-_LONGEST_WORD:])
+    return _told(text)
 
 
 def without_credentials(url: str) -> str:
