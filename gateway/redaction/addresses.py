@@ -32,6 +32,7 @@ _DIGITS = frozenset("0123456789")
 _IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _IPV6_MARKS = frozenset("0123456789abcdefABCDEF:.")
 _LONGEST_IPV6 = 45
+_IPV6_STRETCH = re.compile(r"[0-9A-Fa-f:.]++")
 #: Global unicast, unique local, link-local, mapped IPv4, NAT64; the rest of the space is not assigned.
 _ASSIGNED = [IPv6Network(net) for net in ("2000::/3", "fc00::/7", "fe80::/10", "::ffff:0:0/96", "64:ff9b::/96")]
 
@@ -72,16 +73,19 @@ def ip_addresses(text: str) -> Iterator[Span]:
     for match in _IPV6.finditer(text):
         if match.start() < end:
             continue
-        start, end = match.span()
-        while start > 0 and text[start - 1] in _IPV6_MARKS and end - start <= _LONGEST_IPV6:
+        start = match.start()
+        while start > end and text[start - 1] in _IPV6_MARKS:
             start -= 1
-        while end < len(text) and text[end] in _IPV6_MARKS and end - start <= _LONGEST_IPV6:
-            end += 1
-        while text[end - 1] == "." or (text[end - 1] == ":" and text[end - 2] != ":"):
-            end -= 1
+        stretch = _IPV6_STRETCH.match(text, start)
+        assert stretch is not None, "a colon is one of its marks"
+        end = last = stretch.end()
+        while text[last - 1] == "." or (text[last - 1] == ":" and text[last - 2] != ":"):
+            last -= 1
         alone = not (text[start - 1 : start].isalnum() or text[start - 1 : start] == "_")
-        if alone and not (text[end : end + 1].isalnum() or text[end : end + 1] == "_") and _is_ipv6(text[start:end]):
-            yield Span("ip", start, end)
+        alone = alone and not (text[last : last + 1].isalnum() or text[last : last + 1] == "_")
+        # what is longer is a dump, a fingerprint, or a list of MAC addresses
+        if alone and last - start <= _LONGEST_IPV6 and _is_ipv6(text[start:last]):
+            yield Span("ip", start, last)
 
 
 def _is_ipv4(text: str) -> bool:

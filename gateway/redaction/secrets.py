@@ -56,7 +56,9 @@ _PREFIXES = {mark: [prefix for prefix in _FORMS if mark in prefix] for mark in "
 _PREFIXES["A"] = [prefix for prefix in _FORMS if prefix.isalpha()]
 #: Part of a generic key that no word of a name is: letters and digits in one piece.
 _RANDOM = re.compile(r"(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{16,}")
-_JWT = re.compile(r"eyJ[\w-]{5,2000}\.[\w-]{4,8000}\.[\w-]{0,2000}")
+#: The first part of a JWT begins so; its longest, what that is made of, and what follows it.
+_JWT_BEGIN, _SHORTEST_HEAD, _LONGEST_HEAD = "eyJ", 8, 2003
+_JWT_HEAD, _JWT_REST = re.compile(r"[\w-]++"), re.compile(r"\.[\w-]{4,8000}+\.[\w-]{0,2000}+")
 _PEM_BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 #: What a key is made of; JSON and environment files write its lines with ``\n``.
@@ -70,10 +72,7 @@ def secrets(text: str) -> Iterator[Span]:
             for prefix in prefixes:
                 if prefix in text:
                     yield from _issued(text, prefix)
-    if "eyJ" in text:
-        for jwt in _JWT.finditer(text):
-            if not _in_a_word(text, jwt.start()) and _has_header(jwt[0]):
-                yield Span("secret", *jwt.span())
+    yield from _jwts(text)
     if "-----BEGIN" in text:
         yield from _private_keys(text)
 
@@ -87,6 +86,23 @@ def _issued(text: str, prefix: str) -> Iterator[Span]:
         if match is not None and not _goes_on(text, end) and (prefix != "sk-" or _is_random(match[0])):
             yield Span("secret", at, end)
         at = text.find(prefix, end)
+
+
+def _jwts(text: str) -> Iterator[Span]:
+    """Each stretch of what a head is made of is read once, however many heads may begin in it."""
+    at = text.find(_JWT_BEGIN)
+    while at >= 0:
+        stretch = _JWT_HEAD.match(text, at)
+        assert stretch is not None, "it begins with what it is made of"
+        end = stretch.end()
+        rest = _JWT_REST.match(text, end) if end - at >= _SHORTEST_HEAD else None
+        start = -1 if rest is None else text.find(_JWT_BEGIN, max(at, end - _LONGEST_HEAD), end)
+        while start >= 0 and (_in_a_word(text, start) or not _has_header(text[start:end])):
+            start = text.find(_JWT_BEGIN, start + 1, end)
+        if rest is not None and start >= 0:
+            end = rest.end()
+            yield Span("secret", start, end)
+        at = text.find(_JWT_BEGIN, end)
 
 
 def _private_keys(text: str) -> Iterator[Span]:
@@ -120,9 +136,8 @@ def _is_random(rest: str) -> bool:
     return _RANDOM.search(rest) is not None
 
 
-def _has_header(jwt: str) -> bool:
-    """Whether the first part of ``jwt`` is JSON that names an algorithm (RFC 7515)."""
-    head = jwt.partition(".")[0]
+def _has_header(head: str) -> bool:
+    """Whether the first part of a JWT is JSON that names an algorithm (RFC 7515)."""
     try:
         header = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
     except (ValueError, binascii.Error, RecursionError):
