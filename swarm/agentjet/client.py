@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from swarm import client, types
 from swarm.agentjet.executors import PeriodicDrainThreadPoolExecutor, note_begun, note_over, retried
@@ -56,11 +55,10 @@ class SwarmClient:
         agentjet_job: AgentJetJob | None = None,
         auto_start_swarm_server: bool = False,
     ) -> None:
-        address, token = _address_and_token(server_url)
         self.verbose = verbose
         self._job = agentjet_job
         self._client = client.SwarmClient(
-            address, token, boot_timeout=_PATIENCE, auto_start_swarm_server=auto_start_swarm_server
+            server_url, boot_timeout=_PATIENCE, auto_start_swarm_server=auto_start_swarm_server
         )
 
     @property
@@ -314,12 +312,3 @@ def auto_train_with_dataset(
     with PeriodicDrainThreadPoolExecutor[Any](remote_batch_size * local_grpo_n, _TRAIN_PARALLEL) as pool:
         for task in episodes():
             pool.submit_with_periodic_drain(rollout, task)
-
-
-def _address_and_token(server_url: str) -> tuple[str, str | None]:
-    """``server_url`` without what is in front of ``@``, and the password there."""
-    parts = urlsplit(server_url if "://" in server_url else f"http://{server_url}")
-    if "@" not in parts.netloc:
-        return server_url, None
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=host)), unquote(parts.password or parts.username or "")
