@@ -6,6 +6,7 @@ Invariant: an error is one line that names the text and every wrong key; it neve
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,17 +36,33 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     return cast("dict[str, Any]", data or {})
 
 
-def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """:func:`parse_mapping` of the file at ``path``.
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that the user named; ``what`` says what it is.
 
     Raises:
-        ConfigError: the file cannot be read, or see there; ``what`` says what it is.
+        ConfigError: it is missing or no UTF-8 text.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
-    return parse_mapping(text, f"the {what} {path}")
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """:func:`parse_mapping` of the file at ``path``; raises as :func:`read_text` does."""
+    return parse_mapping(read_text(path, what), f"the {what} {path}")
+
+
+def environment_key(variable: str, whose: str) -> str:
+    """The key in the environment variable of that name; empty where none is named.
+
+    Raises:
+        ConfigError: the variable is not set, or is empty.
+    """
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise ConfigError(f"{whose} needs its key in the environment as {variable}")
+    return key
 
 
 def validated(model: type[ModelT], data: Mapping[str, Any], where: str) -> ModelT:

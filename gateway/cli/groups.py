@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gateway.cli.here import DEFAULT_RUN, only_server
-from gateway.cli.output import print_json, read_text, tell
+from gateway.cli.output import print_json, tell
 from gateway.cli.swarm import Token, connect
 from gateway.cli.target import AsJson, SwarmUrl
 from swarm.errors import ConfigError
@@ -138,6 +138,8 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     Raises:
         ConfigError: the log cannot be read.
     """
+    from swarm.validation import read_text
+
     nothing = Texts("", [""] * len(group.answers), "no tokenizer is at hand: give --tokenizer, or --request-log")
     if log is None or not group.request_id:
         return nothing

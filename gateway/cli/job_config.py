@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.here import runs_of
-from gateway.cli.output import print_json, read_text, tell
+from gateway.cli.output import print_json, tell
 from gateway.cli.target import (
     AsJson,
     ForceRestart,
@@ -72,7 +72,7 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
     from gateway.cli.parts import part_of, with_lines
     from swarm.job import OURS, layered, read_fields
-    from swarm.validation import read_mapping
+    from swarm.validation import read_mapping, read_text
 
     part = part_of(path, "job")
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields

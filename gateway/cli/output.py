@@ -59,18 +59,6 @@ def announce(what: str) -> Callable[[str], None]:
     return tell_address
 
 
-def read_text(path: Path, what: str) -> str:
-    """The text of a file that the user named.
-
-    Raises:
-        ConfigError: it is missing or no UTF-8 text.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
-
-
 def import_from(folder: Path) -> None:
     """Let modules in ``folder`` be imported, as ``python -m`` lets those of the working directory."""
     path = str(folder.resolve())

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.validation import key_path, read_mapping
+from swarm.validation import key_path, read_mapping, read_text
 
 if TYPE_CHECKING:
     import yaml

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 import typer
 
 from gateway.cli.here import DEFAULT_URL, client_for
-from gateway.cli.output import read_text
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,6 +148,7 @@ def job_text(part: FilePart, url: str) -> str:
     import yaml
 
     from swarm.http.client import is_loopback
+    from swarm.validation import read_text
 
     path, data = part.path, part.settings
     text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")

@@ -6,16 +6,15 @@ and never holds the key.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from swarm.errors import ConfigError
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
 from swarm.evidence.stages import AfterRollback, Mode, Shares, StageName, StageRules
 from swarm.types import Model
+from swarm.validation import environment_key
 
 
 class IncumbentUpstream(Model):
@@ -31,13 +30,7 @@ class IncumbentUpstream(Model):
         Raises:
             ConfigError: the environment has none.
         """
-        if not self.api_key_env:
-            return SecretStr("")
-        if not (key := os.environ.get(self.api_key_env, "")):
-            raise ConfigError(
-                f"the incumbent at {self.base_url} needs its key in the environment as {self.api_key_env}"
-            )
-        return SecretStr(key)
+        return SecretStr(environment_key(self.api_key_env, f"the incumbent at {self.base_url}"))
 
 
 #: What an incumbent is called that is below the adapters of a job, and answered by the job's own engine.

@@ -7,14 +7,14 @@ configuration names the environment variable of the key, never the key itself.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
 from reward_hooks.spending import Spending, meters
-from swarm.errors import ConfigError, HookError
+from swarm.errors import HookError
 from swarm.types import Model
+from swarm.validation import environment_key
 
 
 class Endpoint(Model):
@@ -54,12 +54,8 @@ class Endpoint(Model):
         Raises:
             ConfigError: the variable that should hold the key is not set.
         """
-        if not self.api_key_env:
-            return {}
-        key = os.environ.get(self.api_key_env, "")
-        if not key:
-            raise ConfigError(f"the judge at {self.base_url} needs its key in the environment as {self.api_key_env}")
-        return {"authorization": f"Bearer {key}"}
+        key = environment_key(self.api_key_env, f"the judge at {self.base_url}")
+        return {"authorization": f"Bearer {key}"} if key else {}
 
 
 _MILLION = 1_000_000
