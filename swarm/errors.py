@@ -16,7 +16,6 @@ SwarmGatewayError
 ├── UpstreamError            502/504: the thing behind us failed
 │   └── FatalRequestError    500: the engine dies of this request
 ├── StateError               a transition that the table does not allow
-├── TokenTruthError          ids, log-probabilities and usage disagree
 ├── HookError                user code in a reward hook failed
 ├── LinkError                the ZeroMQ engine link broke its protocol
 └── EngineError              the engine process died or refused
@@ -229,12 +228,6 @@ class StateError(SwarmGatewayError):
 
     status = 409
     default_code = "invalid_transition"
-
-
-class TokenTruthError(SwarmGatewayError):
-    """Token ids, log-probabilities and usage of one call disagree: it must never be trained."""
-
-    default_code = "token_truth"
 
 
 class HookError(SwarmGatewayError):

@@ -20,7 +20,7 @@ import numpy as np
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Interruptible, Once
-from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, TokenTruthError, UnavailableError
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.kept_adapters import has_adapter, kept_model, merges_adapter
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
@@ -103,13 +103,13 @@ class CallOwner:
         for episode in self.episodes:
             episode.unrecorded.append((version, tokens))
 
-    def quarantine(self, choice: int, problem: TokenTruthError) -> None:
+    def quarantine(self, choice: int, problem: str) -> None:
         """Never train the episode of this choice; the first problem is kept."""
         # an eval episode may have several choices
         for episode in self.episodes[choice : choice + 1]:
-            self._controller.pool.quarantine(episode, problem.message)
+            self._controller.pool.quarantine(episode, problem)
 
-    def quarantine_all(self, problem: TokenTruthError) -> None:
+    def quarantine_all(self, problem: str) -> None:
         """Train none of the episodes."""
         for choice in range(len(self.episodes)):
             self.quarantine(choice, problem)

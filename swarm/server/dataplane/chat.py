@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from adapters.dialects.assembly import MessageAssembly
-from swarm.errors import TokenTruthError, UpstreamError
+from swarm.errors import UpstreamError
 from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
 from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
@@ -101,7 +101,7 @@ class Attempt:
 
     def continuable(self, index: int) -> bool:
         """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""
-        whole = self.recorder.choices[index].problem is None and bool(self.recorder.prompt_ids)
+        whole = not self.recorder.choices[index].problem and bool(self.recorder.prompt_ids)
         return self._call.continuable and index not in self._parsed and whole
 
     def _say(self, index: int, delta: Mapping[str, Any]) -> None:
@@ -283,8 +283,7 @@ class ChatSession:
             except UpstreamError as exc:
                 # the agent has seen, and may act on, tokens that are in no record
                 failures[index] = exc
-                problem = f"a stream was cut and could not be continued: {exc.message}"
-                self.owner.quarantine(index, TokenTruthError(problem, code="stream_cut"))
+                self.owner.quarantine(index, f"a stream was cut and could not be continued: {exc.message}")
 
         tasks = [asyncio.create_task(run(index)) for index in attempt.cut()]
         together: asyncio.Future[Any] = asyncio.gather(*tasks)
@@ -344,11 +343,10 @@ class ChatSession:
             if index in failures:
                 continue
             if self.call.not_text:
-                call = TokenTruthError(
-                    f"the conversation holds a part that is not text ({self.call.not_text:.40}); only text is trained",
-                    code="not_text",
+                call = (
+                    f"the conversation holds a part that is not text ({self.call.not_text:.40}); only text is trained"
                 )
-            if isinstance(call, TokenTruthError):
+            if isinstance(call, str):
                 self.owner.quarantine(index, call)
             elif self.goes_on is None:
                 calls[index] = call
@@ -362,7 +360,5 @@ class ChatSession:
             yield
         except BaseException:
             # also when the caller leaves: it has not seen what is recorded
-            self.owner.quarantine_all(
-                TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
-            )
+            self.owner.quarantine_all("an answer was recorded but could not be delivered")
             raise

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from swarm.errors import TokenTruthError, UpstreamError
+from swarm.errors import UpstreamError
 from swarm.tokens import CallPart, ModelCall, TokenIds, WeightSyncs, join_runs, logprobs, token_ids
 
 #: vLLM reports this where it has no log-probability of the sampled token.
@@ -33,7 +33,7 @@ class ChoiceTokens:
     response_ids: list[Any] = field(default_factory=list[Any])
     logprobs: list[Any] = field(default_factory=list[Any])
     finish_reason: str | None = None
-    problem: TokenTruthError | None = None
+    problem: str = ""
     #: the requests that continued the first call
     parts: list[CallPart] = field(default_factory=list[CallPart])
     #: how many ids and log-probabilities the first call gave, once other calls continue it
@@ -78,25 +78,25 @@ class ChoiceTokens:
         ids, values = self._before or (len(self.response_ids), len(self.logprobs))
         return min(ids, values), max(ids, values)
 
-    def check(self, usage: Mapping[str, Any], *, alone: bool) -> TokenTruthError | None:
-        """What is wrong with the counts of this choice.
+    def check(self, usage: Mapping[str, Any], *, alone: bool) -> str:
+        """What is wrong with the counts of this choice; empty: nothing.
 
         Args:
             usage: the first call's.
             alone: whether that call had only this choice.
         """
-        if self.problem is not None:
+        if self.problem:
             return self.problem
         counted: int | None = self._counted if self._before is not None else usage.get("completion_tokens")
         if counted is None:
-            return TokenTruthError("vLLM sent no usage", code="usage_missing")
+            return "vLLM sent no usage"
         if self._before is None and not alone:
             counted = None
         sampled = len(self.response_ids)
         if sampled == len(self.logprobs) and counted in (None, sampled):
-            return None
+            return ""
         by_usage = "" if counted is None else f" and {counted} tokens by usage"
-        return TokenTruthError(f"{sampled} token ids, {len(self.logprobs)} log-probabilities{by_usage}", code="counts")
+        return f"{sampled} token ids, {len(self.logprobs)} log-probabilities{by_usage}"
 
     def _add(self, choice: Mapping[str, Any], values: list[Any]) -> None:
         self.response_ids += choice.get("token_ids") or ()
@@ -104,7 +104,7 @@ class ChoiceTokens:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def _disagree(self, message: str) -> None:
-        self.problem = self.problem or TokenTruthError(message, code="prompt_mismatch")
+        self.problem = self.problem or message
 
 
 class Recorder:
@@ -118,7 +118,7 @@ class Recorder:
         self._name = secrets.token_hex(16)
         self._usage: dict[str, Any] = {}
         self._cut = False
-        self._problem: TokenTruthError | None = None
+        self._problem = ""
 
     def add(self, answer: Mapping[str, Any], request: str) -> None:
         """Add a chat response or a chat chunk; ``request`` is the id that vLLM gave it.
@@ -130,7 +130,7 @@ class Recorder:
         prompt: list[int] | None = answer.get("prompt_token_ids")
         if prompt is not None:
             if self.prompt_ids not in (None, prompt):
-                self._problem = TokenTruthError("the choices were sampled after different prompts", code="prompts")
+                self._problem = "the choices were sampled after different prompts"
             self.prompt_ids = prompt
         if answer.get("usage"):
             self._usage = answer["usage"]
@@ -158,7 +158,7 @@ class Recorder:
         total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         return {**self._usage, **total}
 
-    def calls(self, max_version: int) -> list[ModelCall | TokenTruthError]:
+    def calls(self, max_version: int) -> list[ModelCall | str]:
         """For each choice the finished call, or what disagrees in it.
 
         A choice that disagrees with itself concerns only itself. The usage counts all choices together: it is compared
@@ -169,40 +169,38 @@ class Recorder:
             # read once: the calls share the array
             prompt_ids = token_ids(self.prompt_ids or ())
         except ValueError as exc:
-            shared = shared or TokenTruthError(f"vLLM sent prompt token ids that are {exc}", code="not_numbers")
+            shared = shared or f"vLLM sent prompt token ids that are {exc}"
             prompt_ids = token_ids(())
         return [
             choice.check(self._usage, alone=alone) or shared or self._call(index, prompt_ids, max_version)
             for index, choice in enumerate(self.choices)
         ]
 
-    def _shared_problem(self) -> TokenTruthError | None:
-        if self._problem is not None:
+    def _shared_problem(self) -> str:
+        if self._problem:
             return self._problem
         if self.prompt_ids is None:
-            return TokenTruthError("vLLM sent no prompt token ids", code="prompt_missing")
+            return "vLLM sent no prompt token ids"
         counted: int | None = self._usage.get("completion_tokens")
         if counted is None:
-            return None  # each choice checks for it
+            return ""  # each choice checks for it
         spans = [choice.span() for choice in self.choices]
         fewest, most = sum(low for low, _ in spans), sum(high for _, high in spans)
         if not fewest <= counted <= most:
-            return TokenTruthError(f"{most} tokens in all choices but {counted} by usage", code="counts")
+            return f"{most} tokens in all choices but {counted} by usage"
         prompt = self._usage.get("prompt_tokens")
         if len(self.prompt_ids) != prompt:
-            return TokenTruthError(
-                f"{len(self.prompt_ids)} prompt token ids but {prompt} prompt tokens by usage", code="prompt_counts"
-            )
-        return None
+            return f"{len(self.prompt_ids)} prompt token ids but {prompt} prompt tokens by usage"
+        return ""
 
-    def _call(self, index: int, prompt_ids: TokenIds, max_version: int) -> ModelCall | TokenTruthError:
+    def _call(self, index: int, prompt_ids: TokenIds, max_version: int) -> ModelCall | str:
         choice = self.choices[index]
         try:
             response_ids, values = token_ids(choice.response_ids), logprobs(choice.logprobs)
         except ValueError as exc:
-            return TokenTruthError(f"vLLM sent token ids or log-probabilities that are {exc}", code="not_numbers")
+            return f"vLLM sent token ids or log-probabilities that are {exc}"
         if not ((values > _NO_LOGPROB) & np.isfinite(values)).all():
-            return TokenTruthError("a sampled token has no log-probability", code="logprob_missing")
+            return "a sampled token has no log-probability"
         runs = join_runs(self._syncs.runs([self._first, *choice.parts], index, len(response_ids), max_version))
         # where it is not known: whatever was served meanwhile
         sampled_by = [version for _, version in runs] or [self._first.version, max_version]

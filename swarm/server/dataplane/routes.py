@@ -26,7 +26,6 @@ from swarm.errors import (
     NotFoundError,
     RequestError,
     SwarmGatewayError,
-    TokenTruthError,
     UpstreamError,
 )
 from swarm.http.asgi import bearer, error_response, read_json
@@ -235,9 +234,7 @@ class DataPlane:
         try:
             content = encode(dialect.answer(asked, done.answer))
         except UpstreamError:
-            owner.quarantine_all(
-                TokenTruthError("an answer was recorded but could not be delivered", code="undelivered")
-            )
+            owner.quarantine_all("an answer was recorded but could not be delivered")
             raise
         return Response(content, media_type="application/json", headers=headers)
 
@@ -323,7 +320,7 @@ class EventStreamResponse(Response):
                 return
             if not isinstance(exc, StreamCutError):
                 # the agent has seen, and may act on, tokens that are in no record
-                self._owner.quarantine_all(TokenTruthError(f"a stream was cut: {exc.message}", code="stream_cut"))
+                self._owner.quarantine_all(f"a stream was cut: {exc.message}")
             tail = self._events.fail(exc)
         await self._start(send)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
