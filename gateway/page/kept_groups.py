@@ -25,7 +25,8 @@ from swarm.types import Notes
 
 #: Characters of a prompt in a row, and of one text that is kept.
 _ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
-_NAMED = ("id", "route", "key", "session", "request_id", "hook", "why", "fate")
+#: What only the whole of a group has.
+_IN_WHOLE = ("prompt", "tools", "session", "request_id", "hook", "code", "signals")
 #: Bytes of a group beside its texts.
 _OVERHEAD = 2000
 
@@ -137,14 +138,9 @@ class KeptGroup:
 
     def whole(self) -> dict[str, Any]:
         """All of it."""
-        fields = {name: getattr(self, name) for name in _NAMED}
         return {
             **self.row(),
-            **fields,
-            "prompt": self.prompt,
-            "tools": self.tools,
-            "code": self.code,
-            "signals": self.signals,
+            **{name: getattr(self, name) for name in _IN_WHOLE},
             "judgements": self.picks,
             "answers": [vars(answer) for answer in self.answers.values()],
         }
