@@ -26,7 +26,7 @@ from swarm.types import Notes
 #: Characters of a prompt in a row, and of one text that is kept.
 _ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
 #: What only the whole of a group has.
-_IN_WHOLE = ("prompt", "tools", "session", "request_id", "hook", "code", "signals")
+_IN_WHOLE = ("prompt", "tools", "session", "request_id", "signals")
 #: Bytes of a group beside its texts.
 _OVERHEAD = 2000
 
@@ -65,8 +65,6 @@ class KeptGroup:
     notes: Notes
     prompt: list[Any]
     tools: int
-    hook: str
-    code: str
     policy: int | None
     why: str = ""
     answers: dict[int, KeptAnswer] = field(default_factory=dict[int, KeptAnswer])
@@ -141,6 +139,8 @@ class KeptGroup:
         return {
             **self.row(),
             **{name: getattr(self, name) for name in _IN_WHOLE},
+            "hook": self.notes.hook,
+            "code": self.notes.code,
             "judgements": self.picks,
             "answers": [vars(answer) for answer in self.answers.values()],
         }
@@ -284,8 +284,6 @@ def _kept(group: WatchedGroup) -> KeptGroup:
         notes=group.notes,
         prompt=[_cut(without_secrets(message)) for message in body.get("messages") or ()],
         tools=len(body.get("tools") or ()),
-        hook=group.hook,
-        code=group.code,
         policy=max(versions, default=None),
     )
 

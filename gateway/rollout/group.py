@@ -359,7 +359,16 @@ class GroupRun:
 
     def _candidates(self, feedback: Mapping[int, Feedback]) -> list[Candidate]:
         return [
-            self._candidate(position, index, sample, feedback.get(index))
+            candidate_of(
+                sample.answer,
+                sample.latency,
+                index=position,
+                policy_version=sample.policy_version,
+                request=self.shaped.submission.requests[index],
+                logprobs=sample.answer.logprobs,
+                session=self._session.session if self._session is not None else None,
+                feedback=feedback.get(index),
+            )
             for position, (index, sample) in enumerate(self.samples.items())
         ]
 
@@ -388,7 +397,7 @@ class GroupRun:
 
     def _show(self, indices: Sequence[int], candidates: Sequence[Candidate], score: GroupScore | None) -> None:
         """Show the judged group to whoever watches, unless a text of it may not be kept."""
-        session, hooks = self._session, self.training.hooks
+        session = self._session
         if session is None or session.sessions.watcher is None:
             return
         if deleted() or session.incoming.consent.withholds([candidate.message for candidate in candidates]):
@@ -401,8 +410,6 @@ class GroupRun:
             session.scope.route,
             session.name,
             self._notes,
-            hooks.source,
-            hooks.code,
             indices,
             candidates,
             score,
@@ -410,18 +417,6 @@ class GroupRun:
             session.turn,
         )
         self._tell(lambda watcher: watcher.judged(group))
-
-    def _candidate(self, position: int, index: int, sample: Sample, feedback: Feedback | None) -> Candidate:
-        return candidate_of(
-            sample.answer,
-            sample.latency,
-            index=position,
-            policy_version=sample.policy_version,
-            request=self.shaped.submission.requests[index],
-            logprobs=sample.answer.logprobs,
-            session=self._session.session if self._session is not None else None,
-            feedback=feedback,
-        )
 
 
 def _gravity(failure: SwarmGatewayError) -> int:

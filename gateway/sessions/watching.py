@@ -26,8 +26,7 @@ class WatchedGroup:
 
     Attributes:
         session: the name of its conversation; may be empty.
-        notes: whose request it is.
-        hook, code: where the hook comes from, and the digest of its files.
+        notes: whose request it is, and where the hook comes from.
         indices: of the answers in the group; ``candidates`` and the rewards of ``score`` are in this order.
         score: the rewards; ``None``: the hook gave none, ``failure`` says why.
         turn: the delivered answer, once there is one that may be remembered.
@@ -38,8 +37,6 @@ class WatchedGroup:
     route: str
     session: str
     notes: Notes
-    hook: str
-    code: str
     indices: Sequence[int]
     candidates: Sequence[Candidate]
     score: GroupScore | None

@@ -40,7 +40,7 @@ class Filled(KeptGroups):
         super().__init__(max_bytes, *told)
         for number in range(GROUPS):
             prompt = [{"role": "user", "content": f"question {number}: " + "what is known of it? " * 8}]
-            group = KeptGroup(str(number), time.time(), "default", "shop", "", "", Notes(), prompt, 0, "hook", "", 7)
+            group = KeptGroup(str(number), time.time(), "default", "shop", "", "", Notes(hook="hook"), prompt, 0, 7)
             for index in range(ANSWERS):
                 reward = (number * 7 + index * 13) % 97 / 97
                 group.answers[index] = KeptAnswer(index, "answer " * 60, "", [], "stop", 120, 7, 1.0, reward)
