@@ -124,12 +124,11 @@ class Sessions:
     ) -> DeliveredTurn:
         """Keep a delivered answer; see :meth:`SessionLink.delivered`."""
         position, settings = link.position, link.settings
-        parent = position.parent if position is not None else None
         if position is not None and not position.conversation.over:
-            conversation = position.conversation
+            conversation, parent = position.conversation, position.parent
         else:
-            parent = None
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
+            parent = None
         conversation.settings, conversation.hooks = settings, link.hooks
         link.name = conversation.session_id
         in_session(link.name)
