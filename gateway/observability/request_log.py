@@ -206,8 +206,8 @@ def check_request_log(config: RequestLogConfig) -> None:
     path = config.path
     if path.is_dir():
         raise ConfigError(f"request_log: {path} is a folder; name a file in it")
-    there = nearest(path)
-    if not (there == path or there.is_dir()) or not os.access(there, os.W_OK):
+    existing = nearest(path)
+    if not (existing == path or existing.is_dir()) or not os.access(existing, os.W_OK):
         raise ConfigError(f"request_log: {path} cannot be written; name a file in a folder that can")
 
 

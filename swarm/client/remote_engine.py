@@ -105,7 +105,7 @@ class RemoteEngine:
         return (await self._data("GET", "export", wire.Content, subject)).content
 
     async def _data(self, method: str, what: str, answer: type[wire.AnswerT], subject: Subject) -> wire.AnswerT:
-        query = dict(subject.names())
+        query = dict[str, str | int | float](subject.names())
         return await self._calls.perform(wire.Call(method, f"/data/{what}", answer, timeout=_DATA_SECONDS, query=query))
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
