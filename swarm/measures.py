@@ -20,6 +20,8 @@ TASKS, TASKS_WITH_SIGNAL = f"{TRAIN}tasks", f"{TRAIN}tasks_with_signal"
 EVAL_REWARD, EVAL_SUCCESS = f"{EVAL}reward_mean", f"{EVAL}success_rate"
 #: Mean over a batch's episodes of how much of the end of what they sampled they have said before.
 REPETITION = f"{TRAIN}repetition"
+#: How many metrics of a step were no finite number, which JSON has not.
+NOT_FINITE = f"{TRAIN}non_finite_metrics"
 #: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out.
 MAX_LOGGED, MAX_NAME = 64, 100
 #: Begins the name of what workflows log.

@@ -28,7 +28,7 @@ from swarm.checkpoints import (
     size_of,
     surplus,
 )
-from swarm.files import flush, nearest
+from swarm.files import flush, nearest, replace_file
 
 _ASIDE = ".incomplete"
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
@@ -67,7 +67,7 @@ class Checkpoints:
         step = latest_step(self._folder) if resumes else 0
         if step and step != noted_step(self._folder):
             # verl reads the note alone
-            _note(self._folder, step)
+            replace_file(self._folder / LATEST, str(step).encode())
         set_aside(self._folder, after=step)
 
     def latest(self) -> int:
@@ -169,15 +169,8 @@ def roll_back(folder: Path, step: int) -> Path | None:
         ConfigError: ``step`` is not kept; names those that are.
     """
     check_kept(folder, step)
-    _note(folder, step)
+    replace_file(folder / LATEST, str(step).encode())
     return set_aside(folder, after=step)
-
-
-def _note(folder: Path, step: int) -> None:
-    """Have a resumed run go on from ``step``."""
-    note = folder / f"{LATEST}.new"
-    note.write_text(str(step))
-    note.replace(folder / LATEST)
 
 
 def set_aside(folder: Path, after: int = 0) -> Path | None:

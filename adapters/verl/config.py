@@ -26,6 +26,7 @@ from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import CPU_BUILD, cpu_values, version_of
 from adapters.verl.lora import lora_values
 from adapters.verl.parsers import VLLM, check_parsers, parser_values, read_object
+from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
 from swarm.packs import installed
@@ -213,7 +214,7 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         "trainer.test_freq": -1,
         "trainer.val_before_train": False,
         "trainer.resume_mode": "auto" if job.resume else "disable",
-        "trainer.default_local_dir": str(Path(job.checkpoint_dir or run_dir / "checkpoints").absolute()),
+        "trainer.default_local_dir": str(checkpoint_folder(job, run_dir).absolute()),
     }
 
 

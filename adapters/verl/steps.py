@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swarm.measures import NOT_FINITE
+
 
 def mini_batch_rows(rows: int, mini_batches: int, *, data_parallel: int, micro_batch: int | None) -> int:
     """How many rows each mini-batch has when ``rows`` are trained in at most ``mini_batches`` optimizer steps.
@@ -83,5 +85,5 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
             plain[name] = number
         else:
             dropped += 1
-    plain["swarm/non_finite_metrics"] = float(dropped)
+    plain[NOT_FINITE] = float(dropped)
     return plain

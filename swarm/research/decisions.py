@@ -21,13 +21,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from swarm.intervals import Interval, mean_interval, welch_interval
-from swarm.measures import REWARD, TRAIN
+from swarm.measures import NOT_FINITE, REWARD
 from swarm.research.ledger import BASE, Experiment, Outcome, Run, RunState, State
 from swarm.research.study import Study
 from swarm.types import StepResult
-
-#: Metric of a step: how many others are not finite.
-NOT_FINITE = f"{TRAIN}non_finite_metrics"
 
 
 class RunEnding(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from swarm.job import TrainJob, parse_job
-from swarm.research.decisions import NOT_FINITE
+from swarm.measures import NOT_FINITE
 from swarm.tokens import TrainBatch
 from tests.standins.engine import FOLDER_VARIABLE, Engine, Log
 from tests.standins.vllm import ScriptedVllm, chat_answer, entries, listening, plain_choice
