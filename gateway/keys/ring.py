@@ -289,7 +289,7 @@ class KeyMiddleware:
             holder = self._keys.holder(bearer_bytes(scope["headers"]))
             who = holder.caller.label or holder.caller.key_id
             _check(scope["path"], holder)
-            if scope["method"] == "POST":
+            if scope["method"] not in ("GET", "HEAD"):
                 self._keys.count(holder)
         except SwarmGatewayError as exc:
             dialect = dialect_of(scope["path"], scope["headers"])

@@ -13,6 +13,7 @@ import pytest
 from gateway.keys.store import KeyFile
 from tests.gateway.conftest import Http, OpenGateway
 from tests.standins.swarm import Swarm
+from tests.standins.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +62,16 @@ async def test_a_rate_is_429_with_retry_after(swarm: Swarm, open_gateway: OpenGa
         assert 1 <= int(refused.headers["retry-after"]) <= 60 and refused.headers["x-should-retry"] == "true"
         # what costs nothing is not counted
         assert (await http.get("/v1/models", headers={"x-api-key": text})).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+async def test_a_rate_counts_whatever_an_upstream_has_to_do(
+    upstream: Upstream, open_gateway: OpenGateway, file: KeyFile, method: str
+) -> None:
+    _, text = file.create("app", requests_per_minute=1)
+    async with open_gateway(keys_file=file.path, upstream={"base_url": upstream.url}) as http:
+        sent = [await http.request(method, "/v1/files/f", headers={"x-api-key": text}) for _ in range(2)]
+    assert sent[0].status_code != 429 and sent[1].status_code == 429 and len(upstream.got) <= 1
 
 
 async def test_refusals_have_the_form_of_the_dialect(http: Http) -> None:
