@@ -7,7 +7,7 @@ others are cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -164,7 +164,8 @@ async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int
 
     tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
     head: dict[str, Any] = {}
-    usages: list[dict[str, Any]] = []
+    #: the last of each prompt: some servers count with each chunk what there is so far
+    usages: dict[int, dict[str, Any]] = {}
     left = len(tasks)
     try:
         while left:
@@ -176,12 +177,12 @@ async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int
                 continue
             head = head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
             if chunk.get("usage"):
-                usages.append(chunk["usage"])
+                usages[number] = chunk["usage"]
             if chunk.get("choices"):
                 placed = [_placed(choice, number, choices) for choice in chunk["choices"]]
                 yield encode_event({**chunk, **head, "choices": placed})
         if usages:
-            yield encode_event({**head, "object": "text_completion", "choices": [], "usage": _added(usages)})
+            yield encode_event({**head, "object": "text_completion", "choices": [], "usage": _added(usages.values())})
         yield DONE
     finally:
         for task in tasks:
@@ -193,7 +194,7 @@ def _placed(choice: dict[str, Any], number: int, choices: int) -> dict[str, Any]
     return {**choice, "index": number * choices + choice.get("index", 0)}
 
 
-def _added(usages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _added(usages: Collection[Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(int(usage.get(name) or 0) for usage in usages) for name in _COUNTS}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from swarm.states import EngineState
 from tests.gateway.conftest import Http, OpenGateway, gateway_before
@@ -201,6 +202,27 @@ async def test_a_fallback_that_answers_nonsense_to_prompts_is_a_502(
         response = await http.post("/v1/completions", json=body)
     code = "stream_cut" if streamed else "malformed_answer"
     assert (response.status_code, response.json()["error"]["code"]) == (502, code)
+
+
+async def test_usage_that_an_upstream_counts_with_each_chunk_is_added_once_for_each_prompt(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm.state = EngineState.OFFLINE
+
+    async def body() -> AsyncIterator[bytes]:
+        for done in (1, 2, None):
+            choices = [] if done is None else [{"index": 0, "text": "a", "finish_reason": "stop" if done > 1 else None}]
+            usage = {"prompt_tokens": 3, "completion_tokens": done or 2, "total_tokens": 3 + (done or 2)}
+            yield b"data: " + json.dumps({"id": "c", "choices": choices, "usage": usage}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    upstream.answers["/v1/completions"] = lambda _: StreamingResponse(body(), media_type="text/event-stream")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": "tiny", "prompt": ["a", "b"], "stream": True, "stream_options": options}
+    async with open_gateway(upstream={"base_url": upstream.url}, offline_wait_seconds=0.0) as http:
+        answer = await http.post("/v1/completions", json=asked)
+    last = json.loads(answer.text.split("data: ")[-2])
+    assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
 
 
 async def test_the_engine_itself_says_what_tokens_a_text_has(rig: server.Rig, tmp_path: Path) -> None:
