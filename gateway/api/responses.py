@@ -150,10 +150,10 @@ class KeptResponse(Passthrough):
 
 
 def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
-    """The item of a stored response that ``item`` refers to; anything else as it is. The dialect refuses
-    references that are left."""
+    """The item of a stored response that ``item`` refers to, with or without its type; anything else as it is. The
+    dialect refuses references that are left."""
     match item:
-        case {"type": "item_reference", "id": str() as item_id}:
+        case {"id": str() as item_id} if item.get("type") in ("item_reference", None) and "role" not in item:
             pass
         case _:
             return item

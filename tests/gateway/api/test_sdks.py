@@ -68,8 +68,11 @@ async def test_items_of_kept_responses_can_be_referred_to(open_gateway: OpenGate
             result: Any = {"type": "function_call_output", "call_id": "call-0", "output": "sunny"}
             again: Any = {"model": "tiny", "input": [HI, *ids, result], "tools": [FUNCTION]}
             swarm.answer = saying("It is.")
-            await one.responses.create(**again)
-            assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
+            # its type may be left out, or null
+            forms = [ids, [{"id": each["id"]} for each in ids], [{**each, "type": None} for each in ids]]
+            for form in forms:
+                await one.responses.create(**again | {"input": [HI, *form, result]})
+                assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
             turn = swarm.bodies[-1]["messages"][1]
             assert (turn["reasoning"], turn["tool_calls"][0]["function"]["name"]) == ("hm", "look")
             for client, unknown in ((two, again), (one, again | {"input": [{**ids[0], "id": "rs_7_0"}]})):
