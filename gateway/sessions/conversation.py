@@ -125,6 +125,7 @@ class DeliveredTurn:
         parent: the turn that this one continues.
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
+        notes: whose request it was.
         choice_feedback: the caller's feedback, by index among the delivered answers.
         judgements: of people who looked at the group, by index of the answer in it.
         observed: signals about the best delivered answer, by name.
@@ -146,6 +147,7 @@ class DeliveredTurn:
     agent: str = ""
     choices: int = 1
     size: int = 0
+    notes: Notes = field(default_factory=Notes)
     choice_feedback: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     judgements: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     observed: dict[str, float] = field(default_factory=dict[str, float])
@@ -300,11 +302,13 @@ def _chained(digest: bytes, meaning: bytes) -> bytes:
     return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
 
 
-def is_of(scope: Scope, session_id: str, subject: Subject) -> bool:
-    """Whether a conversation is the subject's; of a user only where it is named by the user."""
+def is_of(conversation: Conversation, subject: Subject) -> bool:
+    """Whether a conversation is the subject's, or has a turn of the subject's."""
+    scope = conversation.scope
     # a name that was private is a digest already
     users = (user_digest(scope.name), scope.name) if scope.kind == "user" else ("",)
-    return any(subject.fits(Notes(key=scope.key_id, session=session_id, user=user)) for user in users)
+    named = [Notes(key=scope.key_id, session=conversation.session_id, user=user) for user in users]
+    return any(subject.fits(notes) for notes in (*named, *(turn.notes for turn in conversation.turns)))
 
 
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:

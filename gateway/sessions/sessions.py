@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
-from gateway.observability.request import deleted, in_session
+from gateway.observability.request import deleted, in_session, notes
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
@@ -147,6 +147,7 @@ class Sessions:
             agent=link.agent,
             choices=choices,
             size=size + answer_size,
+            notes=notes(),
         )
         if trains:
             now = asyncio.get_running_loop().time()
@@ -193,11 +194,8 @@ class Sessions:
         return len(mine)
 
     def erase(self, subject: Subject) -> int:
-        """Forget the conversations of ``subject`` without asking their hooks; how many there were. Of a user those that
-        are named by the user."""
-        erased = [
-            conversation for conversation in self._memory if is_of(conversation.scope, conversation.session_id, subject)
-        ]
+        """Forget the conversations that ``subject`` has a part in, without asking their hooks; how many there were."""
+        erased = [conversation for conversation in self._memory if is_of(conversation, subject)]
         for conversation in erased:
             conversation.over = True
             if conversation.ending is not None:

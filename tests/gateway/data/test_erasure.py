@@ -107,6 +107,25 @@ async def test_requests_that_nobody_samples_are_deleted_from_the_request_log_too
     assert traces(tmp_path, MARK.encode()) == set()
 
 
+@pytest.mark.parametrize("about", [{"user": user_digest("Ann")}, {"request_id": "hers"}])
+async def test_a_conversation_leaves_the_memory_whatever_names_its_turns(
+    rig: server.Rig, tmp_path: Path, about: dict[str, str]
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (_, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    rig.vllm.default = lambda sent: told([HERS], [HERS])(sent) if "prompt" in sent else plain([HERS])(sent)
+    own, boss = {"authorization": f"Bearer {hers}"}, {"authorization": f"Bearer {admin}"}
+    async with gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path) as http:
+        for name, user in (("hers", "Ann"), ("his", "Bob")):
+            body = {"model": "tiny", "user": user, "messages": [{"role": "user", "content": f"{MARK} {user}"}]}
+            named = {"x-swarm-session": f"chat of {user}", "x-request-id": name}
+            assert (await http.post(CHAT, json=body, headers=own | named)).status_code == 200
+        done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
+        assert done["gateway"]["sessions"] == 1
+        left = (await http.get("/status", headers=boss)).json()["sessions"]
+        assert left["open"] == 1
+
+
 async def dies_of(rig: server.Rig, asking: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
     """The answer to a request that kills each engine, which then starts again."""
     task = asyncio.create_task(asking)
