@@ -67,7 +67,7 @@ def exclusively(path: Path) -> Generator[None]:
     """Keep other writers of ``path`` out; readers need not wait.
 
     Raises:
-        ConfigError: its folder cannot be written.
+        ConfigError: its folder cannot be written, or has no locks, as some network file systems.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,10 @@ def exclusively(path: Path) -> Generator[None]:
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise ConfigError(f"cannot lock {path}: {exc.strerror}") from exc
         yield
     finally:
         os.close(lock)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import hashlib
 import logging
+import os
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from gateway.config.gateway import GatewayConfig
@@ -159,3 +164,29 @@ async def test_uses_are_noted_beside_the_file(file: KeyFile) -> None:
     earlier = before - timedelta(days=1)
     file.note_used({used.id: earlier})
     assert file.last_used()[used.id] >= before
+
+
+async def test_a_disk_without_locks_stops_nobody_from_hearing_that_a_key_is_revoked(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some network file systems are: when keys were last used cannot be written there."""
+    monkeypatch.setattr("gateway.keys.ring.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.keys.ring._LOOKS_PER_NOTE", 1)
+    locked, refused = fcntl.flock, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def flock(lock: int, operation: int) -> None:
+        if os.readlink(f"/proc/self/fd/{lock}").endswith(".used.lock"):
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        locked(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    key, text = file.create("app")
+    keys = ring(keys_file=str(file.path))
+    assert accepts(keys, text.encode())
+    async with asyncio.timeout(20), keys.following():
+        await refused.wait()
+        file.revoke(key.id)
+        while accepts(keys, text.encode()):
+            await anyio.lowlevel.checkpoint()
