@@ -39,7 +39,7 @@ class MessageAssembly:
 
     def message(self) -> Chunk:
         """The message so far."""
-        calls = [self._calls[place] for place in sorted(self._calls)]
+        calls = [self._calls[position] for position in sorted(self._calls)]
         return {**self._fields, **({"tool_calls": calls} if calls else {})}
 
 

@@ -41,7 +41,7 @@ def text_without_secrets(text: str) -> str:
     return _SECRET_TEXT.sub(_REMOVED, text)
 
 
-def _told(text: str) -> str:
+def _scrubbed(text: str) -> str:
     """``text`` without secrets, those in fields of JSON within it included."""
     plain = _SECRET_IN_JSON.sub(rf"\g<quote>\g<name>{_REMOVED}\g<end>", text) if '"' in text else text
     return text_without_secrets(plain)
@@ -59,7 +59,7 @@ def without_secrets(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [without_secrets(item) for item in cast("list[Any]", value)]
-    return _told(value) if isinstance(value, str) else value
+    return _scrubbed(value) if isinstance(value, str) else value
 
 
 def readable_body(body: bytes, *, cut: bool = False) -> Any:
@@ -85,7 +85,7 @@ def readable_body(body: bytes, *, cut: bool = False) -> Any:
     if cut:
         # the end alone: from each place of a picture's text, the pattern would look as far as it may
         text = text[:-_LONGEST_WORD] + _CUT_WORD.sub("", text[-_LONGEST_WORD:])
-    return _told(text)
+    return _scrubbed(text)
 
 
 def without_credentials(url: str) -> str:
