@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from adapters.dialects.assembly import begins_another
+from adapters.dialects.chat import text_of
 from adapters.dialects.dialect import SampledAnswer
 from swarm.errors import UpstreamError
 
@@ -102,7 +103,9 @@ class Unfolding:
         steps: list[Step] = []
         # vLLM's current name and its former one; it may send both, with the same text
         self._add(steps, "reasoning", delta.get("reasoning") or delta.get("reasoning_content"))
-        self._add(steps, "text", delta.get("content"))
+        # some servers give a text in parts
+        self._add(steps, "text", text_of(delta))
+        self._add(steps, "text", delta.get("refusal"))
         for call in cast("Sequence[dict[str, Any]]", delta.get("tool_calls") or ()):
             self._add_call(steps, call)
         return steps

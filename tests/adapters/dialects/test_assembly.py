@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects import SampledAnswer
 from adapters.dialects.assembly import Assembly
-from adapters.dialects.chat_answers import Unfolding, chunks_of
+from adapters.dialects.chat_answers import Unfolding, chunks_of, parts_of
 from swarm.errors import UpstreamError
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é  b"}'}}
@@ -63,6 +63,19 @@ def test_a_call_without_an_index_is_no_text() -> None:
     for delta in ({"content": "hm"}, {"tool_calls": [call]}):
         unfolding.take({"id": "i", "choices": [{"index": 0, "delta": delta}]})
     assert [(part.kind, part.text) for part in unfolding.parts] == [("text", "hm"), ("call", "{}")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"content": None, "refusal": "No."}, {"content": [{"type": "text", "text": "N"}, {"type": "text", "text": "o."}]}],
+)
+def test_a_refusal_and_a_text_in_parts_are_texts_in_other_dialects(said: dict[str, Any]) -> None:
+    """As upstreams give them."""
+    message = {"role": "assistant", **said}
+    unfolding = Unfolding()
+    unfolding.take({"id": "i", "choices": [{"index": 0, "delta": message}]})
+    for parts in (parts_of(message), unfolding.parts):
+        assert [(part.kind, part.text) for part in parts] == [("text", "No.")]
 
 
 def test_log_probabilities_are_joined() -> None:
