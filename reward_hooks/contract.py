@@ -49,7 +49,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, FiniteFloat
 
-from swarm.types import Model, Task
+from swarm.types import MOST_REWARD, Model, RewardNumber, Task
 
 #: Names of the hook functions, of the files that hold them, and of their positional parameters.
 SUBMIT = "on_user_submit_new_requests"
@@ -184,7 +184,7 @@ def _is_object(arguments: object) -> bool:
 class Reward(Model):
     """The reward of one candidate; ``components`` are logged as metrics, ``reason`` is for people."""
 
-    value: FiniteFloat
+    value: RewardNumber
     components: dict[str, FiniteFloat] = {}
     reason: str = ""
 
@@ -343,6 +343,8 @@ def _checked_reward(value: object, index: int) -> Reward:
         raise ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
     if not math.isfinite(number):
         raise ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
+    if abs(number) > MOST_REWARD:
+        raise ResultError(f"returned {float(number):g} as reward {index}; rewards go up to {MOST_REWARD:g}")
     if reward is None:
         return Reward(value=float(number))
     # validated again: model_construct and subclasses can hold anything

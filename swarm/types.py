@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 #: Called with the stage of a long piece of work, what is done, the total (``None``: unknown) and their unit.
 OnProgress = Callable[[str, int, int | None, str], None]
+
+#: The trainer's numbers are float32: a larger reward could be infinite there, and with it the loss of a whole step.
+MOST_REWARD = 1e16
+RewardNumber = Annotated[FiniteFloat, Field(ge=-MOST_REWARD, le=MOST_REWARD)]
 
 
 class Model(BaseModel):
@@ -52,8 +56,8 @@ class WorkflowOutput(Model):
     """The result of one episode: its reward, which counts relative to its group, an advantage beside that (``credit``),
     and whatever the client wants logged with it."""
 
-    reward: FiniteFloat
-    credit: FiniteFloat = 0.0
+    reward: RewardNumber
+    credit: RewardNumber = 0.0
     is_success: bool | None = None
     # factories: pydantic deep-copies a mutable default for every instance
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -31,7 +31,7 @@ def test_an_output_of_ours_goes_through_as_it_is() -> None:
     assert end(output) == output
 
 
-@pytest.mark.parametrize("reward", [None, "much", float("nan"), float("inf"), [1.0]])
+@pytest.mark.parametrize("reward", [None, "much", float("nan"), float("inf"), 1e39, -1e39, [1.0]])
 def test_the_reward_is_one_finite_number(reward: Any) -> None:
     with pytest.raises(ValidationError, match="reward"):
         end({"reward": reward})
