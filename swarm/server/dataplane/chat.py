@@ -46,6 +46,8 @@ class Attempt:
         self._ends: dict[int, Body] = {}
         # choices with a token that did not become plain text, so that the rest cannot be sampled as text
         self._parsed: set[int] = set()
+        # choices with tokens whose text vLLM may not have sent yet
+        self._held: set[int] = set()
         self._messages: dict[int, MessageAssembly] = {}
 
     def messages(self) -> dict[int, Body]:
@@ -59,6 +61,7 @@ class Attempt:
         choices: list[Body] = chunk.get("choices") or []
         for choice in choices:
             self._look_at(choice)
+            self._hold(choice.get("index", 0), choice)
         if not choices:
             self._shaper.closed(chunk)
             return []  # the usage: delivered at the end
@@ -84,6 +87,7 @@ class Attempt:
             return None
         for part in parts:
             self._say(index, {"content": part.get("text")})
+            self._hold(index, part)
         shaped = _without_abort(self._shaper.continued(event, index))
         if shaped["choices"][0]["finish_reason"] is None:
             return shaped
@@ -102,7 +106,21 @@ class Attempt:
     def continuable(self, index: int) -> bool:
         """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""
         whole = not self.recorder.choices[index].problem and bool(self.recorder.prompt_ids)
-        return self._call.continuable and index not in self._parsed and whole
+        return self._call.continuable and index not in self._parsed and whole and self.says_all(index)
+
+    def says_all(self, index: int) -> bool:
+        """Whether the caller has the text of all tokens of choice ``index``, and it does not end as a stop text begins:
+        who samples on would not know the rest for one."""
+        text = self._messages[index].message()["content"] or "" if index in self._messages else ""
+        begun = any(text.endswith(stop[:end]) for stop in self._call.stops for end in range(1, len(stop)))
+        return index not in self._held and not begun
+
+    def _hold(self, index: int, choice: Body) -> None:
+        if choice.get("finish_reason"):
+            # with an abort, too, vLLM sends what it held back
+            self._held.discard(index)
+        elif choice.get("token_ids") and self._call.holds_text:
+            self._held.add(index)
 
     def _say(self, index: int, delta: Mapping[str, Any]) -> None:
         self._messages.setdefault(index, MessageAssembly()).take(delta)
@@ -304,6 +322,8 @@ class ChatSession:
         response_ids, prompt_ids = attempt.recorder.choices[index].response_ids, attempt.recorder.prompt_ids or []
         retries = Retries(self.attempts)
         while index in attempt.cut():
+            if not attempt.says_all(index):
+                raise UpstreamError(f"the stream was cut again and cannot be continued exactly: {cut.message}")
             await retries.after(cut)
             done = len(response_ids)
             if done >= self.call.room(len(prompt_ids)):

@@ -92,6 +92,17 @@ class ChatCall:
         """vLLM's path."""
         return "/v1/completions" if self.raw else "/v1/chat/completions"
 
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer."""
+        stop: Any = self.body.get("stop")
+        return [stop] if isinstance(stop, str) else list(stop or ())
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether vLLM holds the end of a text back until it knows that none of :attr:`stops` begins there."""
+        return max(map(len, self.stops), default=0) > 1 and not self.body.get("include_stop_str_in_output")
+
     def room(self, prompt_tokens: int) -> int:
         """The most tokens that an answer to a prompt of this length may have."""
         return min(self.max_tokens, self.context - prompt_tokens)

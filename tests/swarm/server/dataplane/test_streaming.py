@@ -248,6 +248,28 @@ async def test_text_held_back_by_a_parser_is_not_continued_as_text(rig: Rig) -> 
     assert (await read(await rig.claim()))[-1]["error"]["code"] == "stream_cut"
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        # vLLM has sampled 6, whose text may be the beginning of a stop text, and dies
+        [streamed(role_chunk(), token_chunk([5]), token_chunk([6], delta={"content": ""}), done=False)],
+        [
+            streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort"), usage_chunk(1)),
+            streamed(completion_chunk([6], None, [*PROMPT, 5]), done=False),
+        ],
+        # the text of a stop has begun: who goes on after it would not know the rest for one
+        [streamed(role_chunk(), token_chunk([5]), token_chunk([6], "abort", {"content": "so E"}), usage_chunk(2))],
+    ],
+)
+async def test_what_a_stop_text_holds_back_is_not_lost_without_a_word(rig: Rig, cut: list[Any]) -> None:
+    rig.vllm.script.extend(cut)
+    rig.vllm.default = streamed(completion_chunk([7], "stop"), usage_chunk(1, len(PROMPT) + 2))
+    episode = await rig.claim()
+    assert (await read(episode, stop=["END"]))[-1]["error"]["code"] == "stream_cut"
+    assert len(rig.vllm.requests) == len(cut)
+    assert "quarantined" in (await episode.end())["error"]
+
+
 async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
     payload = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
     for step in (status(400, payload), streamed(payload)):
