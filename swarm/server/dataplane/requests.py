@@ -187,6 +187,8 @@ def prepare(
     sent = {**body, **ours}
     # the server's to say
     sent.pop(EARLIER_IDS, None)
+    # vLLM tells by it what was sampled before weights changed: no two calls may have one
+    sent.pop("request_id", None)
     if group_size is not None:
         sent["n"] = group_size
     if wants.stream:

@@ -117,6 +117,30 @@ async def test_a_call_outlives_a_weight_sync_where_episodes_run_on_and_names_its
     assert rig.controller.pool.information().completed_episodes == 1
 
 
+async def test_calls_with_one_request_id_are_told_apart_over_a_weight_sync(rig: Rig) -> None:
+    """The stand-in names its requests as vLLM does, and tells of both at the sync: one has a token, the other two."""
+    rig.controller.rollout_ready(structs.replace(ready(rig.vllm_address), serving="always"))
+    synced = asyncio.Event()
+    names: list[str] = []
+
+    async def late(body: dict[str, Any]) -> Response:
+        names.append(name := f"chatcmpl-{body.get('request_id') or len(names)}")
+        await synced.wait()
+        return plain([7, 8, 9], id=name)(body)
+
+    rig.vllm.default = late
+    episodes = [await rig.claim(), await rig.claim()]
+    calls: list[asyncio.Task[httpx.Response]] = []
+    for episode in episodes:
+        calls.append(asyncio.create_task(episode.chat(request_id="mine")))
+        await rig.eventually(lambda: len(names) == len(calls))
+    rig.controller.weight_sync_begins()
+    rig.controller.weights_synced(1, {name: {0: tokens} for tokens, name in enumerate(names, 1)})
+    synced.set()
+    await asyncio.gather(*calls)
+    assert [episode.calls[0].versions for episode in episodes] == [[(0, 0), (1, 1)], [(0, 0), (2, 1)]]
+
+
 async def test_a_stream_that_its_engine_leaves_half_said_is_not_trained(rig: Rig) -> None:
     rig.vllm.script.append(rig.vllm.hang(role_chunk(), token_chunk([5])))
     group = await claim_group(rig)
