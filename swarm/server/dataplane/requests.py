@@ -229,7 +229,7 @@ def prepare(
         record=train and record,
         continuable=_plain_text(body) and not not_text,
         max_tokens=max_tokens,
-        context=job.max_prompt_length + job.max_response_length,
+        context=job.max_model_len,
         raw=has_prompt,
         not_text=not_text,
         left_out=not_as_asked(body, job, episode_type=episode_type),

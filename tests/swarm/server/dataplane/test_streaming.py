@@ -21,7 +21,7 @@ from tests.standins.vllm import (
     token_chunk,
     usage_chunk,
 )
-from tests.swarm.server.conftest import Claimed, Rig, ready
+from tests.swarm.server.conftest import JOB, Claimed, Rig, ready
 
 pytestmark = pytest.mark.anyio
 
@@ -195,6 +195,24 @@ async def test_a_continuation_without_a_length_is_bounded_by_response_and_contex
     assert text(await read(episode)) == "t5 t7 "
     assert "max_tokens" not in rig.vllm.requests[0][1]
     assert rig.vllm.requests[1][1]["max_tokens"] == left
+
+
+async def test_a_continuation_may_fill_the_context_that_vllm_has(rig: Rig) -> None:
+    """A job may give vLLM a longer one than its prompts and answers need, as AgentJet's jobs do."""
+    rig.controller.offline("stopped by a test")
+    rig.controller.sync_job(JOB.model_copy(update={"overrides": {"actor_rollout_ref.rollout.max_model_len": 4000}}))
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address))
+    prompt = [7] * (JOB.max_prompt_length + JOB.max_response_length)
+    opening = role_chunk() | {"prompt_token_ids": prompt}
+    rig.vllm.script.extend(
+        [
+            streamed(opening, token_chunk([5]), token_chunk([], "abort")),
+            streamed(completion_chunk([7], "stop", [*prompt, 5]), usage_chunk(1, len(prompt) + 1)),
+        ]
+    )
+    assert text(await read(await rig.claim())) == "t5 t7 "
+    assert rig.vllm.requests[1][1]["max_tokens"] == JOB.max_response_length - 1
 
 
 async def test_a_cut_at_the_length_limit_is_finished(rig: Rig) -> None:
