@@ -14,6 +14,7 @@ from adapters.dialects import ChatDialect, CompletionsDialect
 from adapters.dialects.jsons import decode
 from swarm.server.dataplane.recording import TokenEntry
 from swarm.server.dataplane.requests import ChatCall
+from swarm.tokens import ABORTED
 
 Body = dict[str, Any]
 
@@ -111,6 +112,15 @@ class Shaper:
     def usage_chunk(self, usage: Body) -> Body:
         """The last chunk for a caller that asked for the usage."""
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+
+
+def with_aborts(answer: Body) -> Body:
+    """vLLM's ``answer``, or a chunk, in which each choice that was aborted has that for its finish reason: with a tool
+    call that has begun, vLLM gives it another."""
+    for choice in answer.get("choices") or []:
+        if choice.get("stop_reason") == ABORTED:
+            choice["finish_reason"] = "abort"
+    return answer
 
 
 def as_chat(answer: Body, part: str) -> Body:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from adapters.dialects.assembly import MessageAssembly
 from swarm.errors import UpstreamError
-from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader
+from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader, with_aborts
 from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replica_client import AbortedError, ReplicaClient, Retries, TransientError
@@ -56,7 +56,7 @@ class Attempt:
 
     def take(self, event: Body) -> list[Body]:
         """The chunks for the caller after vLLM's ``event``."""
-        chunk = as_chat(event, "delta") if self._call.raw else event
+        chunk = with_aborts(as_chat(event, "delta") if self._call.raw else event)
         self.recorder.add(chunk, str(event.get("id")))
         choices: list[Body] = chunk.get("choices") or []
         for choice in choices:
@@ -222,7 +222,7 @@ class ChatSession:
             recorder = Recorder(self.version(), call.samples, self.syncs)
             try:
                 async with self.placement.lease(call.samples) as base_url:
-                    answer = await self.upstream.post(base_url + call.path, call.body, reader(call))
+                    answer = with_aborts(await self.upstream.post(base_url + call.path, call.body, reader(call)))
                     choices: list[Body] = answer.get("choices") or []
                     aborted = any(choice.get("finish_reason") in (None, "abort") for choice in choices)
                     if aborted or len(choices) < call.samples:

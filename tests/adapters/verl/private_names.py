@@ -176,6 +176,8 @@ TABLE: tuple[Names, ...] = (
         "wrapped: a call is as cached as its first answer",
     ),
     Names(f"{_OUTPUTS}:RequestState", "num_cache_creation_tokens", "assigned with them", ("0.28.0",)),
+    # vLLM's aborts (aborted.py)
+    Names(f"{_OUTPUTS}:RequestState", "make_request_output", "wrapped: aborted answers say so"),
     # vLLM on a CPU (cpu.py, vllm_extension.py)
     Names("vllm", "_custom_ops", "imported"),
     Names("vllm._custom_ops", "_supports_onednn", "assigned: weights stay loadable"),

@@ -9,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from swarm.tokens import ABORTED
 from tests.standins.vllm import (
     PROMPT,
     chat_chunk,
     completion_chunk,
     logprob,
     of,
+    plain,
     role_chunk,
     status,
     streamed,
@@ -236,6 +238,7 @@ async def test_a_continuation_after_another_prompt_is_quarantined(rig: Rig) -> N
     assert "another prompt" in (await episode.end())["error"]
 
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 TOOL_DELTA = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{"}}]}
 
 
@@ -244,7 +247,7 @@ TOOL_DELTA = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments":
     [
         ({}, TOOL_DELTA),
         ({}, {"reasoning": "hm"}),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, {"content": "t5 "}),
+        ({"tools": TOOLS}, {"content": "t5 "}),
         ({"response_format": {"type": "json_object"}}, {"content": "{"}),
     ],
 )
@@ -258,6 +261,24 @@ async def test_what_cannot_be_continued_ends_with_an_error_and_is_not_trained(
     assert "[DONE]" not in events
     assert "quarantined" in (await episode.end())["error"]
     assert len(rig.vllm.requests) == 1
+
+
+async def test_a_tool_call_that_is_cut_half_way_is_not_taken_for_a_whole_one(rig: Rig) -> None:
+    # vLLM calls an abort so once a tool call has begun
+    cut = token_chunk([6], "tool_calls", TOOL_DELTA)
+    cut["choices"][0]["stop_reason"] = ABORTED
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], delta=TOOL_DELTA), cut, usage_chunk(2)))
+    episode = await rig.claim()
+    assert (await read(episode, tools=TOOLS))[-1]["error"]["code"] == "stream_cut"
+    assert "quarantined" in (await episode.end())["error"]
+
+
+async def test_a_plain_answer_whose_tool_call_is_cut_half_way_is_sampled_again(rig: Rig) -> None:
+    rig.vllm.script += [plain([5], "tool_calls", stop_reason=ABORTED), plain([7], "tool_calls")]
+    episode = await rig.claim()
+    choice = (await episode.chat(tools=TOOLS)).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert [call.response_ids for call in episode.calls] == [[7]]
 
 
 async def test_text_held_back_by_a_parser_is_not_continued_as_text(rig: Rig) -> None:
