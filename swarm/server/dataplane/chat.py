@@ -46,8 +46,9 @@ class Attempt:
         self._ends: dict[int, Body] = {}
         # choices with a token that did not become plain text, so that the rest cannot be sampled as text
         self._parsed: set[int] = set()
-        # choices with tokens whose text vLLM may not have sent yet
+        # choices with tokens whose text vLLM may not have sent yet, and those whose last token ends within a character
         self._held: set[int] = set()
+        self._broken: set[int] = set()
         self._messages: dict[int, MessageAssembly] = {}
 
     def messages(self) -> dict[int, Body]:
@@ -110,12 +111,20 @@ class Attempt:
 
     def says_all(self, index: int) -> bool:
         """Whether the caller has the text of all tokens of choice ``index``, and it does not end as a stop text begins:
-        who samples on would not know the rest for one."""
+        who samples on would not know the rest for one. After half a character, vLLM would begin with all the prompt."""
         text = self._messages[index].message()["content"] or "" if index in self._messages else ""
         begun = any(text.endswith(stop[:end]) for stop in self._call.stops for end in range(1, len(stop)))
-        return index not in self._held and not begun
+        return index not in self._held and index not in self._broken and not begun
 
     def _hold(self, index: int, choice: Body) -> None:
+        if choice.get("token_ids"):
+            last = _last_token(choice)
+            if last is None and not self._call.holds_text:
+                last = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if last and not last.endswith("\ufffd"):
+                self._broken.discard(index)
+            else:
+                self._broken.add(index)
         if choice.get("finish_reason"):
             # with an abort, too, vLLM sends what it held back
             self._held.discard(index)
@@ -154,6 +163,14 @@ class Attempt:
         ready = [*self._opening, chunk]
         self._opening.clear()
         return ready
+
+
+def _last_token(choice: Body) -> str | None:
+    """The text of the last token of a chunk's choice, of a chat or not, by its log-probabilities: empty for a part of a
+    character; ``None`` without any."""
+    listed: Body = choice.get("logprobs") or {}
+    tokens: list[Any] = listed.get("tokens") or [entry.get("token") for entry in listed.get("content") or ()]
+    return tokens[-1] if tokens else None
 
 
 def _without_abort(chunk: Body) -> Body:

@@ -14,6 +14,7 @@ from tests.standins.vllm import (
     PROMPT,
     chat_chunk,
     completion_chunk,
+    entries,
     logprob,
     of,
     plain,
@@ -307,6 +308,22 @@ async def test_what_a_stop_text_holds_back_is_not_lost_without_a_word(rig: Rig, 
     assert (await read(episode, stop=["END"]))[-1]["error"]["code"] == "stream_cut"
     assert len(rig.vllm.requests) == len(cut)
     assert "quarantined" in (await episode.end())["error"]
+
+
+async def test_half_a_character_is_not_continued(rig: Rig) -> None:
+    """vLLM has no text for the tokens of half a character, and gives that of the whole prompt with the other half to
+    who samples on after it."""
+    half = chat_chunk({"delta": {"content": ""}, "token_ids": [6], "logprobs": entries([6], [""])})
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), half, token_chunk([], "abort"), usage_chunk(2)))
+    rig.vllm.default = streamed(completion_chunk([7], "stop"), usage_chunk(1, len(PROMPT) + 2))
+    episode = await rig.claim()
+    assert (await read(episode))[-1]["error"]["code"] == "stream_cut"
+    assert "quarantined" in (await episode.end())["error"]
+    # where nobody asks for log-probabilities, by the text alone
+    half["choices"][0]["logprobs"] = None
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), half, token_chunk([], "abort"), usage_chunk(2)))
+    assert (await read(await rig.claim(episode_type="eval")))[-1]["error"]["code"] == "stream_cut"
+    assert len(rig.vllm.requests) == 2
 
 
 async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
