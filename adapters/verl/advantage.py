@@ -58,22 +58,22 @@ def advantage_values(job: TrainJob) -> dict[str, Any]:
     return values
 
 
-def episode_factors(keys: Sequence[str], rewards: Sequence[float], *, leave_one_out: bool) -> list[float]:
+def episode_factors(keys: Sequence[str], rewards: Sequence[float] | None, *, leave_one_out: bool) -> list[float]:
     """What verl's group-relative advantages are to be multiplied with, for each row.
 
     Args:
         keys: verl's keys of the rows, ``{uid}_{session}_{index}``.
-        rewards: of the episode of each row.
+        rewards: of the episode of each row; ``None`` where verl trains on others, with a KL penalty in them.
         leave_one_out: ``N / (N - 1)`` for the episodes of a group of N, else 1; 0 where all rewards of a group are
             equal, as in a group of one.
     """
     episodes = [key.rpartition("_")[0] for key in keys]
     groups = [episode.rpartition("_")[0] for episode in episodes]
+    values: dict[str, set[Any]] = defaultdict(set)
+    # as verl has them: other digits are lost there
+    for group, value in zip(groups, episodes if rewards is None else map(np.float32, rewards), strict=True):
+        values[group].add(value)
     sizes = Counter(episode.rpartition("_")[0] for episode in set(episodes))
-    values: dict[str, set[float]] = defaultdict(set)
-    for group, reward in zip(groups, rewards, strict=True):
-        # as verl has them: other digits are lost there
-        values[group].add(float(np.float32(reward)))
 
     def factor(group: str) -> float:
         if len(values[group]) == 1:

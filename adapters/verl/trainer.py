@@ -225,7 +225,8 @@ class SwarmTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, *args, **kwargs)
         # rows that verl pads with have neither
         rewards, credits = ([of.get(key, 0.0) for key in batch.keys] for of in (self._feed.rewards, self._feed.credits))
-        return put_right(batch, episode_factors(batch.keys, rewards, leave_one_out=self._leave_one_out), credits)
+        trained = None if self.config.algorithm.use_kl_in_reward else rewards
+        return put_right(batch, episode_factors(batch.keys, trained, leave_one_out=self._leave_one_out), credits)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._update_actor(batch, metrics)

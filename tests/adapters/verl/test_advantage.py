@@ -87,6 +87,12 @@ def test_equal_rewards_teach_nothing(leave_one_out: bool) -> None:
     assert all(factors[3:])
 
 
+def test_equal_rewards_may_differ_by_a_penalty() -> None:
+    keys = ["a_0_0", "a_1_0", "b_0_0", "b_0_1"]
+    assert episode_factors(keys, None, leave_one_out=False) == [1.0, 1.0, 0.0, 0.0]
+    assert episode_factors(keys, None, leave_one_out=True) == [2.0, 2.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("advantage", "estimator", "by_std"), [("grpo", "grpo", True), ("dr_grpo", "grpo", False), ("rloo", "rloo", False)]
 )
