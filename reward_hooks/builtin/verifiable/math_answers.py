@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,11 +112,12 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": python_path()},
+                start_new_session=True,
             )
         return self._process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
+        _kill(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -128,11 +130,17 @@ class _Worker:
             self._end(self._process)
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With the child that judges an answer, which would hold the pipe open, and compute on."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
     """One line for another, cut short if the process dies. Killed at the deadline, it blocks neither pipe any more."""
     assert process.stdin is not None
     assert process.stdout is not None
-    kill = threading.Timer(seconds, process.kill)
+    kill = threading.Timer(seconds, _kill, (process,))
     kill.start()
     try:
         process.stdin.write(line)

@@ -364,6 +364,16 @@ def test_a_worker_that_hangs_or_dies_is_an_error_and_the_next_starts_anew(progra
     assert worker.ask({"answers": []}, 20) == {"verdicts": []}
 
 
+def test_what_judges_an_answer_ends_with_its_worker() -> None:
+    program = (
+        "import os, sys, time; print(end='x', flush=True); os.fork() and os.kill(os.getpid(), 9); time.sleep(3600)"
+    )
+    worker = _Worker([sys.executable, "-S", "-c", program])
+    # the child has the worker's end of the pipe
+    with pytest.raises(HookError, match="no answer"):
+        worker.ask({}, 5)
+
+
 def test_waiting_for_a_busy_worker_ends_at_the_deadline() -> None:
     worker = _Worker([sys.executable, "-S", "-c", SERVES])
     with worker._lock, pytest.raises(HookError, match="busy"):
