@@ -3,9 +3,9 @@
 Invariant: a program runs with all of its limits and cut off from the machine, or not at all, and leaves nothing behind:
 no file, no process, no IPC object. Nothing of the run is on a disk: source, input and outputs are files in memory.
 
-* With bubblewrap (https://github.com/containers/bubblewrap), a program sees ``/usr`` and the interpreter's folders,
-  read-only; ``/tmp`` and ``/dev/shm``, empty and its own; ``/proc`` with its own processes; a network with nothing in
-  it. Not limited: the kernel's memory for the names of empty files (about 1 KB each, until the run ends).
+* With bubblewrap (https://github.com/containers/bubblewrap), a program sees ``/usr`` and what its interpreter runs
+  from, read-only; ``/tmp`` and ``/dev/shm``, empty and its own; ``/proc`` with its own processes; a network with
+  nothing in it. Not limited: the kernel's memory for the names of empty files (about 1 KB each, until the run ends).
 * With Landlock of Linux 6.12 (``landlock.py``), as in most containers, it can read the same
   folders, and has no file to write, no process or thread of its own, no socket and no ``/proc``. It can learn whether a
   file exists, its size and its times, where the gateway's user could.
@@ -52,6 +52,8 @@ _SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 #: Links into /usr, or folders of their own on older systems.
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
+#: What an interpreter runs from: the rest of its folder may be anything, such as a project with its runs.
+_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg")
 #: bubblewrap's own process, which counts in the program's user namespace.
 _SANDBOX_PROCESSES = 1
 #: Seconds for the kernel to end all processes of a run.
@@ -314,7 +316,7 @@ def _program(name: str) -> str:
 
 
 def _prefixes(python: str, user: int | None) -> list[str]:
-    """The folders outside of ``/usr`` that the interpreter needs.
+    """The files and folders outside of ``/usr`` that the interpreter needs.
 
     Raises:
         OSError: it does not run, or they hold more than an interpreter.
@@ -339,8 +341,9 @@ def _prefixes(python: str, user: int | None) -> list[str]:
     for folder in folders:
         if home.is_relative_to(folder) and folder != Path("/usr"):
             raise OSError(f"the folder of {python}, {folder}, holds the user's home: use an interpreter of its own")
+    parts = [folder / part for folder in folders if not folder.is_relative_to("/usr") for part in _PARTS]
     # the shorter ones first: a mount covers what was mounted below
-    return sorted(str(folder) for folder in folders if not folder.is_relative_to("/usr"))
+    return sorted(str(part) for part in parts if part.exists())
 
 
 @contextlib.contextmanager

@@ -180,6 +180,21 @@ def test_an_interpreter_elsewhere_brings_its_folder() -> None:
         assert run.output == f"{folder}/venv ['venv']\n"
 
 
+def test_what_else_is_in_an_interpreters_folder_is_not_there() -> None:
+    # `python -m venv .` in a project
+    with tempfile.TemporaryDirectory(prefix="project-") as folder:
+        Path(folder).chmod(0o755)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder], check=True)
+        runs = Path(folder, "runs")
+        runs.mkdir()
+        (runs / "journal").write_text("what users wrote")
+        run = Sandbox(python=f"{folder}/bin/python").run(
+            f"import json, sys; print(sys.prefix); open({str(runs / 'journal')!r})"
+        )
+        assert run.output == f"{folder}\n"
+        assert "Error" in run.errors.splitlines()[-1]
+
+
 def test_a_folder_that_holds_the_users_home_is_no_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="home-") as home:
         Path(home).chmod(0o755)
