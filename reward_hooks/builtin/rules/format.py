@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import regex
 
@@ -118,7 +118,10 @@ class SchemaChecker:
             kind.check_schema(schema)
         except SchemaError as exc:
             raise ConfigError(f"this is no JSON schema: {exc.message} (at {exc.json_path})") from exc
-        kind = validators.extend(kind, {"pattern": _pattern})
+        if "unevaluatedProperties" in (text := str(schema)) and "patternProperties" in text:
+            # the one keyword for names that is not among ours
+            raise ConfigError("a schema with unevaluatedProperties beside patternProperties cannot be checked in time")
+        kind = validators.extend(kind, _KEYWORDS)
         # an empty registry: without one, references are fetched over the network
         self._validator: Any = kind(schema, registry=Registry())
 
@@ -136,12 +139,52 @@ class SchemaChecker:
         return [f"{error.json_path}: {error.message[:200]}" for error in errors]
 
 
+def _is_in(pattern: str, text: str) -> bool:
+    """Whether it is in ``text``, with a deadline: the package has none, and holds the whole process meanwhile."""
+    return regex.search(pattern, text, timeout=MATCH_SECONDS, concurrent=True) is not None
+
+
 def _pattern(validator: Any, pattern: str, instance: object, schema: object) -> Iterator[Exception]:
-    """The keyword ``pattern`` with a deadline."""
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(instance, str) and not regex.search(pattern, instance, timeout=MATCH_SECONDS, concurrent=True):
+    if isinstance(instance, str) and not _is_in(pattern, instance):
         yield ValidationError(f"{instance[:100]!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], instance: object, schema: object
+) -> Iterator[Exception]:
+    for name, value in _members(instance).items():
+        for pattern, inner in patterns.items():
+            if _is_in(pattern, name):
+                yield from validator.descend(value, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, allowed: Any, instance: object, schema: Mapping[str, Any]
+) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError
+
+    declared, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name, value in _members(instance).items():
+        if name in declared or any(_is_in(pattern, name) for pattern in patterns):
+            continue
+        if isinstance(allowed, dict):
+            yield from validator.descend(value, allowed, path=name)
+        elif not allowed:
+            yield ValidationError(f"the property {name[:100]!r} is not allowed")
+
+
+def _members(instance: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", instance) if isinstance(instance, dict) else {}
+
+
+#: Those that look for patterns.
+_KEYWORDS = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+}
 
 
 class JsonSchema(Rule):

@@ -110,6 +110,10 @@ def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
     assert bool(reward.reason) == (value < 1.0) or not text.strip()
 
 
+#: Of names that take exponential time to be matched.
+NAMES: dict[str, Any] = {"patternProperties": {"^(a+)+b$": {"const": 1}}}
+
+
 @pytest.mark.parametrize(
     ("rule", "bad", "good"),
     [
@@ -117,6 +121,7 @@ def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
         (Matches(r"(a+)+b"), "a" * 60 + "c", "ab"),
         (Exact(extract=r"((?:a+)+b)"), "a" * 60 + "c", "aab"),
         (JsonSchema({"pattern": "^(a+)+b$"}), '"' + "a" * 60 + '"', '"ab"'),
+        (JsonSchema(NAMES | {"additionalProperties": {"const": 2}}), f'{{"{"a" * 60}": 1}}', '{"ab": 1, "c": 2}'),
         (Json(fenced=True), "```" + "\n" * 200_000 + "x", "```json\n1\n```"),
         # numbers that no float can hold, or whose quotient cannot
         (JsonSchema({"multipleOf": 0.01}), "1e400", "1.25"),
@@ -124,10 +129,19 @@ def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
         (JsonSchema({"type": "array"}), "[" * 100_000, "[]"),
         (Json(), "9" * 100_000, "9"),
     ],
-    ids=["matches", "exact", "pattern", "fence", "infinite", "huge", "nested", "digits"],
+    ids=["matches", "exact", "pattern", "names", "fence", "infinite", "huge", "nested", "digits"],
 )
 def test_one_bad_answer_does_not_cost_the_others_their_reward(rule: Rule, bad: str, good: str) -> None:
     assert values(rule, [good, bad, good], answered("aab")) == [1.0, 0.0, 1.0]
+
+
+def test_names_are_checked_as_the_schema_says() -> None:
+    closed = JsonSchema(NAMES | {"properties": {"c": {"type": "string"}}, "additionalProperties": False})
+    texts = ['{"ab": 1, "c": "x"}', '{"ab": 2}', '{"c": 1}', '{"d": 1}', "[1]"]
+    assert values(closed, texts) == [1, 0, 0, 0, 1]
+    assert "'d' is not allowed" in closed.judge(TASK, candidate('{"d": 1}')).reason
+    with pytest.raises(ConfigError, match="in time"):
+        JsonSchema({"allOf": [NAMES], "unevaluatedProperties": False})
 
 
 def test_length_has_a_plateau_and_two_slopes() -> None:
