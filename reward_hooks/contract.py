@@ -343,7 +343,7 @@ def _checked_reward(value: object, index: int) -> Reward:
         raise ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
     if not math.isfinite(number):
         raise ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
-    if abs(number) > MOST_REWARD:
+    if abs(float(number)) > MOST_REWARD:
         raise ResultError(f"returned {float(number):g} as reward {index}; rewards go up to {MOST_REWARD:g}")
     if reward is None:
         return Reward(value=float(number))
