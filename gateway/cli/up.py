@@ -130,7 +130,7 @@ def up(
             run_up(plan, on_event)
         except UpFailedError as exc:
             on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
-            raise typer.Exit(1) from None
+            raise typer.Exit(exc.exit_code) from None
 
 
 def _earlier_run(resume: bool, fresh: bool) -> EarlierRun:
@@ -185,7 +185,7 @@ def train(
             run_up(plan.up, on_event, work)
         except UpFailedError as exc:
             on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
-            code = 1
+            code = exc.exit_code
         except SwarmGatewayError as exc:
             # what was trained is reported in any case
             typer.echo(f"swarm-gateway: {exc.message}", err=True)

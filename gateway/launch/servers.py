@@ -137,7 +137,8 @@ class Server:
                 self._restart(self.client, status)
         except UpFailedError as exc:
             if self.plan.name:
-                raise UpFailedError(f"{self.plan.name}: {exc.message}", exc.last_lines, exc.log) from exc
+                message = f"{self.plan.name}: {exc.message}"
+                raise UpFailedError(message, exc.last_lines, exc.log, exc.exit_code) from exc
             raise
 
     def _restart(self, client: SwarmClient, status: ServerStatus) -> None:

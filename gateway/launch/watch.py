@@ -33,12 +33,14 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class UpFailedError(SwarmGatewayError):
-    """A process of ``up`` ended by itself; ``log`` is its output, ``last_lines`` the end of it."""
+    """A process of ``up`` ended by itself; ``log`` is its output, ``last_lines`` the end of it, and ``exit_code`` that
+    of the command: 2 where another start would end alike."""
 
-    def __init__(self, message: str, last_lines: list[str], log: Path) -> None:
+    def __init__(self, message: str, last_lines: list[str], log: Path, exit_code: int = 1) -> None:
         super().__init__(message)
         self.last_lines = last_lines
         self.log = log
+        self.exit_code = exit_code
 
     @property
     def with_last_line(self) -> str:
@@ -178,7 +180,8 @@ class EngineWatch:
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         if not self._is_spared:
-            raise UpFailedError(message, status.last_lines, self._log)
+            is_mistake = failure is not None and failure.wrong_config
+            raise UpFailedError(message, status.last_lines, self._log, exit_code=2 if is_mistake else 1)
         self._restart_at = None
         if not self._given_up:
             self._given_up = True

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from adapters.dialects import to_json
 from adapters.dialects.jsons import object_in
-from adapters.dialects.sse import DONE, data_in, encode_event
+from adapters.dialects.sse import DONE, SseDecoder, encode_event
 from gateway.redaction.masking import Masking, Unmasking, unmasked
 from gateway.redaction.rules import Rules
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
@@ -85,13 +85,15 @@ async def _live(chunks: AsyncIterator[Chunk], values: Mapping[str, str]) -> Asyn
 
 
 async def _relayed(body: AsyncIterator[bytes], values: Mapping[str, str]) -> AsyncIterator[bytes]:
-    """The events of an upstream that speaks the dialect itself: chats, or raw completions."""
-    unmasking = Unmasking(values)
-    async for event in data_in(body, ends=False):
-        chunk = object_in(event)
-        if chunk is not None:
-            for part in unmasking.take(chunk):
-                yield encode_event(part)
-    for part in unmasking.end():
-        yield encode_event(part)
-    yield DONE
+    """The events of an upstream that speaks the dialect itself: chats, or raw completions; cut off where they are."""
+    unmasking, decoder, is_whole = Unmasking(values), SseDecoder(), False
+    async for part in body:
+        for event in decoder.feed(part):
+            is_whole = is_whole or event == "[DONE]"
+            if (chunk := object_in(event)) is not None:
+                for unmasked_chunk in unmasking.take(chunk):
+                    yield encode_event(unmasked_chunk)
+    for rest in unmasking.end():
+        yield encode_event(rest)
+    if is_whole:
+        yield DONE

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import COLLECTION_PREFIX, convert, leaves_of
+from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KL_LOSS_COEF, convert, leaves_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.validation import read_mapping
@@ -96,7 +96,7 @@ DEFAULTS: dict[str, Any] = {
 _DEFAULT_KEYS: dict[str, Any] = {
     f"{_ROLLOUT}.temperature": 0.9,
     f"{_COMMON}.use_kl_loss": True,
-    f"{_COMMON}.kl_loss_coef": 0.002,
+    f"{_COMMON}.kl_loss_coef": KL_LOSS_COEF,
     f"{_COMMON}.kl_loss_type": "low_var_kl",
     f"{_COMMON}.optim.weight_decay": 0.01,
     f"{_COMMON}.optim.betas": [0.9, 0.999],

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Begins AgentJet's name of a way to collect batches.
 COLLECTION_PREFIX = "rollout_until_"
+#: AgentJet's weight of the KL loss, where a job has one and says no other.
+KL_LOSS_COEF = 0.002
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TRAINER = "trainer_common"
@@ -261,7 +263,9 @@ class _Reader:
             self.refused.append(f"ajet.{_TRAINER}.use_kl_loss cannot be {use!r}: true or false")
         if use is False:
             return {"kl_coef": 0.0}
-        return {} if coefficient is None else {"kl_coef": coefficient}
+        if coefficient is None:
+            return {"kl_coef": KL_LOSS_COEF} if use else {}
+        return {"kl_coef": coefficient}
 
     def _eval_sampling(self) -> dict[str, Any]:
         keys = {name: f"rollout.val_kwargs.{name}" for name in EvalSampling.model_fields}

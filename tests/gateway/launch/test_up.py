@@ -161,6 +161,7 @@ def test_an_engine_that_is_given_up_ends_it_with_the_reason(tmp_path: Path, scri
     with pytest.raises(UpFailedError, match=why) as caught:
         run()
     assert caught.value.last_lines == ["CUDA [out] of memory"]
+    assert caught.value.exit_code == (2 if script == "wrong-config" else 1)
     assert run.commands.count("/start_engine") == starts and run.kinds[-1] == "stopped"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from tests.gateway.conftest import CHAT, gateway_before
 from tests.gateway.data.test_erasure import traces
@@ -163,6 +163,21 @@ async def test_an_upstream_gets_placeholders_too(rig: server.Rig, tmp_path: Path
         assert ANSWER.format(EMAIL) in text_of(answer, stream=stream), answer.text
     sent = json.dumps([body for _, body in rig.vllm.requests])
     assert MASKED in sent and EMAIL not in sent
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_an_upstreams_stream_that_broke_off_is_not_taken_for_a_whole_one(
+    upstream: Upstream, tmp_path: Path, is_whole: bool
+) -> None:
+    events = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "to {MASKED}"}}}}]}}\n\n']
+    events += ["data: [DONE]\n\n"] if is_whole else []
+    upstream.answers[CHAT] = lambda _: StreamingResponse(iter(events), media_type="text/event-stream")
+    nobody: Any = None
+    settings: dict[str, Any] = {"upstream": {"base_url": upstream.url}, "data": {"redact": "before_sampling"}}
+    async with gateway_before(nobody, tmp_path, **settings) as http:
+        body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": f"write to {EMAIL}"}]}
+        answer = await http.post(CHAT, json=body)
+    assert EMAIL in answer.text and ("[DONE]" in answer.text) == is_whole, answer.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -130,6 +130,7 @@ def test_the_clients_default_job_is_carried() -> None:
         ({"swarm_mode_sample_collection_max_cached_episodes": 50}, "max_cached_episodes", 50),
         ({"trainer_common__total_training_steps": 7}, "total_training_steps", 7),
         ({"trainer_common__use_kl_loss": False}, "kl_coef", 0.0),
+        ({"trainer_common__use_kl_loss": True, "trainer_common__kl_loss_coef": None}, "kl_coef", 0.002),
         ({"trainer_common__logger": "console"}, "logger", ["console"]),
         ({"trainer_common__logger": ["console", "wandb"]}, "logger", ["console", "wandb"]),
         ({"trainer_common__optim__lr": "1e-4"}, "lr", 1e-4),
