@@ -55,7 +55,7 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
 def weight_bytes(model: str) -> int:
     """Bytes of the weights of a resolved ``model`` on this machine; 0: a hub's model that was not downloaded."""
     folder = Path(model)
-    if not folder.is_dir():
+    if not folder.is_dir() and _HUB_NAME.fullmatch(model):
         try:
             from huggingface_hub import try_to_load_from_cache
         except ImportError:

@@ -125,9 +125,9 @@ def make_worker(config: Any) -> SwarmCpuWorker:
     return worker
 
 
-def make_trainer(config: Any, workers: Workers) -> SwarmTrainer:
-    """A trainer without a cluster, with what verl's steps ask for."""
-    trainer = trainer_of(config, {})
+def make_trainer(config: Any, workers: Workers, rewards: dict[str, float]) -> SwarmTrainer:
+    """A trainer without a cluster, with what verl's steps ask for; ``rewards`` are of its rows, by their keys."""
+    trainer = trainer_of(config, rewards, {})
     trainer.actor_rollout_wg = workers
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
@@ -208,10 +208,13 @@ def check(worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[lis
     batch = make_batch(shape, seed)
     keys: list[str] = []
     tags: list[dict[str, Any]] = []
+    rewards: dict[str, float] = {}
     for group in batch_rows(batch, [f"uid{number}" for number in range(len(shape))], 1):
         store.rows |= dict(zip(group.keys, group.fields, strict=True))
         keys, tags = keys + group.keys, tags + group.tags
-    trainer = make_trainer(verl_config(job, job.model, Path(tempfile.gettempdir()), "cpu"), Workers(worker, store))
+        rewards |= dict(zip(group.keys, group.rewards, strict=True))
+    config = verl_config(job, job.model, Path(tempfile.gettempdir()), "cpu")
+    trainer = make_trainer(config, Workers(worker, store), rewards)
     stepped: list[dict[str, torch.Tensor]] = []
     engine = worker.actor.engine
     step = type(engine).optimizer_step
