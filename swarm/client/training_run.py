@@ -64,6 +64,8 @@ class DatasetTraining:
         self._claiming: set[asyncio.Task[Sequence[EpisodeEndpoint]]] = set()
         self._evaluated = -1
         self._evaluating: asyncio.Task[None] | None = None
+        #: the step of the evaluation that runs
+        self._due_step = 0
         self._broken: BaseException | None = None
         self._finished = 0
         self._rewards = 0.0
@@ -260,13 +262,17 @@ class DatasetTraining:
         self._step = max(self._step, step)
         away = self._options.patient and state in _AWAY
         self._served.clear() if away else self._served.set()
-        if self._evaluating is None and not self._stopping:
+        if self._evaluating is not None and state is EngineState.ROLLING and step < self._due_step:
+            # an engine that died went back: it does these steps again, and then they are evaluated
+            self._evaluating.cancel()
+        elif self._evaluating is None and not self._stopping:
             # an engine that died may go back, and do its last steps again
             done = step >= self._last
             awaited = away and status.engine_failure is not None
             computing = status.training_seconds is not None or state not in _AT_REST
             if state is EngineState.ROLLING and self._is_due(step):
                 self._close()
+                self._due_step = step
                 self._evaluating = asyncio.create_task(self._evaluate(step))
                 self._evaluating.add_done_callback(self._evaluation_over)
                 self._show()
@@ -316,8 +322,9 @@ class DatasetTraining:
         self._evaluating = None
         self._show()
         if evaluating.cancelled():
+            self._open.set()
             return
-        self._broken = evaluating.exception()
+        self._broken = self._broken or evaluating.exception()
         if self._broken is not None or self._step >= self._last:
             self._stop()
         else:

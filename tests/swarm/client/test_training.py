@@ -313,6 +313,42 @@ async def test_an_engine_that_dies_before_the_last_evaluation_is_waited_for(
     assert [report.step for report in reports] == [0, 2]
 
 
+async def test_an_engine_that_loses_the_weights_of_an_evaluation_trains_and_is_evaluated_again(
+    rolling: ScriptedServer,
+) -> None:
+    evaluating, trained, never = threading.Event(), threading.Event(), threading.Event()
+    reports: list[EvaluationReport] = []
+    failure = {"reason": "it was killed", "count": 1}
+    died = at(2, 3) | {"engine": engine(EngineState.OFFLINE, step=2), "engine_failure": failure}
+    begun = threading.Event()
+    after = [Answer(died, wait=evaluating), at(0, 4), Answer(at(2, 5), wait=trained)]
+    rolling.script("/status", *[at(0)] * 2, Answer(at(2, 2), wait=begun), *after)
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        kinds = [body["episode_type"] for body in rolling.bodies("/claim_episode")]
+        if kinds.count("train") > 10:
+            begun.set()
+        if begun.is_set() and kinds[-1] == "eval" and not evaluating.is_set():
+            evaluating.set()
+            never.wait(20)
+        if evaluating.is_set() and kinds.count("train") > 60:
+            trained.set()
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        evaluation = Evaluation(lambda: TASKS, every_steps=5, on_done=reports.append)
+        options = TrainOptions(total_steps=2, patient=True, evaluation=evaluation, max_parallel=2)
+        call = begin_training(itertools.cycle(TASKS), client, agent, options)
+        assert evaluating.wait(20)
+        ended = trained.wait(5)
+        for event in (never, trained):
+            event.set()
+        call.done(20)
+        call.cancel()
+    assert ended, "the steps whose weights were lost are not done again"
+    assert [report.step for report in reports] == [0, 2]
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 async def test_values_that_are_not_finite_are_left_out_and_counted(
     rolling: ScriptedServer, shuffled: bool, caplog: pytest.LogCaptureFixture
@@ -347,4 +383,25 @@ async def test_an_error_while_it_follows_the_engine_ends_it(rolling: ScriptedSer
         call.cancel()
         assert ended, "it waits for ever"
         with pytest.raises(UnicodeEncodeError):
+            call.result()
+
+
+async def test_an_error_while_it_evaluates_is_not_forgotten_at_its_end(rolling: ScriptedServer) -> None:
+    told = threading.Event()
+    rolling.script("/status", at(0), at(0), at(1, 2))
+
+    def show(progress: Progress) -> None:
+        if progress.step == 1 and not told.is_set():
+            told.set()
+            raise OSError("the terminal is gone")
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        assert told.wait(20)
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        options = TrainOptions(on_progress=show, evaluation=Evaluation(lambda: TASKS, every_steps=5))
+        call = begin_training(TASKS, client, agent, options)
+        assert call.done(20)
+        with pytest.raises(OSError, match="terminal"):
             call.result()
