@@ -163,14 +163,18 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """Retry nothing any more, and end the threads; ``wait`` for what runs."""
-        self._stopping.set()
-        self._pool.shutdown(wait)
+        """End the threads once what was submitted is done; without ``wait`` nothing is tried again meanwhile."""
+        try:
+            self._pool.shutdown(wait)
+        finally:
+            self._stopping.set()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._stopping.set()
         self.shutdown()
 
 

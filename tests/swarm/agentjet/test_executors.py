@@ -84,6 +84,48 @@ def test_a_call_that_fails_for_good_is_left_out_of_a_drain(caplog: pytest.LogCap
     assert "failed for good after 3 tries" in caplog.text
 
 
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a pool is told to end."""
+    event, shutdown = threading.Event(), ThreadPoolExecutor.shutdown
+
+    def told(self: ThreadPoolExecutor, wait: bool = True) -> None:
+        event.set()
+        shutdown(self, wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", told)
+    return event
+
+
+def test_what_was_submitted_last_is_tried_again_as_well(ending: threading.Event) -> None:
+    tries: list[int] = []
+
+    def flaky() -> str:
+        assert ending.wait(PATIENCE)
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("broken")
+        return "done"
+
+    with PeriodicDrainThreadPoolExecutor[str](workers=4) as pool:
+        future, _ = pool.submit_with_periodic_drain(flaky)
+    assert (future.result(0), len(tries)) == ("done", 3)
+
+
+def test_after_an_interrupt_nothing_is_tried_again(ending: threading.Event) -> None:
+    tries: list[int] = []
+
+    def broken() -> None:
+        assert ending.wait(PATIENCE)
+        tries.append(1)
+        raise ValueError("broken")
+
+    with pytest.raises(KeyboardInterrupt), PeriodicDrainThreadPoolExecutor[None](workers=4) as pool:
+        pool.submit(broken)
+        raise KeyboardInterrupt
+    assert len(tries) == 1
+
+
 @pytest.mark.parametrize("bounded", [False, True])
 def test_what_a_call_begins_and_does_not_end_is_aborted(bounded: bool) -> None:
     aborted: list[str] = []
