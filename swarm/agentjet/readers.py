@@ -113,12 +113,14 @@ class JsonlTaskReader(_TaskReader):
         path = Path((settings.training if training else settings.validation).file_path)
         for number, (where, row) in enumerate(read_rows(path)):
             line = _mapping(row, where)
+            # other tools write a null where there is nothing
+            given = {name: value for name, value in line.items() if value is not None}
             yield Task(
-                main_query=line.get("main_query", "[not defined]"),
-                init_messages=line.get("init_messages", []),
-                task_id=str(line.get("task_id", f"task_{number}")),
-                env_type=line.get("env_type", "no_env"),
-                metadata=line.get("metadata", line),
+                main_query=given.get("main_query", "[not defined]"),
+                init_messages=given.get("init_messages", []),
+                task_id=str(given.get("task_id", f"task_{number}")),
+                env_type=given.get("env_type", "no_env"),
+                metadata=given.get("metadata", line),
             )
 
 

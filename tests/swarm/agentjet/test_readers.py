@@ -68,6 +68,17 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
         reader.get_training_tasks()
 
 
+def test_json_lines_with_nulls_are_tasks_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    empty = {"main_query": "q", "task_id": None, "init_messages": None, "env_type": None, "metadata": None}
+    path.write_text("".join(json.dumps(empty | {"target": number}) + "\n" for number in range(3)))
+    file = JsonlTrainingFp(file_path=str(path))
+    reader = RouterTaskReader("jsonl_dataset_file", AjetTaskReader(jsonl_dataset_file=JsonlDatasetFile(training=file)))
+    tasks = {task.task_id: task for task in reader.get_training_tasks()}
+    assert sorted(tasks) == ["task_0", "task_1", "task_2"]
+    assert tasks["task_2"].metadata == empty | {"target": 2}
+
+
 def test_dummies_are_numbered() -> None:
     tasks = RouterTaskReader("random_dummy", AjetTaskReader()).get_training_tasks()
     assert {task.task_id for task in tasks} == {str(n) for n in range(1000)}
