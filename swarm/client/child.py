@@ -13,6 +13,7 @@ import subprocess
 import sys
 from time import monotonic
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from swarm.errors import ConfigError, UnavailableError
 from swarm.http.client import ConnectionBrokenError, HttpClient, is_loopback
@@ -41,6 +42,7 @@ class ServerChild:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        _children.add(self)
 
     @classmethod
     async def ensure(cls, server_url: str) -> ServerChild | None:
@@ -84,15 +86,19 @@ class ServerChild:
 
     def stop(self) -> None:
         """Stop the server and its engine; blocks until they have ended."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self.let_go()
         try:
             self._process.wait(STOP_DEADLINE)
         except subprocess.TimeoutExpired:
             logger.error("the swarm server (pid %d) does not stop; it is killed", self._process.pid)
             self._process.kill()
             self._process.wait()
+
+    def let_go(self) -> None:
+        """Close its stdin: it stops once no process holds that open."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     async def _wait_until_ready(self, http: HttpClient, server_url: str) -> None:
         deadline = monotonic() + START_DEADLINE
@@ -115,3 +121,14 @@ async def _answers(http: HttpClient, server_url: str) -> bool:
         return (await http.get(f"{server_url}/health", _HEALTH_SECONDS)).status < 300
     except ConnectionBrokenError:
         return False
+
+
+_children: WeakSet[ServerChild] = WeakSet()
+
+
+def _let_go_of_all() -> None:
+    for child in list(_children):
+        child.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.client import AsyncSwarmClient, SwarmClient
+from swarm.client.child import ServerChild
 from swarm.errors import AuthenticationError, ConfigError, UnavailableError
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
@@ -53,6 +56,19 @@ def test_a_server_that_never_answers_is_stopped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("swarm.client.child.START_DEADLINE", 0.1)
     with pytest.raises(UnavailableError, match="did not answer"):
         SwarmClient(free_address(), auto_start_swarm_server=True)
+
+
+def test_a_forked_process_does_not_keep_a_server_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.client.child.STOP_DEADLINE", 5.0)
+    # ends with its stdin, as ours does
+    process = subprocess.Popen(["/bin/sh", "-c", "cat > /dev/null"], stdin=subprocess.PIPE)
+    child = ServerChild(process)
+    worker = get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    child.stop()
+    assert process.returncode == 0, "it was killed"
+    worker.kill()
+    worker.join()
 
 
 @pytest.mark.slow
