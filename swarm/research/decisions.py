@@ -7,7 +7,8 @@ Formulas:
 * A run against the base run, both with one seed: the interval of the mean of the paired differences by held-out task
   (Student, "The probable error of a mean", Biometrika 6, 1908). It knows nothing of seeds, so it only drops and ranks.
 * Confirmation, over the mean scores of runs with different seeds: the interval of the difference of two means with
-  unequal variances (Welch, Biometrika 34, 1947; degrees of freedom by Satterthwaite, Biometrics 2, 1946).
+  unequal variances (Welch, Biometrika 34, 1947; degrees of freedom by Satterthwaite, Biometrics 2, 1946). Where all
+  seeds of both arms score equally, it has no width: then Student's interval by held-out task, of the means over seeds.
 * Collapse: Welch's interval over the rewards of the first and the latest steps.
 * Several winners at once: each is tested at ``(1 - confidence) / winners`` (Bonferroni's bound).
 """
@@ -250,11 +251,16 @@ def confirmation(study: Study, chosen: Sequence[str]) -> Iterator[Run]:
 
 def arm_scores(study: Study, state: State, experiment: str, arm: str) -> list[float]:
     """Final mean scores of the confirmation runs of one arm, by seed."""
+    return [fmean(scores) for scores in _arm_tasks(study, state, experiment, arm)]
+
+
+def _arm_tasks(study: Study, state: State, experiment: str, arm: str) -> list[list[float]]:
+    """The same by seed and held-out task."""
     runs = [(Run.named(name), run) for name, run in state.runs.items()]
     return [
-        score
+        scores
         for run, run_state in sorted(runs, key=lambda pair: pair[0].seed)
-        if (run.experiment, run.arm) == (experiment, arm) and (score := run_state.score(study.steps)) is not None
+        if (run.experiment, run.arm) == (experiment, arm) and (scores := run_state.scores.get(study.steps))
     ]
 
 
@@ -284,14 +290,24 @@ def judge(study: Study, state: State, experiment: Experiment) -> tuple[str, tupl
     return _confirmed(study, state, name)
 
 
-def _confirmed(study: Study, state: State, name: str) -> tuple[str, tuple[float, float], str]:
-    rule = study.decision
+def _gain_over(study: Study, state: State, name: str, other: tuple[str, str]) -> Interval:
+    """How much better the runs of ``name`` with other seeds are than those of another arm; where seeds make no
+    difference, so that Welch's interval has no width, by held-out task."""
+    confidence = 1 - (1 - study.decision.confidence) / study.decision.winners
     sign = 1 if study.evaluator.goal == "maximize" else -1
-    arms = [(name, "seed"), (BASE, "seed"), (name, "control")]
-    ours, base, control = ([sign * score for score in arm_scores(study, state, *arm)] for arm in arms)
-    confidence = 1 - (1 - rule.confidence) / rule.winners
-    over_base, over_control = (welch_interval(ours, other, confidence) for other in (base, control))
-    interval = (over_base.low, over_base.high)
+    arms = [(name, "seed"), other]
+    ours, theirs = ([sign * score for score in arm_scores(study, state, *arm)] for arm in arms)
+    interval = welch_interval(ours, theirs, confidence)
+    if not math.isclose(interval.low, interval.high):
+        return interval
+    by_task = ([sign * fmean(scores) for scores in zip(*_arm_tasks(study, state, *arm), strict=True)] for arm in arms)
+    return mean_interval([a - b for a, b in zip(*by_task, strict=True)], confidence)
+
+
+def _confirmed(study: Study, state: State, name: str) -> tuple[str, tuple[float, float] | None, str]:
+    rule = study.decision
+    over_base, over_control = (_gain_over(study, state, name, arm) for arm in ((BASE, "seed"), (name, "control")))
+    interval = (over_base.low, over_base.high) if math.isfinite(over_base.low) else None
     words = (
         f"{rule.seeds} seeds: gain {over_base.mean:.4g} over the base, {over_control.mean:.4g} over its control with "
         "shuffled rewards"

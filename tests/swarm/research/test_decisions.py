@@ -170,6 +170,31 @@ def test_the_best_is_confirmed_and_kept() -> None:
     assert all(one.outcome == "done" for one in state.runs.values()) and len(state.runs) == 4 + 9
 
 
+@pytest.mark.parametrize(
+    ("base", "gained", "verdict"),
+    [
+        ([0.0, 1.0, 1.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0, 0.0, 1.0], "inconclusive"),
+        ([0.0] * 6, [1.0] * 6, "kept"),
+        # no task but this one tells anything of the scatter
+        ([0.0], [1.0], "inconclusive"),
+    ],
+)
+def test_seeds_that_all_score_equally_prove_no_more_than_the_tasks_do(
+    base: list[float], gained: list[float], verdict: str
+) -> None:
+    driver = Driver(study_of(), {})
+    for event in (claimed(BASE), measured(BASE, 4, base), ended(BASE), proposed("e1"), claimed("e1")):
+        driver.add(event)
+    for event in (measured("e1", 4, gained), ended("e1"), {"event": "exhausted", "why": "no more"}):
+        driver.add(event)
+    driver.add({"event": "chosen", "experiments": ["e1"]})
+    for seed in (1, 2, 3):
+        for run, scores in ((f"base.seed{seed}", base), (f"e1.seed{seed}", gained), (f"e1.control{seed}", base)):
+            for event in (claimed(run), measured(run, 4, scores), ended(run)):
+                driver.add(event)
+    assert verdicts(driven(driver)) == {"e1": verdict}
+
+
 @pytest.mark.parametrize("fate", [RunEnding("failed", "NaN"), RunEnding("stopped", "x")])
 def test_a_winner_that_fails_with_one_seed_is_not_kept(fate: RunEnding) -> None:
     state = driven(Driver(study_of(), {"e1.seed2": fate}, [3e-5]))
