@@ -27,6 +27,7 @@ from swarm.client.training_options import Evaluation, EvaluationReport, Progress
 from swarm.client.workflow import Execute, find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
+from swarm.measures import TASKS
 from swarm.status import ServerStatus
 from swarm.types import Model
 
@@ -147,7 +148,7 @@ class TrainCommand:
         because = "interrupted"
         with SwarmClient(url, token, self._plan.up.client_name) as client:
             status = client.status()
-            call = begin_training(self._tasks(status), client, self._plan.workflow, self._options())
+            call = begin_training(self._tasks(client, status), client, self._plan.workflow, self._options())
             try:
                 while not call.done(_POLL):
                     if stopping.is_set():
@@ -172,10 +173,10 @@ class TrainCommand:
             finally:
                 self.report = self._reported(_status_now(client, status), time.monotonic() - began, because)
 
-    def _tasks(self, status: ServerStatus) -> Any:
+    def _tasks(self, client: SwarmClient, status: ServerStatus) -> Any:
         job = self._plan.server.job
         # a run that goes on does not begin its tasks anew
-        done = status.engine.global_step * job.batch_size
+        done = _tasks_done(client, status.engine.global_step, job.batch_size)
         return itertools.islice(epochs_of(self._plan.train, job.seed), done, None)
 
     def _options(self) -> TrainOptions:
@@ -229,6 +230,22 @@ class TrainCommand:
             finished=progress.finished if progress else 0,
             failed=progress.failed if progress else 0,
         )
+
+
+def _tasks_done(client: SwarmClient, step: int, batch_size: int) -> int:
+    """How many tasks the steps up to ``step`` took, also of runs with other jobs; of what the server does not know
+    ``batch_size`` each."""
+    done = 0
+    while step:
+        try:
+            steps = client.kept_policy(step).steps
+        except SwarmGatewayError:
+            steps = []
+        if not steps:
+            return done + step * batch_size
+        done += sum(int(one.metrics.get(TASKS, batch_size)) for one in steps)
+        step = steps[0].step - 1
+    return done
 
 
 def _status_now(client: SwarmClient, before: ServerStatus) -> ServerStatus:

@@ -1,5 +1,6 @@
 """``train`` with the real swarm server and a scripted engine: steps, evaluations, the report, and how it ends."""
 
+import itertools
 import os
 import signal
 import sys
@@ -20,12 +21,14 @@ from gateway.launch.train import TrainCommand, TrainPlan, rehearsal
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.client.training_options import EvaluationReport, Progress
+from swarm.data import epochs_of
 from swarm.errors import ConfigError
+from swarm.job import TrainJob
 from swarm.server.journal.lineage import lineage_of
 from swarm.server.journal.schema import reading
 from swarm.states import EngineState
-from swarm.status import EngineStatus, ServerStatus
-from swarm.types import EvalResult
+from swarm.status import EngineStatus, PolicyRecord, ServerStatus
+from swarm.types import EvalResult, StepResult
 from tests.gateway.train_process import HELD, check_resume
 from tests.processes import nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
@@ -167,6 +170,42 @@ def test_an_interrupted_run_goes_on_behind_its_checkpoint(file: Callable[..., Tr
     swarm = {"port": 0, "run_dir": "run", "post_rolling_timeout": 0.5}
     file(job={**job, "save_freq": 1}, swarm=swarm, workflow="my_agent:held", eval=None)
     check_resume([sys.executable, "-c", WITH_STANDIN, "train", "train.yaml", "--json"], tmp_path, "train.jsonl", 180)
+
+
+def test_a_run_with_another_batch_size_goes_on_where_its_tasks_were(
+    file: Callable[..., TrainPlan], tmp_path: Path
+) -> None:
+    (tmp_path / "my_agent.py").write_text(WORKFLOW + "\ndef right(task):\n    return {'reward': 1.0}\n")
+    plan = file(workflow="my_agent:right", eval=None)
+    tasks = [task.task_id for task in itertools.islice(epochs_of(tmp_path / "train.jsonl", 0), 18)]
+
+    def record(job: TrainJob, *tasks: int, first: int = 1) -> dict[str, Any]:
+        steps = [
+            StepResult(step=number, batch_id="b", metrics={"swarm/tasks": count}, seconds=1.0)
+            for number, count in enumerate(tasks, first)
+        ]
+        fields = {"step": first, "job": job, "steps": steps, "evaluations": [], "routes": {}, "code": []}
+        return PolicyRecord(**fields, episodes=None, verdicts=[], moves=[]).model_dump(mode="json")
+
+    trainer, trained = TrainCommand(plan, lambda kind, values: None), threading.Event()
+    with ScriptedServer() as server:
+
+        def step() -> None:
+            while not server.bodies("/end_episode"):
+                threading.Event().wait(0.002)
+            trained.set()
+
+        server.script("/status", *[at(3)] * 3, Answer(at(100, 2), wait=trained))
+        server.script("/policies/kept/3", record(plan.server.job, 2, first=3))
+        server.script("/policies/kept/2", record(plan.server.job.model_copy(update={"batch_size": 6}), 6, 6))
+        server.script("/claim_episode", claimed())
+        server.script("/end_episode", {"success": True})
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        trainer(server.url, "", threading.Event())
+        stepping.join()
+        ended = [body["task_id"] for body in server.bodies("/end_episode")]
+    assert min(map(tasks.index, ended)) == 14
 
 
 @pytest.mark.slow
