@@ -184,7 +184,14 @@ def test_a_run_with_another_batch_size_goes_on_where_its_tasks_were(
             StepResult(step=number, batch_id="b", metrics={"swarm/tasks": count}, seconds=1.0)
             for number, count in enumerate(tasks, first)
         ]
-        fields = {"step": first, "job": job, "steps": steps, "evaluations": [], "routes": {}, "code": []}
+        fields: dict[str, Any] = {
+            "step": first,
+            "job": job,
+            "steps": steps,
+            "evaluations": [],
+            "routes": {},
+            "code": [],
+        }
         return PolicyRecord(**fields, episodes=None, verdicts=[], moves=[]).model_dump(mode="json")
 
     trainer, trained = TrainCommand(plan, lambda kind, values: None), threading.Event()
