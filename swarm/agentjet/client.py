@@ -280,10 +280,17 @@ def run_episodes_until_all_complete(
     items = list(tasks)
     if not items:
         return []
-    work = retried(func, attempts_of(auto_retry), threading.Event())
+    stopping = threading.Event()
+    work = retried(func, attempts_of(auto_retry), stopping)
     with ThreadPoolExecutor(max_workers or len(items), thread_name_prefix="episodes") as pool:
-        futures = [pool.submit(work, item) for item in items]
-        wait(futures)
+        try:
+            futures = [pool.submit(work, item) for item in items]
+            wait(futures)
+        except BaseException:
+            # Ctrl-C: what runs may finish
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     errors = [exc for future in futures if isinstance(exc := future.exception(), Exception)]
     if len(errors) == len(items):
         raise AllFailedError(f"all {len(items)} tasks failed", errors)

@@ -175,6 +175,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self._stopping.set()
+            self._pool.shutdown(wait=False, cancel_futures=True)
         self.shutdown()
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from swarm.agentjet.client import run_episodes_until_all_complete
 from swarm.agentjet.executors import (
     BoundedThreadPoolExecutor,
     PeriodicDrainThreadPoolExecutor,
@@ -89,7 +90,9 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a pool is told to end."""
     event, shutdown = threading.Event(), ThreadPoolExecutor.shutdown
 
-    def told(self: ThreadPoolExecutor, wait: bool = True) -> None:
+    def told(self: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        # first, so that what is not to be begun is not
+        shutdown(self, False, cancel_futures=cancel_futures)
         event.set()
         shutdown(self, wait)
 
@@ -112,18 +115,43 @@ def test_what_was_submitted_last_is_tried_again_as_well(ending: threading.Event)
     assert (future.result(0), len(tries)) == ("done", 3)
 
 
-def test_after_an_interrupt_nothing_is_tried_again(ending: threading.Event) -> None:
+def test_after_an_interrupt_nothing_is_tried_again_or_begun(ending: threading.Event) -> None:
+    began = threading.Event()
     tries: list[int] = []
 
     def broken() -> None:
+        began.set()
         assert ending.wait(PATIENCE)
         tries.append(1)
         raise ValueError("broken")
 
-    with pytest.raises(KeyboardInterrupt), PeriodicDrainThreadPoolExecutor[None](workers=4) as pool:
-        pool.submit(broken)
+    pool = PeriodicDrainThreadPoolExecutor[None](workers=4, max_parallel=1)
+    with pytest.raises(KeyboardInterrupt), pool:
+        for _ in range(4):
+            pool.submit(broken)
+        assert began.wait(PATIENCE)
         raise KeyboardInterrupt
     assert len(tries) == 1
+
+
+def test_ctrl_c_ends_a_loop_over_tasks(ending: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+    ran: list[int] = []
+
+    def broken(task: int) -> None:
+        began.set()
+        assert ending.wait(PATIENCE)
+        ran.append(task)
+        raise ValueError("broken")
+
+    def interrupted(futures: object) -> None:
+        assert began.wait(PATIENCE)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarm.agentjet.client.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_episodes_until_all_complete(range(100), broken, max_workers=1)
+    assert ran == [0]
 
 
 @pytest.mark.parametrize("bounded", [False, True])
