@@ -228,7 +228,10 @@ async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerSt
         else:
             answered_early = monotonic() - began < WATCH_POLL / 2
             if status.engine_changes is None or status.engine_changes != change:
-                await on_status(status)
+                try:
+                    await on_status(status)
+                except Exception:
+                    logger.exception("a callback for the engine's state failed")
             early = early + 1 if answered_early and status.engine_changes == change else 0
             change = status.engine_changes
         await calls.pause_between_polls(early, calls.policy.cap)

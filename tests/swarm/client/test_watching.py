@@ -89,6 +89,22 @@ def test_an_error_of_a_callback_does_not_end_its_watch(
     assert "broken" in caplog.text
 
 
+def test_an_error_of_who_watches_the_state_does_not_end_the_watch(
+    server: ScriptedServer, client: SwarmClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script("/status", at(1, 0), at(2, 1, SYNCING), at(3, 1), at(3, 1))
+    calls = Calls()
+
+    def fail(_: object) -> None:
+        calls()
+        if calls.count == 1:
+            raise ValueError("broken")
+
+    with client.watching_status(fail):
+        assert calls.reached(2)
+    assert "broken" in caplog.text
+
+
 def test_a_close_does_not_wait_for_the_poll(server: ScriptedServer) -> None:
     held = threading.Event()
     server.script("/status", at(1, 0), Answer(at(1, 0), wait=held))
