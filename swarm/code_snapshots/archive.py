@@ -109,23 +109,24 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     return sorted(name for name in entries if name not in left_out), left_out
 
 
+def package_of(name: str) -> str:
+    """The package or module at the top of a folder that its file ``name`` belongs to."""
+    top, inside, _ = name.partition("/")
+    return top if inside else top.removesuffix(".py")
+
+
 def _of_packages(
     root: Path, tracked: list[str], left_out: dict[str, str], packages: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
     """What of ``tracked`` and ``left_out`` is of these packages; the rest of ``tracked`` is left out by its top."""
-
-    def package(name: str) -> str:
-        top, inside, _ = name.partition("/")
-        return top if inside else top.removesuffix(".py")
-
-    there = {package(name) for name in tracked}
+    there = {package_of(name) for name in tracked}
     if unknown := [name for name in packages if name not in there]:
         packages_there = ", ".join(sorted(there)) or "none"
         raise ConfigError(f"code to sync: git tracks no package {unknown[0]!r} in {root}; there are: {packages_there}")
-    others = [name for name in tracked if package(name) not in packages]
+    others = [name for name in tracked if package_of(name) not in packages]
     tops = sorted({"".join(name.partition("/")[:2]) for name in others})
-    inner = {name: why for name, why in left_out.items() if package(name) in packages}
-    return [name for name in tracked if package(name) in packages], inner | dict.fromkeys(tops, _NOT_NAMED)
+    inner = {name: why for name, why in left_out.items() if package_of(name) in packages}
+    return [name for name in tracked if package_of(name) in packages], inner | dict.fromkeys(tops, _NOT_NAMED)
 
 
 def _revision(root: Path, tracked: list[str], left_out: Mapping[str, str], blobs: Mapping[str, str]) -> str:

@@ -153,8 +153,9 @@ class Lab:
         return self._booted(client, order, stopping, _STARTS if fresh else 1)
 
     def _start(self, client: SwarmClient, order: Order) -> None:
-        if self._study.sync_packages:
-            client.sync_train_code(order.tree.archive, revision=order.tree.digest[:12], message=f"run {order.name}")
+        if packages := self._study.sync_packages:
+            code = trees.packed(order.tree, packages)
+            client.sync_train_code(code, revision=order.tree.digest[:12], message=f"run {order.name}")
         client.sync_train_config(order.job)
         client.start_engine(wait=False)
 

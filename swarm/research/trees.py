@@ -7,15 +7,18 @@ the study began, with that digest.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm.code_snapshots import CodeArchive, build_archive, check_and_extract
+from swarm.code_snapshots.archive import package_of
 from swarm.code_snapshots.manifest import digest_of, fingerprint, manifest_of
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.files import replace_file
@@ -45,12 +48,15 @@ def snapshot(study: Study, folder: Path) -> tuple[str, str, str]:
         Its digest, the digest of its locked files, and the commit.
 
     Raises:
-        ConfigError: the folder is in no git checkout, or a locked file is not tracked.
+        ConfigError: the folder is in no git checkout, or a locked file or a package for the engine is not tracked.
     """
     code = build_archive(folder / study.code)
     for name in study.locked:
         if not any(inside(file, name) for file in code.manifest):
             raise ConfigError(f"{folder / study.code / name} is locked, but git does not track it: `git add` it")
+    there = {package_of(file) for file in code.manifest}
+    if unknown := [name for name in study.sync_packages if name not in there]:
+        raise ConfigError(f"sync_packages: git tracks no package {unknown[0]!r} in {folder / study.code}")
     _keep(folder, code)
     return code.digest, _locked_digest(study, folder, code.manifest), code.revision
 
@@ -73,6 +79,16 @@ def kept(folder: Path, digest: str, name: str) -> Tree:
     if digest_of(manifest) != digest:
         raise ConfigError(f"{_path_of(folder, digest)} was changed")
     return Tree(digest, target, archive)
+
+
+def packed(tree: Tree, packages: Collection[str]) -> bytes:
+    """The archive of these packages of ``tree`` alone."""
+    part = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(tree.archive)) as whole, zipfile.ZipFile(part, "w") as writer:
+        for entry in whole.infolist():
+            if package_of(entry.filename) in packages:
+                writer.writestr(entry, whole.read(entry))
+    return part.getvalue()
 
 
 def _locked_digest(study: Study, folder: Path, manifest: Mapping[str, str]) -> str:

@@ -143,6 +143,12 @@ def test_kept_code_that_was_changed_is_noticed(begun: Begun) -> None:
         archive.write_bytes(before)
 
 
+def test_a_package_for_the_engine_must_be_there(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", sync_packages=["agent", "agnet"])
+    with pytest.raises(ConfigError, match="sync_packages: git tracks no package 'agnet'"):
+        trees.snapshot(read_study(folder), folder)
+
+
 def test_locked_files_must_be_tracked(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "study")
     subprocess.run(["git", "-C", str(folder), "rm", "--quiet", "--cached", "held_out.jsonl"], check=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
+import zipfile
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,7 +85,8 @@ def test_code_is_synced_an_evaluation_is_made_again_and_hours_end_a_study(tmp_pa
     assert (base.outcome, base.attempt, sorted(base.scores)) == ("done", 1, [0, 2])
     assert state.exhausted == "the budget for first runs is used: no more hours" and state.hours > 0
     with SwarmClient(url) as client:
-        assert (client.runs().runs[-1].code or "").endswith(state.code[:16])
+        sent = client.code_archive(client.runs().runs[-1].code or "")
+    assert zipfile.ZipFile(io.BytesIO(sent)).namelist() == ["agent.py"], "neither evaluator nor held-out tasks"
 
 
 def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(tmp_path: Path) -> None:
