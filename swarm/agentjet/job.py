@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KL_LOSS_COEF, convert, leaves_of
+from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KL_LOSS_COEF, UNNAMED, convert, leaves_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.validation import read_mapping
@@ -189,7 +189,7 @@ class AgentJetJob:
         self._set(DEFAULTS)
         if base_yaml_config is not None:
             self._read(Path(base_yaml_config))
-            if self._get("experiment_name") is None:
+            if self._get("experiment_name") in (None, UNNAMED):
                 self.experiment_name = Path(base_yaml_config).stem
         self._set(keywords)
         if ensure_new_experiment:

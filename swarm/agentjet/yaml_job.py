@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 COLLECTION_PREFIX = "rollout_until_"
 #: AgentJet's weight of the KL loss, where a job has one and says no other.
 KL_LOSS_COEF = 0.002
+#: AgentJet's place-holder for the name of the YAML file, in place of the name of an experiment.
+UNNAMED = "read_yaml_name"
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TRAINER = "trainer_common"
@@ -213,7 +215,7 @@ class _Reader:
         values: dict[str, Any] = {
             ours: self._take(theirs) for theirs, ours in _FIELDS.items() if theirs in self._values
         }
-        if values.get("experiment") == "read_yaml_name":  # AgentJet's place-holder for the name of the YAML file
+        if values.get("experiment") == UNNAMED:
             del values["experiment"]
         for key, (allowed, why) in _ONLY.items():
             if key in self._values and (value := self._take(key)) not in allowed:

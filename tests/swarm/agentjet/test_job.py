@@ -277,3 +277,11 @@ def test_an_experiment_may_be_new_each_time() -> None:
 
 def test_our_own_job_is_read_by_a_function() -> None:
     assert not hasattr(parse_job("model: m"), "build_job_from_yaml")
+
+
+def test_the_placeholder_for_the_files_name_is_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.yaml"
+    path.write_text("ajet: {experiment_name: read_yaml_name, model: {path: tiny}}")
+    assert AgentJetJob(base_yaml_config=str(path)).train_job().experiment == "my_run"
+    assert AgentJetJob(str(path), ensure_new_experiment=True).experiment_name.startswith("my_run_2")
+    assert AgentJetJob(str(path), experiment_name="mine").train_job().experiment == "mine"
