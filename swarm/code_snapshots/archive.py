@@ -94,7 +94,7 @@ def build_archive(
     total = sum(size for _, _, size in files)
     if total > MIB and total > limits.max_ratio * buffer.tell():
         raise _too_large(root, files, f"they compress by more than {limits.max_ratio:g}:1, which code does not")
-    return CodeArchive(buffer.getvalue(), left_out, manifest, _revision(root, tracked, left_out, blobs))
+    return CodeArchive(buffer.getvalue(), left_out, manifest, _revision(root, packages, left_out, blobs))
 
 
 def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
@@ -129,7 +129,7 @@ def _of_packages(
     return [name for name in tracked if package_of(name) in packages], inner | dict.fromkeys(tops, _NOT_NAMED)
 
 
-def _revision(root: Path, tracked: list[str], left_out: Mapping[str, str], blobs: Mapping[str, str]) -> str:
+def _revision(root: Path, packages: Collection[str], left_out: Mapping[str, str], blobs: Mapping[str, str]) -> str:
     """See :class:`CodeArchive`; ``blobs`` are git's names of the packed contents.
 
     Contents are compared as they are in the work tree, because asking git would run the filters of the checkout.
@@ -143,7 +143,8 @@ def _revision(root: Path, tracked: list[str], left_out: Mapping[str, str], blobs
     # a link is packed as the file that it leads to
     links = {name for entry, _, name in lines if not entry.startswith("100")}
     differing = {name for name, blob in blobs.items() if name not in links and head.get(name) != blob}
-    gone = {name for name in tracked if name in head and name not in blobs and name not in left_out}
+    wanted = {name for name in head if not packages or package_of(name) in packages}
+    gone = wanted - links - blobs.keys() - {name for name, why in left_out.items() if why not in (_UNTRACKED, _IGNORED)}
     return commit.strip() + ("+changes" if differing or gone else "")
 
 

@@ -322,6 +322,15 @@ def test_the_revision_says_whether_all_is_committed(code: Path) -> None:
     assert build_archive(code / "data").revision == commit
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_file_whose_removal_is_only_staged_is_a_change(code: Path, kept: bool) -> None:
+    git(code, "commit", "--quiet", "-m", "first")
+    commit = git(code, "rev-parse", "HEAD").decode().strip()
+    git(code, "rm", "--quiet", *(["--cached"] if kept else []), "agent.py")
+    assert build_archive(code).revision == f"{commit}+changes"
+    assert build_archive(code, packages=["pkg"]).revision == commit, "what is not sent does not count"
+
+
 def test_the_digest_is_that_of_the_extracted_files(code: Path, tmp_path: Path) -> None:
     packed_ = build_archive(code)
     manifest = check_and_extract(packed_.content, tmp_path / "there")
