@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
@@ -161,6 +162,7 @@ class SwarmClient:
             auto_start_swarm_server=auto_start_swarm_server,
             code=code,
         )
+        self._renewing = threading.Lock()
         self._connection = Connection(self._make)
         try:
             BlockingCall(self._connection, self._connection.client.__aenter__()).result()
@@ -174,7 +176,9 @@ class SwarmClient:
     def connection(self) -> Connection:
         """The client on the event loop of this process."""
         if self._connection.pid != os.getpid():
-            self._connection = Connection(self._make)
+            with self._renewing:
+                if self._connection.pid != os.getpid():
+                    self._connection = Connection(self._make)
         return self._connection
 
     @property

@@ -60,6 +60,26 @@ def test_a_forked_child_has_connections_of_its_own(server: ScriptedServer, clien
     assert client.get_global_step() == 3
 
 
+def test_threads_of_a_forked_child_share_its_connections(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/get_engine_status", engine(ROLLING, step=3))
+    assert client.get_global_step() == 3
+    if (child := os.fork()) == 0:
+        together = threading.Barrier(8)
+
+        def ask() -> None:
+            together.wait(20)
+            client.get_global_step()
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.close()
+        os._exit(len(loops()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a loop outlives its client"
+
+
 def test_an_episode_of_the_parent_is_refused_in_a_forked_child(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/claim_episode", claimed("mine"))
     server.script("/end_episode", {"success": True})
