@@ -110,7 +110,7 @@ class Lab:
             with SwarmClient(server, token=self._token, policy=policy) as client:
                 if not self._engine(client, order, stopping):
                     return None
-                return self._train(client, order, stopping)
+                return self._train(client, server, order, stopping)
         except (UnavailableError, AuthenticationError, ForbiddenError) as exc:
             raise ServerGoneError(f"{server}: {exc.message}") from exc
         except (RunFailedError, ServerGoneError):
@@ -185,10 +185,10 @@ class Lab:
                     raise RunFailedError(exc.message) from exc
         return False
 
-    def _train(self, client: SwarmClient, order: Order, stopping: threading.Event) -> RunEnding | None:
+    def _train(self, client: SwarmClient, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
         study = self._study
         train_order = TrainOrder(
-            server=client.server_url,
+            server=server,
             token=self._token,
             folder=str(order.tree.folder),
             workflow=study.workflow,
@@ -213,7 +213,7 @@ class Lab:
                     return end
                 if line and "due" in line:
                     if is_due(study, order.run, step) and step not in measured:
-                        scores = self._evaluate(client, order, stopping)
+                        scores = self._evaluate(client, server, order, stopping)
                         if scores is None or isinstance(scores, RunEnding):
                             return scores
                         rewards = {
@@ -234,11 +234,13 @@ class Lab:
                     )
         return None
 
-    def _evaluate(self, client: SwarmClient, order: Order, stopping: threading.Event) -> list[float] | RunEnding | None:
+    def _evaluate(
+        self, client: SwarmClient, server: str, order: Order, stopping: threading.Event
+    ) -> list[float] | RunEnding | None:
         """The scores; an evaluation that fails is made again, while the weights wait for it."""
         why = ""
         for attempt in range(1, EVALUATIONS + 1):
-            outcome = self._evaluated(client, order, stopping)
+            outcome = self._evaluated(client, server, order, stopping)
             if outcome is None:
                 return None
             if "scores" in outcome:
@@ -249,14 +251,16 @@ class Lab:
             self._tell(order, why)
         return RunEnding("failed", why)
 
-    def _evaluated(self, client: SwarmClient, order: Order, stopping: threading.Event) -> dict[str, Any] | None:
+    def _evaluated(
+        self, client: SwarmClient, server: str, order: Order, stopping: threading.Event
+    ) -> dict[str, Any] | None:
         """What the process of an evaluation tells; ``None`` if ``stopping`` came first."""
         evaluator = self._study.evaluator
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
         tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
         self._tell(order, "evaluates")
         evaluate_order = EvaluateOrder(
-            server=client.server_url,
+            server=server,
             token=self._token,
             folder=str(tree.folder),
             workflow=evaluator.workflow,

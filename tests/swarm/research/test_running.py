@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 from gateway.cli.research import app
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.research import trees
 from swarm.research.decisions import RunEnding
-from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError
-from swarm.research.ledger import Ledger, State, read
+from swarm.research.lab import Lab, Order, RunFailedError, ServerGoneError, project_of
+from swarm.research.ledger import BASE, Ledger, Run, State, read
 from swarm.research.proposing import ProposerError
 from swarm.research.report import markdown, summary
 from swarm.research.running import Runner, StudyStoppedError, begin
 from swarm.research.study import Study, read_study, rehearsal
+from tests.swarm.client.scripted import ScriptedServer
+from tests.swarm.client.test_training import at
 from tests.swarm.research.making import ScriptedLab, folder_of, told
 from tests.swarm.research.test_code import WEIGHT
 
@@ -297,3 +300,23 @@ def test_status_and_report_of_a_study(tmp_path: Path) -> None:
     assert invoke("report", folder).exit_code == 0
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "![scores by training step](report.png)" in (folder / "report.md").read_text()
+
+
+def test_the_processes_of_a_run_have_the_token_in_a_servers_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    folder = folder_of(tmp_path / "study")
+    study = read_study(folder)
+    with Ledger(folder) as ledger, ScriptedServer() as server:
+        begin(study, folder, ledger)
+        tree = trees.kept(folder, ledger.state.code, "run/base")
+        job = study.base_job.model_copy(update={"project": project_of(ledger.state), "experiment": "base.1"})
+        server.script("/status", at(0, job=job))
+        order = Order(Run(BASE), "base.1", job, {}, tree, False, frozenset(), lambda step: None, lambda *_: None)
+        lab = Lab(study, folder, ledger.state, None, lambda kind, values: None)
+        # no episode can be claimed there
+        ending = lab.run(server.url.replace("//", "//x:secret@"), order, threading.Event())
+        assert ending is not None and ending.why.startswith("the evaluation failed 3 times")
+        assert server.bodies("/claim_episode")
+        assert {received.headers.get("authorization") for received in server.requests} == {"Bearer secret"}
