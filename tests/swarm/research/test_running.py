@@ -306,6 +306,7 @@ def test_the_processes_of_a_run_have_the_token_in_a_servers_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    monkeypatch.setattr("swarm.research.lab.EVALUATIONS", 1)
     folder = folder_of(tmp_path / "study")
     study = read_study(folder)
     with Ledger(folder) as ledger, ScriptedServer() as server:
@@ -317,6 +318,6 @@ def test_the_processes_of_a_run_have_the_token_in_a_servers_address(
         lab = Lab(study, folder, ledger.state, None, lambda kind, values: None)
         # no episode can be claimed there
         ending = lab.run(server.url.replace("//", "//x:secret@"), order, threading.Event())
-        assert ending is not None and ending.why.startswith("the evaluation failed 3 times")
+        assert ending is not None and ending.why.startswith("the evaluation failed 1 times")
         assert server.bodies("/claim_episode")
         assert {received.headers.get("authorization") for received in server.requests} == {"Bearer secret"}
