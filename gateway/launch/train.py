@@ -243,7 +243,7 @@ def _tasks_done(client: SwarmClient, step: int, batch_size: int) -> int:
             steps = []
         if not steps:
             return done + step * batch_size
-        done += sum(int(one.metrics.get(TASKS, batch_size)) for one in steps)
+        done += sum(int(result.metrics.get(TASKS, batch_size)) for result in steps)
         step = steps[0].step - 1
     return done
 

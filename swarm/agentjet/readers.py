@@ -114,13 +114,13 @@ class JsonlTaskReader(_TaskReader):
         for number, (where, row) in enumerate(read_rows(path)):
             line = _mapping(row, where)
             # other tools write a null where there is nothing
-            given = {name: value for name, value in line.items() if value is not None}
+            columns = {name: value for name, value in line.items() if value is not None}
             yield Task(
-                main_query=given.get("main_query", "[not defined]"),
-                init_messages=given.get("init_messages", []),
-                task_id=str(given.get("task_id", f"task_{number}")),
-                env_type=given.get("env_type", "no_env"),
-                metadata=given.get("metadata", line),
+                main_query=columns.get("main_query", "[not defined]"),
+                init_messages=columns.get("init_messages", []),
+                task_id=str(columns.get("task_id", f"task_{number}")),
+                env_type=columns.get("env_type", "no_env"),
+                metadata=columns.get("metadata", line),
             )
 
 
