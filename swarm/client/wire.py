@@ -229,14 +229,14 @@ def parse_server_url(text: str) -> str:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port >= 0)
     except ValueError as exc:
-        shown = _without_token(text)
+        shown = without_token(text)
         raise ConfigError(f"server_url {shown!r} is no URL: {exc}; write it like http://127.0.0.1:10086") from exc
     if not valid:
-        raise ConfigError(f"server_url {_without_token(text)!r} must look like http://127.0.0.1:10086")
+        raise ConfigError(f"server_url {without_token(text)!r} must look like http://127.0.0.1:10086")
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
         raise ConfigError(
-            f"server_url {_without_token(text)!r} ends with /v1, where models are asked: give the address of the swarm "
+            f"server_url {without_token(text)!r} ends with /v1, where models are asked: give the address of the swarm "
             "server, such as http://127.0.0.1:10086"
         )
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
@@ -248,7 +248,8 @@ def parse_server_token(text: str) -> str | None:
     return None if password is None else unquote(password)
 
 
-def _without_token(text: str) -> str:
+def without_token(text: str) -> str:
+    """The address of a server as it may be told."""
     scheme, mark, rest = text.rpartition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from swarm.client import RetryPolicy, SwarmClient
+from swarm.client.wire import without_token
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
@@ -112,7 +113,7 @@ class Lab:
                     return None
                 return self._train(client, server, order, stopping)
         except (UnavailableError, AuthenticationError, ForbiddenError) as exc:
-            raise ServerGoneError(f"{server}: {exc.message}") from exc
+            raise ServerGoneError(f"{without_token(server)}: {exc.message}") from exc
         except (RunFailedError, ServerGoneError):
             raise
         except SwarmGatewayError as exc:
@@ -125,7 +126,7 @@ class Lab:
                 if self._is_ours(client.status()):  # another study may have it by now
                     client.stop_engine()
         except SwarmGatewayError as exc:
-            self._on_event("doing", {"run": "", "words": f"{server} was not released: {exc.message}"})
+            self._on_event("doing", {"run": "", "words": f"{without_token(server)} was not released: {exc.message}"})
 
     def _is_ours(self, status: ServerStatus) -> bool:
         return status.job is not None and status.job.project == self._project

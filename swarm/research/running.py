@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from swarm.client.wire import without_token
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research import trees
@@ -132,13 +133,13 @@ class Runner:
     def _server_of(self, run: Run, free: Sequence[str]) -> str:
         """The server that has the run already, if it is free."""
         claimed = self._ledger.state.runs.get(run.name)
-        return claimed.server if claimed is not None and claimed.server in free else free[0]
+        return next((server for server in free if claimed and without_token(server) == claimed.server), free[0])
 
     def _claim(self, run: Run, server: str) -> int:
         """Record that ``server`` takes ``run``; the number of the attempt."""
         claimed = self._ledger.state.runs.get(run.name)
-        if claimed is not None and claimed.server == server:
-            self._record("claimed", run=run.name, server=server, attempt=claimed.attempt, lost=0, again=False)
+        if claimed is not None and claimed.server == without_token(server):
+            self._record("claimed", run=run.name, server=claimed.server, attempt=claimed.attempt, lost=0, again=False)
             return claimed.attempt
         # elsewhere it begins anew
         attempt = 1 if claimed is None else claimed.attempt + 1
@@ -147,7 +148,8 @@ class Runner:
 
     def _attempt(self, run: Run, server: str, attempt: int, *, again: bool) -> None:
         lost = self._trained(run) if attempt > 1 else 0
-        self._record("claimed", run=run.name, server=server, attempt=attempt, lost=lost, again=again)
+        told = without_token(server)
+        self._record("claimed", run=run.name, server=told, attempt=attempt, lost=lost, again=again)
         self._reached[run.name] = 0
 
     def _trained(self, run: Run) -> int:

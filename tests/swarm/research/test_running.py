@@ -321,3 +321,24 @@ def test_the_processes_of_a_run_have_the_token_in_a_servers_address(
         assert ending is not None and ending.why.startswith("the evaluation failed 1 times")
         assert server.bodies("/claim_episode")
         assert {received.headers.get("authorization") for received in server.requests} == {"Bearer secret"}
+
+
+def test_a_token_in_a_servers_address_is_in_no_ledger(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "study", servers=["http://x:secret@127.0.0.1:1"], proposer=GRID)
+
+    def fail(server: str, order: Order) -> None:
+        raise ServerGoneError("it is away")
+
+    with pytest.raises(StudyStoppedError):
+        done(folder, fail)
+    assert done(folder).finished
+    # the attempt goes on at its server
+    assert {run["attempt"] for run in told(folder / "ledger.jsonl") if run["event"] == "claimed"} == {1}
+    assert "secret" not in (folder / "ledger.jsonl").read_text()
+    with pytest.raises(ServerGoneError) as caught:
+        study = read_study(folder)
+        lab = Lab(study, folder, read(folder), None, lambda kind, values: None)
+        job = study.base_job
+        order = Order(Run(BASE), "base.1", job, {}, trees.Tree("", folder, b""), False, frozenset(), print, print)
+        lab.run(study.servers[0], order, threading.Event())
+    assert "secret" not in caught.value.message
