@@ -148,8 +148,8 @@ class Runner:
 
     def _attempt(self, run: Run, server: str, attempt: int, *, again: bool) -> None:
         lost = self._trained(run) if attempt > 1 else 0
-        told = without_token(server)
-        self._record("claimed", run=run.name, server=told, attempt=attempt, lost=lost, again=again)
+        address = without_token(server)
+        self._record("claimed", run=run.name, server=address, attempt=attempt, lost=lost, again=again)
         self._reached[run.name] = 0
 
     def _trained(self, run: Run) -> int:
