@@ -143,10 +143,15 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     nothing = Texts("", [""] * len(group.answers), "no tokenizer is at hand: give --tokenizer, or --request-log")
     if log is None or not group.request_id:
         return nothing
-    for line in read_text(log, "request log").splitlines():
+    # the separators of Unicode stand within a line
+    for line in read_text(log, "request log").split("\n"):
         if group.request_id not in line:
             continue
-        entry: dict[str, Any] = json.loads(line)
+        try:
+            entry: dict[str, Any] = json.loads(line)
+        except ValueError:
+            # a kill or a full disk cut it off
+            continue
         if entry.get("request_id") == group.request_id:
             texts = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
             return Texts(texts[0], [texts[1] if answer.delivered else "" for answer in group.answers])

@@ -143,6 +143,15 @@ def test_without_a_tokenizer_the_request_log_has_the_answer_that_was_delivered(r
     assert [one["text"] for one in told["answers"]] == ['{"says": "aaaa"}', ""]
 
 
+def test_a_request_log_is_read_whatever_separates_lines_of_text_in_it(run_dir: Path, tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    cut = '{"request_id": "req-aaaa", "request": {"asks'
+    whole = {"request_id": "req-aaaa", "request": "one\u2028two\x85three", "answer": "four"}
+    log.write_text(f"{cut}\n{json.dumps(whole, ensure_ascii=False)}\n", encoding="utf-8")
+    told = json.loads(groups(run_dir, "show", "aaaa", "--request-log", str(log), "--json"))
+    assert json.loads(told["prompt"]) == whole["request"]
+
+
 def test_a_run_that_is_over_is_read_in_its_folder(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
