@@ -22,7 +22,9 @@ LISTENING = "listening on"
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout, at once."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    text = json.dumps(value, ensure_ascii=False)
+    # half a character, as a cut answer may end with, becomes its escape in JSON
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     sys.stdout.flush()
 
 

@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from gateway.cli.output import amount, stage_bars
+from gateway.cli.output import amount, print_json, stage_bars
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,9 @@ def test_json_output_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:
     with stage_bars(visible=False) as on_progress:
         on_progress("downloading", 5, 10, "B")
     assert capsys.readouterr() == ("", "")
+
+
+def test_half_a_character_of_a_model_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"text": "é \ud83d"})
+    out = capsys.readouterr().out
+    assert "é" in out and json.loads(out) == {"text": "é \ud83d"}
