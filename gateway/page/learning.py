@@ -137,7 +137,7 @@ def _route(route: Route) -> dict[str, Any]:
     return {
         "name": route.name,
         "models": route.all_names,
-        "server": route.swarm and route.swarm.url,
+        "server": route.swarm and without_credentials(route.swarm.url),
         "stage": serve and serve.stage,
         "policy": route.settings.policy,
         "window": route.settings.feedback_window_seconds,

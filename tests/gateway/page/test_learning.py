@@ -47,5 +47,6 @@ async def test_the_token_in_a_servers_address_is_shown_to_nobody(
 ) -> None:
     address = swarm.url.replace("http://", "http://x:token-of-the-swarm@")
     async with site_before(open_gateway, tmp_path, swarm_url=address) as site:
-        [server] = (await (await site.visit("look")).get("/learning"))["servers"]
-    assert server["url"] == swarm.url and not server["problem"]
+        told = await (await site.visit("look")).get("/learning")
+    [server], [route] = told["servers"], told["routes"]
+    assert server["url"] == route["server"] == swarm.url and not server["problem"]
