@@ -216,6 +216,9 @@ class CommandSender:
             )
         except OSError as exc:
             return Outcome(time.monotonic() - began, "command not started", f"{command[0]}: {exc.strerror}")
+        except ValueError as exc:
+            # an argument holds neither a null character nor half of one
+            return Outcome(time.monotonic() - began, "command not started", f"{command[0]}: {exc}")
         try:
             async with asyncio.timeout(self._timeout):
                 _, errors = await process.communicate()

@@ -147,6 +147,12 @@ async def test_a_command_that_does_not_exist_is_a_failure() -> None:
     assert outcome.failure == "command not started"
 
 
+async def test_a_prompt_that_no_command_line_can_hold_fails_alone() -> None:
+    for text in ("a\0b", "half \ud83d"):
+        outcome = await CommandSender("true {question}", {}, 10.0).send(Prompt(text=text, messages=[]))
+        assert outcome.failure == "command not started" and "true" in outcome.detail
+
+
 @pytest.mark.parametrize("template", ["python app.py", "python 'app.py {question}"])
 async def test_a_template_that_cannot_work_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="--command"):
