@@ -236,6 +236,9 @@ def _words(exc: aiohttp.ClientError) -> str:
             return f"cannot connect to {exc.host}:{exc.port}: {os.strerror(error.errno or 0)}"
         case aiohttp.ClientConnectorError():
             return str(exc)
+        case aiohttp.ConnectionTimeoutError():
+            # aiohttp names the whole address, whose path may be a secret
+            return f"no connection within {CONNECT_SECONDS:g} s"
         case aiohttp.ClientPayloadError():
             return "the connection broke in the middle of the answer"
         case aiohttp.ServerDisconnectedError():

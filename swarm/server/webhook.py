@@ -86,7 +86,7 @@ class Webhook:
                     self._url, json.dumps(content).encode(), {"content-type": "application/json"}, _TRY
                 )
             except (ConnectionBrokenError, TimeoutError) as exc:
-                wrong = str(exc) or "no answer"
+                wrong = str(exc).replace(self._url, self._host) or "no answer"
                 continue
             if answer.status < 300:
                 return

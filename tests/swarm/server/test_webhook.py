@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -113,3 +114,32 @@ async def test_what_cannot_be_told_is_in_the_log_without_the_address(
     await asyncio.gather(running, return_exceptions=True)
     [line] = [record.getMessage() for record in caplog.records if record.name == "swarm.server.webhook"]
     assert line.endswith("was not told that route chat moved: HTTP 503") and "/hook" not in line
+
+
+@pytest.mark.usefixtures("overrides")
+async def test_an_address_where_nobody_takes_a_connection_or_that_cannot_be_is_not_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swarm.http.client.CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr("swarm.server.webhook._TRIES", 1)
+    stage = ServingStage.begun("chat", "gpt", RULES, 0.0, "")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
+        for taken in (first, second):
+            taken.setblocking(False)
+            taken.connect_ex(full.getsockname())
+        for address in (f"http://127.0.0.1:{full.getsockname()[1]}/T0/key", "http://127.0.0.1:99999/T0/key"):
+            looks = iter((False, True))
+            told = asyncio.Event()
+
+            def policies(looks: Iterator[bool] = looks, told: asyncio.Event = told) -> list[PolicyStatus]:
+                if next(looks, True):
+                    told.set()
+                return [PolicyStatus(stage=stage, verdict=None, waits="promote")]
+
+            running = asyncio.create_task(Webhook(address, policies, list).run())
+            await asyncio.wait_for(told.wait(), 60)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            [line] = caplog.messages
+            assert "was not told that route chat waits" in line and "T0" not in line and "key" not in line
+            caplog.clear()
