@@ -39,7 +39,7 @@ from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
 from swarm.checkpoints import checkpoint_folder, saved_step
 from swarm.concurrency import on_signals
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, UnavailableError, UpstreamError
 from swarm.evidence.stages import ServingStage
 from swarm.http.serve import bind
 from swarm.importer import python_path
@@ -128,6 +128,10 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         try:
             up.start()
             up.watch()
+        except (UnavailableError, UpstreamError) as exc:
+            # one that is late or dies of a command is no mistake of the user's: another start may find it well
+            log = plan.servers[0].run_dir / "logs" / "swarm.log"
+            raise UpFailedError(f"a swarm server does not do what it is told: {exc.message}", [], log) from exc
         finally:
             try:
                 up.stop()

@@ -5,10 +5,10 @@
 The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` (dies while it boots), ``dies-once``,
 ``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
 its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
-``server-dies`` (once its engine rolls). With ``@NAME`` behind it, it is for the server whose run folder has that name,
-and the others follow ``steps``. A model is served once its folder has the file ``serves``, and answers with its own
-name, or refuses a prompt with TOO LONG; with ``no-memory`` it ends instead. It is exported unless the run folder has
-``no-export``. Every command that the server gets is appended to
+``server-dies`` (once its engine rolls), ``server-dies-first`` (when that is to start). With ``@NAME`` behind it, it is
+for the server whose run folder has that name, and the others follow ``steps``. A model is served once its folder has
+the file ``serves``, and answers with its own name, or refuses a prompt with TOO LONG; with ``no-memory`` it ends
+instead. It is exported unless the run folder has ``no-export``. Every command that the server gets is appended to
 ``RUN_DIR/commands``. ``paced``, ``recording`` and ``spelling`` are no stand-ins: they are the command line itself, with
 the engines of the resilience and kill tests.
 """
@@ -42,6 +42,8 @@ class Engine:
         with self.commands.open("a") as file:
             file.write(name + "\n")
         if name == "/start_engine":
+            if self.script == "server-dies-first":
+                os._exit(1)
             if self.starts and self.script == "model-gone":
                 return {"error": {"message": "there is no folder /models/tiny"}}
             self.looks = 0

@@ -165,6 +165,13 @@ def test_an_engine_that_is_given_up_ends_it_with_the_reason(tmp_path: Path, scri
     assert run.commands.count("/start_engine") == starts and run.kinds[-1] == "stopped"
 
 
+def test_a_server_that_dies_of_a_command_is_no_mistake_in_the_file(tmp_path: Path) -> None:
+    run = Run("server-dies-first", tmp_path)
+    with pytest.raises(UpFailedError, match="no swarm server answers") as caught:
+        run()
+    assert caught.value.exit_code == 1 and run.kinds[-1] == "stopped"
+
+
 def test_an_engine_that_a_client_stopped_is_left_to_it(tmp_path: Path) -> None:
     run = Run("stopped", tmp_path, engine_stopped=interrupt())
     assert "restarting" not in run()
