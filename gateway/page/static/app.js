@@ -67,7 +67,7 @@ async function open(again = false) {
     if (mine !== opening) return;
     screen = opened;
     app.follow("");
-    if (screen.every) timer = setTimeout(() => document.hidden || goneSince || open(true), screen.every * 1000);
+    if (screen.every) timer = setInterval(() => document.hidden || goneSince || open(true), screen.every * 1000);
     if (!goneSince) say("");
     scrollTo(0, place);
     for (const other of ["group", "learning", "data"]) script(other).catch(() => {});

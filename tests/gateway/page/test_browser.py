@@ -335,6 +335,22 @@ async def test_what_comes_late_does_not_take_the_place_of_another_screen(site: S
         await tab.sees("Other ways to opt out")
 
 
+async def test_figures_go_on_once_somebody_looks_at_the_tab_again(site: Site, chrome: Browser) -> None:
+    read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
+    async with chrome.tab() as tab:
+        await log_in(tab, site, place="#/learning")
+        await tab.sees("report card")
+        await tab.js("""void (window.wait = setTimeout, window.setTimeout = (does, ms) => wait(does, ms / 100),
+            window.again = setInterval, window.setInterval = (does, ms) => again(does, ms / 100),
+            Object.defineProperty(document, 'hidden', { configurable: true, get: () => window.nobody }),
+            window.nobody = true, dispatchEvent(new HashChangeEvent('hashchange')))""")
+        await tab.js("new Promise((done) => wait(done, 1000))")
+        before = await tab.js(read)
+        await tab.js("void (window.nobody = false, document.dispatchEvent(new Event('visibilitychange')))")
+        await tab.js("new Promise((done) => wait(done, 1000))")
+        assert await tab.js(read) > before and tab.faults == []
+
+
 async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site, chrome: Browser) -> None:
     for text in ("first prompt", "second prompt"):
         await site.ask(text)
