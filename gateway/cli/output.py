@@ -45,8 +45,8 @@ def confirm_deletion(shown: Callable[[], list[str]]) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError("nothing is deleted: add --yes to remove it unasked, or answer in a terminal")
-    typer.echo("\n".join(shown()))
-    if not typer.confirm("Delete it for good?"):
+    typer.echo("\n".join(shown()), err=True)
+    if not typer.confirm("Delete it for good?", err=True):
         raise typer.Exit(1)
 
 

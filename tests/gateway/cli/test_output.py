@@ -1,8 +1,9 @@
+import io
 import json
 
 import pytest
 
-from gateway.cli.output import amount, print_json, stage_bars
+from gateway.cli.output import amount, confirm_deletion, print_json, stage_bars
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,16 @@ def test_half_a_character_of_a_model_is_json_too(capsys: pytest.CaptureFixture[s
     print_json({"text": "é \ud83d"})
     out = capsys.readouterr().out
     assert "é" in out and json.loads(out) == {"text": "é \ud83d"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_who_is_asked_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # stdout may be a file of JSON
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    confirm_deletion(lambda: ["kept: 2 trained"])
+    out, err = capsys.readouterr()
+    assert (out.strip(), err) == ("", "kept: 2 trained\nDelete it for good? [y/N]:")
