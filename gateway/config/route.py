@@ -12,6 +12,7 @@ import re
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
@@ -164,7 +165,8 @@ class RouteSettings(Model):
         default="http://127.0.0.1:10086", pattern=r"^https?://", description="the swarm server; null: none"
     )
     swarm_token: SecretStr = Field(
-        default=SecretStr(""), description="its token, with the scope claim; default: SWARM_TOKEN of the environment"
+        default=SecretStr(""),
+        description="its token, with the scope claim; default: SWARM_TOKEN of the environment, else that in swarm_url",
     )
     upstream: UpstreamConfig | None = Field(
         default=None,
@@ -313,6 +315,18 @@ class RouteSettings(Model):
     def window_seconds(self, *, credits: bool) -> float:
         """How long a judged group may stay open for feedback and, with ``credits``, for the end of its session."""
         return max(self.feedback_window_seconds, self.session_window_seconds if credits else 0.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_out_of_the_address(cls, data: Any) -> Any:
+        """The token in ``http://x:TOKEN@host`` becomes the ``swarm_token``, unless there is one: an address is told in
+        errors, and whoever asked with it would have the token."""
+        address = data.get("swarm_url") if isinstance(data, dict) else None
+        parts = urlsplit(address) if isinstance(address, str) else None
+        if parts is None or parts.password is None:
+            return data
+        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return {**data, "swarm_url": bare, "swarm_token": data.get("swarm_token") or unquote(parts.password)}
 
     @model_validator(mode="after")
     def _answers_somehow(self) -> Self:

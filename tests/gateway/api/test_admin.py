@@ -145,3 +145,19 @@ async def test_who_commanded_and_who_was_refused_is_beside_the_keys(server: str,
     ]
     assert len(entries) == 3 + 60, "strangers fill no disk"
     assert all(one["from"] == "127.0.0.1" and one["when"] for one in entries) and "wrong" not in log.read_text()
+
+
+async def test_the_token_in_the_address_of_a_server_is_lent_to_nobody_and_told_to_nobody(
+    server: str, tmp_path: Path
+) -> None:
+    address = server.replace("http://", "http://x:secret@")
+    async with gateway_before(address, tmp_path) as http:
+        for headers in ({}, {"authorization": "Bearer guess"}):
+            refused = await http.post("/admin/engine/stop", headers=headers)
+            assert refused.json()["error"]["code"] == "admin_token_required", refused.text
+            assert "secret" not in refused.text
+        assert (await http.get("/admin/code", headers={"authorization": "Bearer secret"})).status_code == 200
+    admin = key(tmp_path, admin=True)
+    for settings in ({}, {"swarm_token": "secret"}):
+        async with gateway_before(address, tmp_path, keys_file=tmp_path / "keys.json", **settings) as http:
+            assert (await http.get("/admin/code", headers=admin)).status_code == 200

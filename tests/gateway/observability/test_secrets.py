@@ -122,6 +122,9 @@ async def test_the_token_in_an_address_is_told_to_no_application(
         route, [told] = status.json()["routes"]["default"], status.json()["swarms"]
         assert (route["swarm_url"], route["upstream"], told["url"]) == (swarm.url, upstream.url, swarm.url)
         texts = [status.text, (await http.get("/metrics", headers=headers)).text]
+    async with open_gateway(swarm_url=of(swarm.url, "x"), **HELD) as http:
+        untrained = await http.post(CHAT, json=BODY, headers=headers | {"x-swarm-train": "false"})
+        texts.append(untrained.text)
     hooks = str(write_hooks(tmp_path / "hooks"))
     shared = {"hooks": hooks, "offline_wait_seconds": 0.0}
     routes = [{"name": name, "swarm_url": of(nobody, name), **shared} for name in ("a", "b")]
