@@ -19,6 +19,8 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
+from swarm.client.wire import parse_server_url, parse_token
+from swarm.errors import ConfigError
 from swarm.packs import required
 from swarm.types import Model
 
@@ -327,6 +329,17 @@ class RouteSettings(Model):
             return data
         bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         return {**data, "swarm_url": bare, "swarm_token": data.get("swarm_token") or unquote(parts.password)}
+
+    @model_validator(mode="after")
+    def _reaches_a_server(self) -> Self:
+        try:
+            # what a client would refuse in the middle of a reload
+            parse_token(self.swarm_token.get_secret_value())
+            if self.swarm_url is not None:
+                parse_server_url(self.swarm_url)
+        except ConfigError as exc:
+            raise ValueError(exc.message) from exc
+        return self
 
     @model_validator(mode="after")
     def _answers_somehow(self) -> Self:

@@ -21,6 +21,8 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ("hooks: h\nprot: 1", "unknown key 'prot' .did you mean 'port'"),
         ("port: 1", "hooks is required"),
         ("hooks: h\nport: 70000", "port: "),
+        ("hooks: h\nswarm_url: http://127.0.0.1:10086/v1", "ends with /v1"),
+        ("hooks: h\nswarm_token: tökén", "token"),
         ("hooks: h\ncontrol: maybe", "control: "),
         ("hooks: h\nupstream: {base_url: ftp://x}", r"upstream\.base_url: "),
         ("hooks: h\nhost: 0.0.0.0", "set api_keys or keys_file"),

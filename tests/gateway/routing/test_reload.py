@@ -12,6 +12,7 @@ import yaml
 
 from gateway.app import create_app
 from gateway.cli.sections import read_gateway
+from gateway.keys.store import KeyFile
 from tests.gateway.conftest import ask, serving, write_hooks
 from tests.standins.swarm import Swarm, by_number, once
 
@@ -100,3 +101,20 @@ async def test_a_changed_helper_beside_the_hook_counts_and_a_broken_one_leaves_t
         (folder / "worth.py").write_text("def of(text):\n    return -len(text)\n")
         assert (await http.post("/admin/reload")).json()["changed"] == ["hooks"]
         assert len(await best()) < len(longest)
+
+
+async def test_keys_stay_too_where_a_server_cannot_be_connected(swarm: Swarm, tmp_path: Path) -> None:
+    config = Config(tmp_path, swarm)
+    (tmp_path / "admin").mkdir()
+    admin = {"authorization": f"Bearer {KeyFile(tmp_path / 'keys.json').create('boss', admin=True)[1]}"}
+    config.write("m")
+    good = yaml.safe_load(config.path.read_text()) | {"keys_file": "keys.json", "api_keys": ["sk-first"]}
+    config.path.write_text(yaml.safe_dump(good))
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
+    async with serving(app) as http:
+        for wrong in ({"swarm_url": f"{swarm.url}/v1"}, {"swarm_token": "no-tökén"}, {"keys_file": "admin"}):
+            config.path.write_text(yaml.safe_dump(good | {"api_keys": ["sk-next"]} | wrong))
+            refused = await http.post("/admin/reload", headers=admin)
+            assert refused.status_code == 400, refused.text
+            assert (await ask(http, {"x-api-key": "sk-first"}, model="m")).status_code == 200
+            assert (await ask(http, {"x-api-key": "sk-next"}, model="m")).status_code == 401
