@@ -20,6 +20,8 @@ from swarm.data import located
 from swarm.types import Model
 from swarm.validation import validated
 
+#: Of the request log.
+MOST_FILES = 1000
 #: Marks an API key that is given as its SHA-256 digest.
 DIGEST_PREFIX = "sha256:"
 #: The name of the only route of a gateway whose configuration lists none.
@@ -62,7 +64,7 @@ class RequestLogConfig(Model):
 
     path: Path = Field(description="mode 0600")
     max_bytes: int = Field(default=100 * 1024 * 1024, ge=1024, description="of one file, then it is rotated")
-    files: int = Field(default=5, ge=1, le=1000, description="that are kept, the current one included")
+    files: int = Field(default=5, ge=1, le=MOST_FILES, description="that are kept, the current one included")
     keep_seconds: float | None = Field(
         default=None, gt=0, description="after which a line is taken out; null: with its file"
     )

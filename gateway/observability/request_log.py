@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gateway.config.gateway import RequestLogConfig
+from gateway.config.gateway import MOST_FILES, RequestLogConfig
 from gateway.observability.request import RequestRecord, trace_id
 from gateway.observability.scrubbing import readable_body
 from swarm.errors import ConfigError
@@ -116,6 +116,9 @@ class RequestLog:
             for path in _files(self._config.path, self._config.files):
                 # a kill left it
                 beside(path).unlink(missing_ok=True)
+            for path in _files(self._config.path, MOST_FILES)[self._config.files :]:
+                # of a configuration that kept more: no deletion would find it
+                path.unlink(missing_ok=True)
         while (line := self._next()) is not None:
             if isinstance(line, Erasure):
                 line.run(_files(self._config.path, self._config.files))

@@ -80,6 +80,14 @@ def test_files_rotate_and_the_oldest_is_deleted(tmp_path: Path, files: int, kept
     assert all(stat.S_IMODE(one.stat().st_mode) == 0o600 for one in tmp_path.iterdir())
 
 
+def test_files_beyond_a_smaller_number_of_them_leave_at_the_start(tmp_path: Path) -> None:
+    exchanges = [exchange(json.dumps({"number": number, "said": "x" * 600}).encode()) for number in range(5)]
+    write(RequestLogConfig(path=tmp_path / "log", max_bytes=1024, files=5), *exchanges)
+    (tmp_path / "log.old").write_text("somebody's own")
+    write(RequestLogConfig(path=tmp_path / "log", max_bytes=1024, files=2))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["log", "log.1", "log.old"]
+
+
 def test_what_others_could_read_they_cannot_any_more(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch(0o644)
