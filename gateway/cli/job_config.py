@@ -111,15 +111,14 @@ def dump(
 
     with target.connect() as client:
         resolved = _resolved(client, job, set_)
-    if as_json:
-        print_json(resolved.config)
-        return
-    text = yaml.safe_dump(resolved.config, sort_keys=False)
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
+    text, count = yaml.safe_dump(resolved.config, sort_keys=False), len(resolved.sources)
+    if out is not None:
         out.write_text(text)
-        typer.echo(f"{out}: {len(resolved.sources)} values")
+        tell(as_json, {"path": str(out), "values": count}, f"{out}: {count} values")
+    elif as_json:
+        print_json(resolved.config)
+    else:
+        typer.echo(text, nl=False)
 
 
 @app.command()

@@ -1,9 +1,15 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gateway.cli.output import amount, confirm_deletion, print_json, stage_bars
+from gateway.cli.root import app
+from swarm.client import SwarmClient
+from swarm.control_protocol import ResolvedJob
+from swarm.job import TrainJob
 
 
 @pytest.mark.parametrize(
@@ -46,3 +52,20 @@ def test_who_is_asked_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], mon
     confirm_deletion(lambda: ["kept: 2 trained"])
     out, err = capsys.readouterr()
     assert (out.strip(), err) == ("", "kept: 2 trained\nDelete it for good? [y/N]:")
+
+
+def test_a_file_that_is_named_is_written_with_json_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, out = tmp_path / "job.yaml", tmp_path / "verl.yaml"
+    job.write_text("model: tiny\n")
+    resolved = ResolvedJob(
+        job=TrainJob(model="tiny"), job_sources={}, config={"actor": {"lr": 1}}, sources={"actor.lr": "set"}
+    )
+
+    def resolve(client: SwarmClient, job: str, **fields: object) -> ResolvedJob:
+        return resolved
+
+    monkeypatch.setattr(SwarmClient, "resolve_config", resolve)
+    told = ["config", "dump", str(job), "--swarm-url", "http://127.0.0.1:9", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, told, catch_exceptions=False)
+    assert json.loads(done.stdout) == {"path": str(out), "values": 1}
+    assert out.read_text() == "actor:\n  lr: 1\n"
