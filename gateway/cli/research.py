@@ -148,7 +148,8 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
                 refused = [experiment.refused for experiment in held.state.experiments.values() if experiment.refused]
                 failed = [f"no experiment was run: {refused[0] if refused else held.state.finished}"]
             typer.echo(
-                "the rehearsal failed: " + "; ".join(failed) if failed else "the rehearsal worked; it judges nothing"
+                "the rehearsal failed: " + "; ".join(failed) if failed else "the rehearsal worked; it judges nothing",
+                err=as_json,
             )
             raise typer.Exit(1 if failed else 0)
         if phase(held.state) != "finished":

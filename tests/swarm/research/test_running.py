@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import threading
@@ -279,6 +280,8 @@ def test_a_rehearsal_without_an_experiment_fails(tmp_path: Path, monkeypatch: py
     result = invoke("run", folder, "--quick")
     assert result.exit_code == 1
     assert "no experiment was run: " in result.output and "lr" in result.output
+    lines = invoke("run", folder, "--quick", "--json").stdout.splitlines()
+    assert lines and all("event" in json.loads(line) for line in lines)
     # it uses the study's folder for copies of the code
     with Ledger(folder):
         result = invoke("run", folder, "--quick")
