@@ -113,7 +113,7 @@ class KeptGroup:
     def row(self) -> dict[str, Any]:
         """What a list shows of it."""
         self.take_feedback()
-        answers = list(self.answers.values())
+        answers, numbers = list(self.answers.values()), {index: number for number, index in enumerate(self.answers)}
         asked = [text for message in self.prompt for text in texts_of(message) if message.get("role") == "user"]
         return {
             "id": self.id,
@@ -129,7 +129,7 @@ class KeptGroup:
             "fate": self.fate,
             "why": self.why,
             "user": self.user,
-            "picks": {who: pick["pick"] for who, pick in self.picks.items()},
+            "picks": {who: numbers.get(pick["pick"]) for who, pick in self.picks.items()},
             "disagrees": self.disagrees,
             "lead": self.lead,
         }

@@ -164,6 +164,17 @@ async def test_what_people_say_is_weighed() -> None:
     assert "xxx" not in str(vars(page.judgements)), "the figures need no texts"
 
 
+async def test_what_is_picked_and_what_is_delivered_are_places_among_the_answers_that_came() -> None:
+    page = Page()
+    # the first of four answers failed, and the second came late
+    page.show(watched("g", 0.5, 0.4, indices=(2, 3)))
+    kept = page.show(watched("g", 0.5, 0.4, 0.9, indices=(2, 3, 1)))
+    page.groups.settling("g", [2], None)
+    await page.judgements.judge(kept, "Jo", GivenJudgement(pick=1))
+    await page.judgements.judge(kept, "Ada", GivenJudgement())
+    assert (kept.row()["delivered"], kept.row()["picks"]) == ([0], {"Jo": 2, "Ada": None})
+
+
 async def test_a_search_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     page, turn, waited = Page(), threading.Event(), list[bool]()
     kept = page.show(watched("g", 0.5, 0.4))
