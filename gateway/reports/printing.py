@@ -98,7 +98,8 @@ def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
         lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because})")
     if report.evaluations:
         begin, end = report.evaluations[0], report.evaluations[-1]
-        rate = "" if end.success_rate is None else f", success {begin.success_rate or 0:.0%} -> {end.success_rate:.0%}"
+        first = _number(begin.success_rate, ".0%") or "not known"
+        rate = "" if end.success_rate is None else f", success {first} -> {end.success_rate:.0%}"
         lines.append(
             f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
             f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"

@@ -55,6 +55,12 @@ def test_a_step_without_a_reward_is_absent_not_zero() -> None:
     assert (point.step, point.reward_mean, point.response_tokens) == (2, 0.4, None)
 
 
+def test_a_success_that_was_not_measured_is_not_zero() -> None:
+    evaluations = [StepPoint(step=0, reward_mean=0.1), StepPoint(step=2, reward_mean=0.5, success_rate=0.5)]
+    told = "\n".join(summary(report().model_copy(update={"evaluations": evaluations})))
+    assert "success not known -> 50%" in told
+
+
 def test_an_evaluation_without_a_reward_is_absent_too() -> None:
     # of rewards whose sum is beyond any float
     evaluations = [EvalResult(step=0, episodes=2, metrics={}), EvalResult(step=5, episodes=2, metrics={EVALUATED: 0.5})]
