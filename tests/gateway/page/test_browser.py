@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from gateway.keys.store import KeyFile
+from swarm.server.journal.erasure import note_export
 from tests.gateway.conftest import OpenGateway, gateway_before
 from tests.gateway.page.browser import Browser, Tab, browser, chromium
 from tests.gateway.page.conftest import Site, site_before
@@ -232,6 +233,7 @@ async def test_data_of_a_session_is_seen_and_deleted(
     rig: server.Rig, upstream: Upstream, chrome: Browser, tmp_path: Path
 ) -> None:
     async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
+        note_export(Path((await rig.client.get("/status")).json()["run_dir"]), "everything.jsonl")
         await log_in(tab, site, "admin", "#/data")
         await tab.sees("What is kept?")
         [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
@@ -241,6 +243,7 @@ async def test_data_of_a_session_is_seen_and_deleted(
         await tab.sees("Kept: episodes 2")
         await tab.js("document.querySelector('.moves button').click()")
         await tab.sees("Weights that learned from it stay", "dialog")
+        await tab.sees("May hold it, and is yours to delete: everything.jsonl", "dialog")
         await tab.js("document.querySelector('dialog button.main').click()")
         await tab.sees("Deleted: episodes 2")
         assert tab.faults == []
