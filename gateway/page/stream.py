@@ -1,8 +1,8 @@
 """One stream of events for each open page: server-sent events that go on where a page lost them.
 
 Invariant: the buffer is bounded. A page that missed more events than the buffer holds gets an event that has the page
-read everything anew. Every wait has a deadline, and a stream ends after :data:`STREAM_SECONDS`: the browser then opens
-the next.
+read everything anew. Every wait has a deadline, and a stream ends after :data:`STREAM_SECONDS`, and says so: the page
+then opens the next.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Events:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GLANCE):
                     await self._changed.wait()
+        yield _event("", "over", {})
 
     def _resumed(self, last_id: str) -> int | None:
         """The number from which to go on; ``None``: events in between are gone."""

@@ -84,6 +84,8 @@ export function stream(last, does) {
   });
   source.addEventListener("bye", () => (source.close(), broken()));
   let next = null;
+  // its time is over, and nothing is wrong
+  source.addEventListener("over", (event) => (source.close(), (next = stream(event.lastEventId, does))));
   // a refusal closes it for good: ask why, and try again later and later
   const broken = () => {
     does.gone();
