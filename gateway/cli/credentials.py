@@ -149,9 +149,9 @@ def create_token(
     token = file.create(name, scopes, parse_lifetime(expires))
     if as_json:
         print_json({"name": name, "token": token, "scopes": scopes})
-        return
-    typer.echo(token)
-    typer.echo("keep it now: it is stored as a digest and cannot be shown again", err=True)
+    else:
+        typer.echo(token)
+        typer.echo("keep it now: it is stored as a digest and cannot be shown again", err=True)
     if first:
         typer.echo(
             "it is the first: a server on loopback that needed no token asks everyone from now on; give SWARM_TOKEN to "

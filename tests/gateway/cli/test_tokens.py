@@ -46,7 +46,9 @@ def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
 
 
 def test_as_json_and_for_people(tmp_path: Path) -> None:
-    made = json.loads(run("create", "boss", "--scope", "admin", "--json", run_dir=tmp_path).stdout)
+    done = run("create", "boss", "--scope", "admin", "--json", run_dir=tmp_path)
+    made = json.loads(done.stdout)
+    assert "asks everyone from now on" in done.stderr
     assert (made["name"], made["scopes"]) == ("boss", ["admin"])
     assert TokenRing(None, tmp_path).authenticate(made["token"].encode()).name == "boss"
     second = run("create", "a-day", "--scope", "claim", "--expires", "1d", run_dir=tmp_path)
