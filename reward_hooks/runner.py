@@ -116,9 +116,16 @@ class HookThreads:
                 code="hook_busy",
             )
         loop, context = asyncio.get_running_loop(), copy_context()
+        deadline = loop.time() + timeout
         outcome: asyncio.Future[Done] = loop.create_future()
-        started = finished = abandoned = False
+        abandoned = False
         thread: _HookThread
+        late: asyncio.TimerHandle
+
+        def abandon() -> None:
+            nonlocal abandoned
+            abandoned = True
+            self._abandoned += 1
 
         def report(done: Done) -> None:
             try:
@@ -127,8 +134,7 @@ class HookThreads:
                 thread.calls.put(None)
 
         def finish(done: Done) -> None:
-            nonlocal finished
-            finished = True
+            late.cancel()
             self._idle.append(thread)
             if abandoned:
                 self._abandoned -= 1
@@ -136,22 +142,17 @@ class HookThreads:
             if not outcome.done():
                 outcome.set_result(done)
 
-        try:
-            async with asyncio.timeout(timeout):
-                await self._free_threads.acquire()
-                try:
-                    thread = self._thread()
-                except RuntimeError as exc:
-                    self._free_threads.release()
-                    raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
-                thread.calls.put((partial(context.run, function, *args), report))
-                started = True
-                return await outcome
-        except TimeoutError:
-            if started and not finished:
-                abandoned = True
-                self._abandoned += 1
-            raise
+        async with asyncio.timeout_at(deadline):
+            await self._free_threads.acquire()
+            try:
+                thread = self._thread()
+            except RuntimeError as exc:
+                self._free_threads.release()
+                raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
+            # a caller that leaves a little earlier, such as a blend at its own deadline, abandons it too
+            late = loop.call_at(deadline, abandon)
+            thread.calls.put((partial(context.run, function, *args), report))
+            return await outcome
 
     def _thread(self) -> _HookThread:
         """One without a call; a hook may have ended some by an exception that came late."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from reward_hooks import Hooks, Reward, Task, load_hooks
 from reward_hooks.compose import Blend, Part, ranks
 from reward_hooks.contract import REWARD, SUBMIT
+from reward_hooks.runner import HookRunner
 from swarm.errors import HookError
 from tests.reward_hooks.making import CONTEXT, candidates
 from tests.reward_hooks.test_loader import write_helpers
@@ -117,6 +119,31 @@ async def test_parts_get_the_rest_of_the_deadline() -> None:
     with pytest.raises(HookError) as caught:
         await blend.on_compute_relative_reward(TASK, candidates("a"), context)
     assert caught.value.code == "hook_timeout"
+
+
+async def test_a_part_that_hangs_fails_at_once_when_no_thread_is_left_to_it() -> None:
+    release = threading.Event()
+
+    def hangs(*_: Any) -> list[float]:
+        release.wait(60)
+        return []
+
+    blend = Blend(Part("slow", Hooks(hangs)))
+    runner = HookRunner(Hooks(blend.on_compute_relative_reward))
+    context = CONTEXT.model_copy(update={"deadline_seconds": 0.05})
+
+    async def code() -> str | None:
+        with pytest.raises(HookError) as caught:
+            await runner.score(TASK, candidates("a"), context)
+        return caught.value.code
+
+    try:
+        assert {*await asyncio.gather(*(code() for _ in range(16)))} == {"hook_timeout"}
+        async with asyncio.timeout(10):
+            while await code() != "hook_busy":
+                pass
+    finally:
+        release.set()
 
 
 def test_a_blend_takes_an_attribute_of_a_module_beside_it_anew(tmp_path: Path) -> None:
