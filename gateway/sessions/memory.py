@@ -1,7 +1,8 @@
 """The conversations that are remembered, and a new request's position in one.
 
 Invariant: a conversation belongs to one caller and one route, and a caller finds only its own. At most ``max_sessions``
-conversations and ``max_bytes`` of their turns are kept; the least recently used leave first.
+conversations and ``max_bytes`` of their turns are kept; the least recently used leave first, and one that is too large
+by itself leaves, too.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Memory:
         # not over a copy, whose cost would grow with what is remembered
         for oldest in self._all.values():
             few = len(self._all) - len(leaving) <= self._max_sessions
-            if (size <= self._max_bytes and few) or oldest is conversation:
+            if size <= self._max_bytes and few:
                 break
             leaving.append(oldest)
             size -= oldest.size

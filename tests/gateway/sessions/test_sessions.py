@@ -441,6 +441,17 @@ async def test_bytes_are_bounded() -> None:
         assert sessions.status().bytes <= 50_000 and sessions.status().open == 4
 
 
+async def test_a_session_that_never_ends_is_ended_once_it_alone_is_too_large() -> None:
+    hook = Ended()
+    to, headers = route(hook), {"x-swarm-session": "always"}
+    async with Sessions(max_bytes=50_000) as sessions:
+        for number in range(20):
+            say(sessions, to, [user(f"{number} " + "x" * 10_000)], "ok", headers=headers)
+            assert sessions.status().bytes <= 50_000
+        assert sessions.counts.ended == {"evicted": 4}
+    assert [len(session.turns) for session in hook.sessions] == [5, 5, 5, 5]
+
+
 @pytest.mark.parametrize("subject", [Subject(session="chat"), Subject(key="app")])
 async def test_a_request_under_way_does_not_bring_back_what_is_deleted(subject: Subject) -> None:
     async with Sessions() as sessions:
