@@ -80,7 +80,9 @@ class JudgeClient:
             HookError: see :meth:`post`.
         """
         url = f"{self.endpoint.base_url.rstrip('/')}/chat/completions"
-        most = int(body.get("max_tokens") or 0)
+        more = self.endpoint.extra_body
+        limits = [part.get(name) for part in (body, more) for name in ("max_tokens", "max_completion_tokens")]
+        most = max(int(limit or 0) for limit in limits) * int(more.get("n") or 1)
         return await self.post(url, body, lambda answer: parse(_choice(answer)), kind=kind, output_tokens=most)
 
     async def post(

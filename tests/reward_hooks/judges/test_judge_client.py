@@ -152,6 +152,16 @@ async def test_money_is_capped_before_it_is_spent(scripted: ScriptedJudge, open_
     assert spent.cost <= 0.02
 
 
+@pytest.mark.parametrize("more", [{"max_completion_tokens": 9000}, {"max_tokens": 9000}, {"n": 9}], ids=str)
+async def test_what_the_configuration_adds_to_a_call_counts_for_its_most(
+    scripted: ScriptedJudge, open_judge: OpenJudge, more: dict[str, int]
+) -> None:
+    endpoint = {"output_price": 1.0, "max_cost": 0.008, "extra_body": more}
+    judge = open_judge("pointwise", endpoint=endpoint, max_tokens=1000)
+    assert (await failing(judge)).code == "judge_budget"
+    assert scripted.bodies == []
+
+
 async def test_a_call_costs_its_usage_or_the_most_it_can_or_nothing(
     scripted: ScriptedJudge, open_judge: OpenJudge
 ) -> None:
