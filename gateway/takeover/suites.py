@@ -29,7 +29,7 @@ from gateway.takeover.shadow import Ask, Shadow, behind_users, whole_answer
 from gateway.types import Caller, Incoming
 from swarm.concurrency import all_of, backoff, first_of
 from swarm.data import read_tasks, task_digest
-from swarm.errors import ConfigError, RequestError, SwarmGatewayError, UnavailableError
+from swarm.errors import ConfigError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
 from swarm.importer import digest_of
@@ -168,6 +168,9 @@ class Examination:
             return await self._pair(stage, suite, number)
         except SwarmGatewayError as exc:
             return exc
+        except Exception as exc:  # nobody else begins to ask again
+            logger.exception("draw %d of suite %s failed", number, suite.key)
+            return UpstreamError(f"a draw failed: {type(exc).__name__}")
 
     async def _pair(self, stage: ServingStage, suite: Suite, number: int) -> Pair:
         training, prompt = self._training, suite.drawn(number)

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config.gateway import read_config
+from gateway.takeover.shadow import whole_answer
 from gateway.takeover.suites import Suite
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import ConfigError
@@ -176,6 +177,29 @@ async def test_what_fails_counts_for_nobody_and_holds_back(
         assert (draws(swarm), stage_of(swarm).share, stage_of(swarm).trial) == ([], 0, True)
         engine.incumbent = "good"
         await swarm.until(lambda: stage_of(swarm).share, seconds=60)
+
+
+async def test_a_draw_that_fails_in_a_way_that_nobody_foresaw_is_repeated(
+    swarm: Swarm,
+    upstream: Upstream,
+    engine: Engine,
+    open_gateway: OpenGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = [RuntimeError("nobody knows")]
+
+    async def failing(*asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await whole_answer(*asked)
+
+    monkeypatch.setattr("gateway.takeover.suites.whole_answer", failing)
+    async with open_gateway(**settings(upstream, {"sums": written(tmp_path)}), reward=JUDGE):
+        await swarm.until(lambda: draws(swarm))
+    assert "nobody knows" in caplog.text
+    caplog.clear()
 
 
 async def test_several_gateways_count_a_draw_once(
