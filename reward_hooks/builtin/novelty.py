@@ -57,7 +57,7 @@ class Diversity:
 
 class Novelty:
     """Unlike the answers of earlier groups. While the history is empty, all answers are equally new, and the group
-    teaches nothing.
+    teaches nothing. A group that is judged again, with feedback or with answers that came late, is no earlier one.
 
     Args:
         history: how many answers are kept, at least 1; the time per group grows with it.
@@ -67,13 +67,15 @@ class Novelty:
         if history < 1:
             raise ConfigError("Novelty needs a history of at least 1")
         self._lock = threading.Lock()
-        self._recent: deque[frozenset[str]] = deque(maxlen=history)
+        #: with the group of each
+        self._recent: deque[tuple[str, frozenset[str]]] = deque(maxlen=history)
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:
-        grams = [shingles(candidate.text) for candidate in candidates]
+        grams, group = [shingles(candidate.text) for candidate in candidates], context.group_id
         with self._lock:
-            recent = list(self._recent)
-            self._recent.extend(grams)
+            of_group = {kept for of, kept in self._recent if group and of == group}
+            recent = [kept for of, kept in self._recent if not group or of != group]
+            self._recent.extend((group, each) for each in grams if each not in of_group)
         nearest = [max((jaccard(own, other) for other in recent), default=0.0) for own in grams]
         return [Reward(value=1 - like, reason=f"{like:.2f} like an earlier answer" if like else "") for like in nearest]
 

@@ -103,6 +103,16 @@ def test_diversity_counts_likeness_to_the_others() -> None:
         values(Diversity(), ["alone"])
 
 
+def test_a_group_that_is_judged_again_is_not_compared_with_itself() -> None:
+    hook = Novelty(history=4)
+    context = CONTEXT.model_copy(update={"group_id": "g"})
+    early, late = ["the cat sat on the mat", "it was a rainy day"], "a late one of other words"
+    assert values(hook, early, context=context) == [1, 1]
+    assert values(hook, [*early, late], context=context) == [1, 1, 1]
+    # and each of its answers is remembered once
+    assert values(hook, [*early, late, "new to all of them"]) == [0, 0, 0, 1]
+
+
 def test_novelty_compares_with_earlier_groups_only_and_forgets() -> None:
     hook = Novelty(history=2)
     assert values(hook, ["a b c", "a b c"]) == [1.0, 1.0]
