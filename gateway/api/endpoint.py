@@ -142,7 +142,7 @@ class DialectEndpoint(ApiEndpoint):
             headers=headers,
             caller=caller,
             path=self.dialect.path,
-            raw=self.raw(data, raw),
+            raw=self.raw(data, body, raw),
             request_id=scope["state"]["request_id"],
             left_out=left_out,
         )
@@ -161,8 +161,8 @@ class DialectEndpoint(ApiEndpoint):
         """The internal form of ``data``; raises :class:`RequestError` for what it cannot express."""
         return self.dialect.parse(data)
 
-    def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
-        """The body as an upstream reads it."""
+    def raw(self, data: Mapping[str, Any], body: Mapping[str, Any], raw: bytes) -> bytes:
+        """The body as an upstream reads it; ``data`` was made of ``body``, which came as ``raw``."""
         return raw
 
     def rendering(

@@ -54,9 +54,9 @@ class ResponsesEndpoint(DialectEndpoint):
             raise RequestError(exc.message, code="previous_response_not_found", param="previous_response_id") from exc
         return {**data, "input": [*earlier.items, *_items(data.get("input"))]}
 
-    def raw(self, data: Mapping[str, Any], raw: bytes) -> bytes:
+    def raw(self, data: Mapping[str, Any], body: Mapping[str, Any], raw: bytes) -> bytes:
         """The body for an upstream, which does not know our stored responses."""
-        if data.get("previous_response_id") is None and b"item_reference" not in raw:
+        if data.get("input") == body.get("input"):
             return raw
         return encode({name: value for name, value in data.items() if name != "previous_response_id"})
 

@@ -68,6 +68,19 @@ async def test_the_fallback_answers(upstream: Upstream, open_gateway: OpenGatewa
         assert (await http.get("/status")).json()["fallbacks"] == {"server_unreachable": 1}
 
 
+@pytest.mark.parametrize("typed", [{"type": "item_reference"}, {}], ids=["typed", "untyped"])
+async def test_the_fallback_gets_the_kept_items_that_are_referred_to(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, typed: dict[str, str]
+) -> None:
+    upstream.answers["/v1/responses"] = lambda body: said("from the upstream")
+    async with open_gateway(upstream={"base_url": upstream.url}, claim_wait_seconds=0.1) as http:
+        kept = (await http.post("/v1/responses", json={"model": "tiny", "input": "hi"})).json()["output"][0]
+        await swarm.set_state(EngineState.OFFLINE)
+        items = [{**typed, "id": kept["id"]}, {"role": "user", "content": "and?"}]
+        await http.post("/v1/responses", json={"model": "tiny", "input": items})
+    assert upstream.got[-1].body["input"] == [kept, items[1]]
+
+
 @pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.OFFLINE])
 async def test_who_has_a_fallback_does_not_wait_for_an_engine_that_is_away(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, state: EngineState
