@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
+from gateway.sessions.conversation import AGENT_HEADERS
 from gateway.types import Caller, Incoming, LeftOut, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
@@ -140,7 +141,7 @@ def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedErro
 @dataclass(frozen=True, slots=True)
 class Retryable:
     """How a retry of the request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
-    ``digest`` (of path, body, and ``x-swarm-`` headers); ``attempt`` is 0 for the first."""
+    ``digest`` (of path, body, ``x-swarm-`` headers, and those that name a session); ``attempt`` is 0 for the first."""
 
     key: tuple[str, str, str]
     digest: str
@@ -154,7 +155,9 @@ class Retryable:
         count, keyed = headers.get("x-stainless-retry-count"), headers.get("idempotency-key")
         if count is None and not keyed:
             return None
-        ours = sorted(item for item in headers.items() if item[0].startswith("x-swarm-"))
+        ours = sorted(
+            (name, value) for name, value in headers.items() if name.startswith("x-swarm-") or name in AGENT_HEADERS
+        )
         digest = hashlib.sha256(incoming.raw + repr((incoming.path, ours)).encode()).hexdigest()
         return cls(
             key=(route, incoming.caller.key_id, keyed or digest),

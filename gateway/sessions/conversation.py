@@ -30,6 +30,8 @@ from swarm.types import Notes
 SESSION = "x-swarm-session"
 #: Headers in which agents name their sessions: Claude Code, Codex (``thread-id`` names its sub-agent), opencode.
 _AGENT_SESSIONS = ("x-claude-code-session-id", "session-id", "x-session-id")
+#: All headers by which agents tell their sessions and sub-agents apart.
+AGENT_HEADERS = frozenset({*_AGENT_SESSIONS, "x-claude-code-agent-id", "thread-id", "x-parent-session-id"})
 #: Characters of a session's name.
 _LONGEST = 256
 #: Sub-agents of a session that have ledgers of their own, and the ledger of the others.

@@ -131,6 +131,15 @@ def asking(retries: RetryDedup, incoming: Incoming, work: Callable[[], Awaitable
     return asyncio.create_task(retries.run(incoming, ROUTE, work))
 
 
+@pytest.mark.parametrize("name", ["x_session_id", "x_claude_code_agent_id", "thread_id", "x_swarm_session"])
+async def test_a_retry_joins_nothing_of_another_session_or_agent(retries: RetryDedup, name: str) -> None:
+    work = Work()
+    work.go.set()
+    assert await taken(asking(retries, first(**{name: "one"}), work)) == "0"
+    assert await taken(asking(retries, retry(**{name: "two"}), work)) == "1"
+    assert await taken(asking(retries, retry(**{name: "one"}), work)) == "0"
+
+
 async def test_a_retry_in_flight_gets_the_same_outcome(retries: RetryDedup) -> None:
     work = Work()
     asked = asking(retries, first(), work)
