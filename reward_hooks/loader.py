@@ -62,8 +62,11 @@ def load_hooks(
         )
     target = text if ":" in text else find_hook(text)
     hooks = _from_object(_made(load_attribute(target, beside), target, options), text)
+    if hooks.code:
+        # no copy: what was loaded from files lives as long as its hooks do
+        return hooks
     # of the module alone, without what it imports
-    return replace(hooks, code=hooks.code or code_of([module_of(target.partition(":")[0], beside)]))
+    return replace(hooks, code=code_of([module_of(target.partition(":")[0], beside)]))
 
 
 def _from_file(path: Path) -> Hooks:

@@ -109,6 +109,14 @@ def test_replaced_hooks_are_freed(tmp_path: Path) -> None:
     assert {*sys.modules} == before
 
 
+def test_a_function_may_load_the_hooks_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = write_helpers(tmp_path, 0.5)
+    monkeypatch.setitem(sys.modules, "mine_of_test", SimpleNamespace(make=lambda: load_hooks(hooks)))
+    loaded = load_hooks("mine_of_test:make")
+    gc.collect()
+    assert rewards_of(loaded) == [0.5] * 4
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
