@@ -30,6 +30,8 @@ from swarm.errors import ConfigError, HookError
 from swarm.importer import python_path
 from swarm.types import Task
 
+#: Of a group's time: where other groups leave it less, an answer that takes too long may be right.
+_FAIR_SHARE = 0.9
 _WORKER = [sys.executable, "-P", "-m", "reward_hooks.builtin.verifiable.math_worker"]
 
 
@@ -56,13 +58,16 @@ class Math:
 
         Raises:
             HookError: the task has no known answer (``no_reference``), the known answer is no mathematics
-                (``bad_reference``), or the worker died or did not answer in time (``math_worker``).
+                (``bad_reference``), or the worker died, did not answer in time, or was left too little of it by other
+                groups (``math_worker``).
         """
         question = {
             "accepted": references(task, self._key),
             "answers": [candidate.text for candidate in candidates],
         }
         answer = self._worker.ask(question, context.deadline_seconds)
+        if "crowded" in answer:
+            raise HookError("other groups left the math worker too little time", code="math_worker")
         if "late" in answer:
             raise HookError(f"no answer could be compared within {answer['late']:g} s", code="math_worker")
         if "unreadable" in answer:
@@ -93,10 +98,9 @@ class _Worker:
         if not self._lock.acquire(timeout=seconds):
             raise HookError("the math worker is busy with other groups", code="math_worker")
         try:
-            process = self._running()
-            line = _exchange(
-                process, json.dumps({**question, "until": deadline}).encode() + b"\n", deadline - time.monotonic()
-            )
+            process, left = self._running(), deadline - time.monotonic()
+            limits = {"until": deadline, "crowded": left < _FAIR_SHARE * seconds}
+            line = _exchange(process, json.dumps({**question, **limits}).encode() + b"\n", left)
             if not line.endswith(b"\n"):
                 self._end(process)
                 raise HookError(f"the math worker gave no answer within {seconds:g} s or died", code="math_worker")

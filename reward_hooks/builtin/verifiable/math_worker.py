@@ -36,14 +36,15 @@ LONGEST_SECONDS = 5.0
 _MOST_OF_THE_TIME = 0.9
 
 
-def judge(accepted: list[str], answers: list[str], until: float) -> dict[str, Any]:
-    """``{"verdicts": [[value, reason], ...]}``, ``{"unreadable": reference}``, or ``{"late": seconds}`` where no answer
-    was judged in time.
+def judge(accepted: list[str], answers: list[str], until: float, *, crowded: bool) -> dict[str, Any]:
+    """``{"verdicts": [[value, reason], ...]}``, ``{"unreadable": reference}``, ``{"late": seconds}`` where no answer
+    was judged in time, or ``{"crowded": true}`` where one was not because others took the time.
 
     Args:
         accepted: known answers.
         answers: of a group.
         until: when all must be judged, by the monotonic clock. Each answer has an equal share of what is left.
+        crowded: other groups took some of the time.
     """
     golds: list[list[Any]] = []
     for text in accepted:
@@ -55,6 +56,8 @@ def judge(accepted: list[str], answers: list[str], until: float) -> dict[str, An
     for index, text in enumerate(answers):
         share = _MOST_OF_THE_TIME * (until - time.monotonic()) / (len(answers) - index)
         verdicts.append(_apart(golds, text, min(share, LONGEST_SECONDS)))
+    if crowded and not all(verdicts):
+        return {"crowded": True}
     if not any(verdicts):
         return {"late": LONGEST_SECONDS}
     return {"verdicts": [verdict or (0.0, "takes too long or too much memory to compare") for verdict in verdicts]}
@@ -247,7 +250,7 @@ def main() -> None:
         warm_up()
         for line in sys.stdin:
             request = json.loads(line)
-            out.write(json.dumps(judge(request["accepted"], request["answers"], request["until"])) + "\n")
+            out.write(json.dumps(judge(**request)) + "\n")
             out.flush()
 
 
