@@ -258,7 +258,7 @@ def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: 
     then = best.metrics[EVAL_REWARD]
 
     def low(evaluation: EvalResult) -> bool:
-        chance = _SURE * spread * math.sqrt(1 / evaluation.episodes + 1 / best.episodes)
+        chance = _SURE_OF_BEST * spread * math.sqrt(1 / evaluation.episodes + 1 / best.episodes)
         return then - evaluation.metrics[EVAL_REWARD] > max(rules.held_out.limit * abs(then), chance)
 
     if not all(map(low, measured[-2:])):

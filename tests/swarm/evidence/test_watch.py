@@ -202,6 +202,14 @@ def test_held_out_prompts(evaluations: list[EvalResult], since: int | None) -> N
     assert watched([step(swarm__reward_mean=0.8)], evaluations, RULES) == []
 
 
+def test_the_best_of_many_evaluations_is_one_that_chance_was_kind_to() -> None:
+    noise, now = random.Random(1), [step(swarm__reward_mean=0.5, swarm__reward_std=0.5)]
+    for _ in range(20):
+        rewards = [noise.gauss(0.5, 0.5 / math.sqrt(64)) for _ in range(150)]
+        done = evaluated(*rewards, episodes=64)
+        assert not any(watched(now, done[:end], RULES) for end in range(3, len(done)))
+
+
 def test_a_summed_entropy_falls_with_the_length_alone() -> None:
     steps = run(truth(tokens=ramp(40, 15), entropy=ramp(48, 18)), 3)
     for one in steps:
