@@ -90,18 +90,26 @@ class Admission:
             for semaphore in held:
                 semaphore.release()
 
-        async def take(semaphore: asyncio.Semaphore, queue: Load) -> None:
+        async def take(name: str, bound: int, queue: Load) -> None:
+            semaphore = self._semaphore(name, bound)
+
+            def overloaded(why: str) -> OverloadedError:
+                load.refused += 1
+                estimate = (queue.queued + 1) * (load.seconds or 0.0) / bound
+                retry_after = min(max(estimate, _SHORTEST_RETRY), _LONGEST_RETRY)
+                return OverloadedError(f"{why}: come back in a while", retry_after=retry_after)
+
             if not semaphore.locked():
                 await semaphore.acquire()
             elif queue.queued >= settings.max_queued:
-                raise _overloaded(load, settings, f"{load.in_flight} requests are being served and {queue.queued} wait")
+                raise overloaded(f"{load.in_flight} requests are being served and {queue.queued} wait")
             else:
                 queue.queued += 1
                 try:
                     async with asyncio.timeout_at(deadline):
                         await semaphore.acquire()
                 except TimeoutError:
-                    raise _overloaded(load, settings, f"no place within {settings.queue_seconds:g} s") from None
+                    raise overloaded(f"no place within {settings.queue_seconds:g} s") from None
                 finally:
                     queue.queued -= 1
             held.append(semaphore)
@@ -109,9 +117,9 @@ class Admission:
         try:
             if caller.max_in_flight is not None:
                 # first, so that a request that waits for its key takes no place of the route, nor of its queue
-                key = self._semaphore(f"key {caller.key_id}", caller.max_in_flight)
-                await take(key, self._keys.setdefault(caller.key_id, Load()))
-            await take(self._semaphore(f"route {route}", settings.max_in_flight), load)
+                queue = self._keys.setdefault(caller.key_id, Load())
+                await take(f"key {caller.key_id}", caller.max_in_flight, queue)
+            await take(f"route {route}", settings.max_in_flight, load)
         except BaseException:
             free()
             raise
@@ -129,13 +137,6 @@ class Admission:
         if (semaphore := self._semaphores.get((name, bound))) is None:
             semaphore = self._semaphores[name, bound] = asyncio.Semaphore(bound)
         return semaphore
-
-
-def _overloaded(load: Load, settings: RouteSettings, why: str) -> OverloadedError:
-    load.refused += 1
-    turn = (load.seconds or 0.0) / settings.max_in_flight
-    estimate = min(max((load.queued + 1) * turn, _SHORTEST_RETRY), _LONGEST_RETRY)
-    return OverloadedError(f"{why}: come back in a while", retry_after=estimate)
 
 
 @dataclass(frozen=True, slots=True)

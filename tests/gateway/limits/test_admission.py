@@ -104,6 +104,20 @@ async def test_the_estimate_follows_how_long_requests_take(monkeypatch: pytest.M
     await users.all_leave()
 
 
+async def test_the_estimate_of_a_bounded_key_is_that_of_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("gateway.limits.time.monotonic", lambda: now)
+    users, to, narrow = Users(Admission()), route(max_in_flight=60, max_queued=2), Caller("narrow", max_in_flight=1)
+    await users.come("slow", to, narrow)
+    now = 10.0
+    await users.leave("slow")
+    for name in ("a", "b", "c", "d"):
+        await users.come(name, to, narrow)
+    [(name, error)] = users.refused
+    assert (name, error.retry_after) == ("d", 30.0)
+    await users.all_leave()
+
+
 async def test_who_waits_too_long_is_sent_away() -> None:
     users, to = Users(Admission()), route(max_in_flight=1, queue_seconds=0.01)
     await users.come("a", to, ANN)
