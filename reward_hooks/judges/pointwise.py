@@ -11,20 +11,23 @@ rewards mean the same across groups. If the right answer is known, a verifiable 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from reward_hooks.judges.judge import (
+    DIGITS,
     HIGHEST,
     LOWEST,
     SCORE,
     Judge,
     JudgeConfig,
     json_of,
+    means,
     question,
-    scores_of,
+    score_of,
     shown_answer,
     strict_list,
     text_of,
@@ -52,9 +55,12 @@ class Pointwise(Judge[PointwiseConfig]):
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The mean of each answer's criteria."""
-        return await all_of([self._ask(task, answer) for answer in answers])
+        replies = await all_of([self._ask(task, answer) for answer in answers])
+        # rewards of means and of plain scores cannot be compared
+        plain = any(reply.means is None for reply in replies)
+        return [reply.reward(plain=plain) for reply in replies]
 
-    async def _ask(self, task: Task, answer: Candidate) -> Reward:
+    async def _ask(self, task: Task, answer: Candidate) -> _Reply:
         names, (explanation, explained) = list(self._config.criteria), self._config.explanation
         criteria = "\n".join(f"- {name}: {description}" for name, description in self._config.criteria.items())
         example = ", ".join(f'{{"criterion": "{name}", "score": 5}}' for name in names)
@@ -68,15 +74,31 @@ class Pointwise(Judge[PointwiseConfig]):
         return await self.client.chat(body, lambda choice: _read(choice, names), kind="pointwise")
 
 
-def _read(choice: Mapping[str, Any], names: Sequence[str]) -> Reward:
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """Scores by criterion, and the means of their distributions, where the judge shows these."""
+
+    scores: Mapping[str, float]
+    means: Mapping[str, float] | None
+    explanation: str
+
+    def reward(self, *, plain: bool) -> Reward:
+        values = self.scores if plain or self.means is None else self.means
+        components = {name: value / HIGHEST for name, value in values.items()}
+        value = sum(components.values()) / len(components)
+        return Reward(value=value, components=components, reason=self.explanation)
+
+
+def _read(choice: Mapping[str, Any], names: Sequence[str]) -> _Reply:
     reply = json_of(text_of(choice))
     listed: Any = reply.get("scores")
     if not isinstance(listed, list) or sorted(str(entry.get("criterion")) for entry in listed) != sorted(names):
         raise Unparsable(f"it does not score each of {', '.join(names)} once")
-    means = [mean / HIGHEST for _, mean in scores_of(choice, listed)]
-    components = {str(entry["criterion"]): mean for entry, mean in zip(listed, means, strict=True)}
-    return Reward(
-        value=sum(means) / len(means),
-        components={name: components[name] for name in names},
-        reason=str(reply.get("explanation") or ""),
+    scores = {str(entry["criterion"]): float(score_of(entry.get("score"))) for entry in listed}
+    shown = means(choice, "score", DIGITS, len(listed))
+    by_name = None if shown is None else dict(zip(scores, shown, strict=True))
+    return _Reply(
+        {name: scores[name] for name in names},
+        None if by_name is None else {name: by_name[name] for name in names},
+        str(reply.get("explanation") or ""),
     )

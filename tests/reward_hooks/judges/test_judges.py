@@ -37,6 +37,16 @@ async def test_the_conversation_is_said_once_and_the_rubric_comes_from_the_confi
 
 
 @anyio
+async def test_an_answer_whose_distribution_is_not_shown_is_compared_by_plain_scores(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    scripted.logprobs = True
+    scripted.replies = [JSONResponse(completion('{"scores": [{"criterion": "quality", "score": 7}]}'))]
+    rewards = await open_judge("pointwise").on_compute_relative_reward(TASK, answers(7.4, 7.4, 7.4), context())
+    assert [reward.value for reward in rewards] == [7 / 9] * 3
+
+
+@anyio
 async def test_scores_are_means_of_their_distribution_where_it_is_offered(
     scripted: ScriptedJudge, open_judge: OpenJudge
 ) -> None:
