@@ -178,8 +178,9 @@ async def check_requests_outlive_a_weight_sync(
 
     async def user(number: int) -> None:
         while not synced.is_set():
-            # of different lengths, so that they do not all end at the same moment, which may be that of the sync
-            tokens = 64 - 9 * number
+            # of different lengths, so that they do not all end at the same moment, which may be that of the sync; and
+            # long, for who asks may get a processor once the step is computed, and no sooner
+            tokens = 160 - 20 * number
             calls.append(await sample(client, ready, f"user {number}", max_tokens=tokens, ignore_eos=True))
 
     users = [asyncio.create_task(user(number)) for number in range(4)]
