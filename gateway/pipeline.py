@@ -415,6 +415,8 @@ async def _single(
             async with asyncio.timeout(within):
                 outcome = await single(training, incoming, patient=patient)
         except TimeoutError as exc:
+            if within is None:
+                raise
             raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
     route.stats.answers[Choice.SINGLE] += 1
     return outcome

@@ -107,9 +107,20 @@ class Server:
             self.tell("unsaved", {"step": done, "saved": saved})
 
     def start_engine(self) -> None:
+        """Start it, unless somebody has done so; of a server that answers late, it is asked again at the next call.
+
+        Raises:
+            UpFailedError: the server has not answered for :data:`START_DEADLINE`.
+        """
         assert self.client is not None
-        self.engine_asked = True
-        self.client.start_engine(wait=False)
+        try:
+            self.client.start_engine(wait=False)
+        except ConflictError:
+            pass  # the next status shows who was faster
+        except (UnavailableError, UpstreamError):
+            self._bear_silence()
+            return
+        self.engine_asked, self._silent_since = True, None
         self.watch.begin()
         log = self.plan.run_dir / "engine.log"
         self.tell("starting", {"name": "engine", "model": self.plan.job.model, "log": str(log)})
@@ -124,11 +135,7 @@ class Server:
         try:
             status = self.client.status()
         except (UnavailableError, UpstreamError):
-            # a busy server answers late, or once with an error of its own; _check notices a dead one
-            self._silent_since = self._silent_since or time.monotonic()
-            if time.monotonic() - self._silent_since > START_DEADLINE:
-                message = f"the {self.child.name} has not answered for {START_DEADLINE:.0f} s"
-                raise UpFailedError(message, self.child.last_lines(), self.child.log) from None
+            self._bear_silence()
             return
         self._silent_since = None
         try:
@@ -140,6 +147,13 @@ class Server:
                 message = f"{self.plan.name}: {exc.message}"
                 raise UpFailedError(message, exc.last_lines, exc.log, exc.exit_code) from exc
             raise
+
+    def _bear_silence(self) -> None:
+        """A busy server answers late, or once with an error of its own; a dead one is noticed elsewhere."""
+        self._silent_since = self._silent_since or time.monotonic()
+        if time.monotonic() - self._silent_since > START_DEADLINE:
+            message = f"the {self.child.name} has not answered for {START_DEADLINE:.0f} s"
+            raise UpFailedError(message, self.child.last_lines(), self.child.log)
 
     def _restart(self, client: SwarmClient, status: ServerStatus) -> None:
         """Start the engine again; the swarm server first waits for the end of all processes of the dead one."""

@@ -95,13 +95,12 @@ class ChatCall:
     @property
     def stops(self) -> list[str]:
         """The texts that end an answer."""
-        stop: Any = self.body.get("stop")
-        return [stop] if isinstance(stop, str) else list(stop or ())
+        return _stops(self.body)
 
     @property
     def holds_text(self) -> bool:
         """Whether vLLM holds the end of a text back until it knows that none of :attr:`stops` begins there."""
-        return max(map(len, self.stops), default=0) > 1 and not self.body.get("include_stop_str_in_output")
+        return _holds_text(self.body)
 
     def room(self, prompt_tokens: int) -> int:
         """The most tokens that an answer to a prompt of this length may have."""
@@ -178,7 +177,8 @@ def prepare(
         "model": engine_model,
         # an aborted answer is continued from them
         "return_token_ids": True,
-        "logprobs": wants.logprobs or (record and episode_type is not None),
+        # of a text that is held back, they alone say whether it ends within a character
+        "logprobs": wants.logprobs or (record and episode_type is not None) or (wants.stream and _holds_text(body)),
         # with null, vLLM would send no log-probabilities
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well
@@ -234,6 +234,16 @@ def prepare(
         not_text=not_text,
         left_out=not_as_asked(body, job, episode_type=episode_type),
     )
+
+
+def _stops(body: Mapping[str, Any]) -> list[str]:
+    stop: Any = body.get("stop")
+    return [stop] if isinstance(stop, str) else list(stop or ())
+
+
+def _holds_text(body: Mapping[str, Any]) -> bool:
+    longest = max((len(stop) for stop in _stops(body) if isinstance(stop, str)), default=0)
+    return longest > 1 and not body.get("include_stop_str_in_output")
 
 
 def _has_prompt(body: Mapping[str, Any]) -> bool:

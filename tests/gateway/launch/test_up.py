@@ -7,18 +7,19 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import psutil
 import pytest
 
 from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
-from gateway.launch.servers import with_servers
+from gateway.launch.servers import Server, with_servers
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.client import SwarmClient
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, ConflictError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.serve import bind, free_port
 from swarm.job import TrainJob
 from swarm.status import MAX_RESTARTS
@@ -167,9 +168,35 @@ def test_an_engine_that_is_given_up_ends_it_with_the_reason(tmp_path: Path, scri
 
 def test_a_server_that_dies_of_a_command_is_no_mistake_in_the_file(tmp_path: Path) -> None:
     run = Run("server-dies-first", tmp_path)
-    with pytest.raises(UpFailedError, match="no swarm server answers") as caught:
+    with pytest.raises(UpFailedError, match="the swarm server ended with exit code 1") as caught:
         run()
     assert caught.value.exit_code == 1 and run.kinds[-1] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (ConflictError("it boots already", code="engine_not_offline"), [True]),
+        (UnavailableError("no answer within 10 s"), [False, True]),
+        (UpstreamError("HTTP 500"), [False, True]),
+    ],
+)
+def test_an_engine_that_somebody_started_and_a_server_that_is_late_end_nothing(
+    tmp_path: Path, error: SwarmGatewayError, asked: list[bool]
+) -> None:
+    # while incumbents boot, the servers are there for anybody
+    errors, events, child = [error], list[str](), cast("Any", None)
+    server = Server(server_plan(tmp_path), child, lambda kind, _: events.append(kind), 0.01)
+
+    def start_engine(*, wait: bool) -> None:
+        if errors:
+            raise errors.pop()
+
+    server.client = cast("Any", SimpleNamespace(start_engine=start_engine))
+    for expected in asked:
+        server.start_engine()
+        assert server.engine_asked is expected
+    assert events == ["starting"]
 
 
 def test_an_engine_that_a_client_stopped_is_left_to_it(tmp_path: Path) -> None:

@@ -310,6 +310,18 @@ async def test_what_a_stop_text_holds_back_is_not_lost_without_a_word(rig: Rig, 
     assert "quarantined" in (await episode.end())["error"]
 
 
+async def test_a_stream_with_stop_texts_that_nobody_records_goes_on(rig: Rig) -> None:
+    # its text is held back, so that log-probabilities alone say where a character ends
+    cut = chat_chunk({"delta": {"content": "so far"}, "token_ids": [5], "logprobs": entries([5], ["so far"])})
+    rig.vllm.script.append(streamed(role_chunk(), cut, token_chunk([], "abort"), usage_chunk(1)))
+    rig.vllm.default = streamed(completion_chunk([7], "stop"), usage_chunk(1, len(PROMPT) + 1))
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "stop": ["END"]}
+    answer = await rig.client.post("/v1/chat/completions", json=body)
+    assert rig.vllm.requests[0][1]["logprobs"] is True
+    assert '"finish_reason":"stop"' in answer.text and "error" not in answer.text, answer.text
+    assert '"logprobs":{' not in answer.text, "nobody asked for them"
+
+
 async def test_half_a_character_is_not_continued(rig: Rig) -> None:
     """vLLM has no text for the tokens of half a character, and gives that of the whole prompt with the other half to
     who samples on after it."""
