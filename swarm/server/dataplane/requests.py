@@ -238,12 +238,13 @@ def prepare(
 
 def _stops(body: Mapping[str, Any]) -> list[str]:
     stop: Any = body.get("stop")
-    return [stop] if isinstance(stop, str) else list(stop or ())
+    # vLLM refuses what is none of these
+    texts = [stop] if isinstance(stop, str) else cast("list[Any]", stop) if isinstance(stop, list) else []
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _holds_text(body: Mapping[str, Any]) -> bool:
-    longest = max((len(stop) for stop in _stops(body) if isinstance(stop, str)), default=0)
-    return longest > 1 and not body.get("include_stop_str_in_output")
+    return max(map(len, _stops(body)), default=0) > 1 and not body.get("include_stop_str_in_output")
 
 
 def _has_prompt(body: Mapping[str, Any]) -> bool:
