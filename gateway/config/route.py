@@ -12,14 +12,14 @@ import re
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
-from swarm.client.wire import parse_server_url, parse_token
+from swarm.client.wire import parse_server_token, parse_server_url, parse_token
 from swarm.errors import ConfigError
 from swarm.packs import required
 from swarm.types import Model
@@ -321,14 +321,14 @@ class RouteSettings(Model):
     @model_validator(mode="before")
     @classmethod
     def _token_out_of_the_address(cls, data: Any) -> Any:
-        """The token in ``http://x:TOKEN@host`` becomes the ``swarm_token``, unless there is one: an address is told in
-        errors, and whoever asked with it would have the token."""
+        """Move the token of ``http://x:TOKEN@host`` to ``swarm_token``, unless that is given: errors quote the address,
+        and a reader of one would have the token."""
         address = data.get("swarm_url") if isinstance(data, dict) else None
-        parts = urlsplit(address) if isinstance(address, str) else None
-        if parts is None or parts.password is None:
+        if not isinstance(address, str) or (token := parse_server_token(address)) is None:
             return data
+        parts = urlsplit(address)
         bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        return {**data, "swarm_url": bare, "swarm_token": data.get("swarm_token") or unquote(parts.password)}
+        return {**data, "swarm_url": bare, "swarm_token": data.get("swarm_token") or token}
 
     @model_validator(mode="after")
     def _reaches_a_server(self) -> Self:

@@ -131,7 +131,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
         except (UnavailableError, UpstreamError) as exc:
             # one that is late or dies of a command is no mistake of the user's: another start may find it well
             log = plan.servers[0].run_dir / "logs" / "swarm.log"
-            raise UpFailedError(f"a swarm server does not do what it is told: {exc.message}", [], log) from exc
+            raise UpFailedError(f"a swarm server failed: {exc.message}", [], log) from exc
         finally:
             try:
                 up.stop()

@@ -53,8 +53,8 @@ class StageFollower:
         return self._stages.get((route, incumbent))
 
     def look(self, changes: int, stages: Iterable[ServingStage], *, on_disk: bool) -> None:
-        """Take the stages from a status of the server, unless they are older than the copy, or not ``on_disk``: a death
-        of the server may undo what is not, and the long poll brings it once it is."""
+        """Take the stages from a status of the server, unless they are older than the copy, or not ``on_disk``. A death
+        of the server may undo moves that are not on disk; the long poll brings such a move once it is there."""
         if on_disk and changes >= self._changes > 0:
             # a status is for readers and lacks the salts
             salts = {key: stage.salt for key, stage in self._stages.items()}

@@ -220,8 +220,8 @@ class EpisodeRequests:
         may_hold: bool = True,
     ) -> tuple[int, list[ServingStage]]:
         """See :meth:`Stages.follow`; how many changes there were and the stages, at the first change after
-        ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes, but
-        for a lower share, which is heard of also while the disk is full."""
+        ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes. A
+        lower share is returned at once, also while the disk is full."""
         stages = self.run.pool.stages
         stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()

@@ -43,8 +43,8 @@ class Stages:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.
         changed: notified then.
-        waits_for_disk: the last of ``changes`` that nobody follows before it is on disk. A lower share is heard of
-            at once: should a death undo it, the challenger answers as before.
+        waits_for_disk: the number in ``changes`` of the last move that gateways follow only once it is on disk. They
+            follow a lower share at once: should a death undo it, the challenger answers as before.
         job: pairs of another model, or of groups of another size, move nothing.
     """
 

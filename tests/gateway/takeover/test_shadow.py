@@ -328,9 +328,9 @@ async def test_answers_that_fail_are_the_challengers(
     assert not swarm.open_episodes and not swarm.ends
 
 
-async def test_while_nothing_trains_both_are_compared_all_the_same(
-    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
-) -> None:
+def needs_no_groups(swarm: Swarm) -> None:
+    """Its batch waits, so that it grants no group, and answers untrained."""
+
     async def answer(request: Request) -> Response:
         return as_one([said("one two")] * int(request.headers["x-swarm-samples"]))
 
@@ -340,6 +340,12 @@ async def test_while_nothing_trains_both_are_compared_all_the_same(
 
     swarm.app.router.routes.insert(0, Route("/claim_group", none_needed, methods=["POST"]))
     swarm.app.router.routes.append(Route(CHAT, answer, methods=["POST"]))
+
+
+async def test_while_nothing_trains_both_are_compared_all_the_same(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    needs_no_groups(swarm)
     async with open_gateway(**serve(upstream), reward=JUDGE) as http:
         await ask(http)
         await swarm.until(lambda: pairs_of(swarm))

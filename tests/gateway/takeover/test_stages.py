@@ -13,17 +13,16 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
 from swarm.evidence.pairs import Pair
-from swarm.protocol import BATCH_WAITS
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, Http, OpenGateway, ask, gateway_before, serving, write_hooks
-from tests.gateway.takeover.test_shadow import became, known, pairs_of, serve
-from tests.standins.swarm import Swarm, as_one, by_number, error, hanging, said, streamed
+from tests.gateway.takeover.test_shadow import became, known, needs_no_groups, pairs_of, serve
+from tests.standins.swarm import Swarm, by_number, error, hanging, said, streamed
 from tests.standins.upstream import CHAT, Upstream
 from tests.standins.vllm import chat_chunk
 
@@ -148,15 +147,7 @@ async def test_answers_that_go_out_before_they_are_judged_are_compared_too(
 async def test_while_a_batch_waits_they_are_compared_all_the_same(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
-    async def answer(request: Request) -> Response:
-        return as_one([said("one two")] * int(request.headers["x-swarm-samples"]))
-
-    async def none_needed(request: Request) -> Response:
-        client = (await request.json())["client_uuid"]
-        return JSONResponse({"success": False, "client_uuid": client, "fail_cause": BATCH_WAITS})
-
-    swarm.app.router.routes.insert(0, Route("/claim_group", none_needed, methods=["POST"]))
-    swarm.app.router.routes.append(Route(CHAT, answer, methods=["POST"]))
+    needs_no_groups(swarm)
     async with open_gateway(**serve(upstream, stage="live", watch_share=1), policy="first", reward=REWARD) as http:
         await known(http, "live")
         response = await ask(http)
