@@ -1,10 +1,11 @@
-"""That nothing is left of what a test started."""
+"""The processes that a test started, and that nothing is left of them."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -34,3 +35,21 @@ def nothing_left_behind(seconds: float = 0.0) -> Generator[None]:
                 one.kill()
             # what failed in the block is the reason, and is not to be hidden by what it left
             assert failed or not told, f"left behind: {told}"
+
+
+def children(*words: str, of: int | None = None) -> dict[psutil.Process, list[str]]:
+    """The living children of this process, or of the process ``of``, that have these words in their command; each with
+    its command.
+    """
+    commands: dict[psutil.Process, list[str]] = {}
+    deadline = time.monotonic() + 30
+    for child in psutil.Process(of).children():
+        # any of them may end between two looks
+        with suppress(psutil.NoSuchProcess):
+            # `exec` writes the command last
+            while not (command := child.cmdline()):
+                assert time.monotonic() < deadline, child
+                time.sleep(0.001)
+            if set(words) <= set(command):
+                commands[child] = command
+    return commands

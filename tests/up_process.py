@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.engine.engine_process import processes_with
+from tests.processes import children
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -90,9 +91,8 @@ class Up:
 
     def child(self, *words: str) -> psutil.Process:
         """The only process that it started with these words in its command."""
-        children = psutil.Process(self.process.pid).children()
-        [found] = [child for child in children if set(words) <= set(child.cmdline())]
-        return found
+        [child] = children(*words, of=self.process.pid)
+        return child
 
     def interrupt(self) -> int:
         """One Ctrl-C; the exit code."""

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import yaml
 
 from gateway.keys.store import KeyFile
@@ -35,6 +34,7 @@ from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import REWARD
 from tests.kill.going_on import free_ports
 from tests.kill.up import ENGINE_VARIABLE
+from tests.processes import children
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.standins.spelling import INVENTED, REFUSED, TRAINED, read, spelled
 from tests.up_process import COMMAND, Up
@@ -180,9 +180,8 @@ class Storm:
 
     def _kill(self, victim: str) -> None:
         self.kills[victim] += 1
-        for child in psutil.Process(self._up.process.pid).children():
-            if set(VICTIMS[victim]) <= set(child.cmdline()):
-                child.kill()
+        for child in children(*VICTIMS[victim], of=self._up.process.pid):
+            child.kill()
         if victim == "gateway":
             self._up.expect("gateway_recovered", _START_SECONDS)
             return

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -23,7 +22,7 @@ from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
 from tests.kill.going_on import free_ports
-from tests.processes import nothing_left_behind
+from tests.processes import children, nothing_left_behind
 
 pytestmark = pytest.mark.slow
 
@@ -101,18 +100,8 @@ class Site:
             time.sleep(0.02)
 
     def running(self) -> list[str]:
-        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        names = [flag for child in children if "serve" in (command := _command(child)) for flag in command]
-        return sorted(name.replace("--name=", "incumbent ") for name in names if name.startswith("--name="))
-
-
-def _command(child: psutil.Process) -> list[str]:
-    """A process that has only just begun has no command for a moment: ``exec`` writes it last."""
-    deadline = time.monotonic() + 30
-    while not (command := child.cmdline()):
-        assert time.monotonic() < deadline and child.status() != psutil.STATUS_ZOMBIE, child
-        time.sleep(0.001)
-    return command
+        flags = [flag for command in children("serve").values() for flag in command]
+        return sorted(flag.replace("--name=", "incumbent ") for flag in flags if flag.startswith("--name="))
 
 
 @pytest.fixture(autouse=True)
@@ -269,9 +258,8 @@ def test_a_recalled_version_answers_on_where_the_incumbent_before_died_while_its
         site.stages = [site.stage("tiny, version 2")]
         site.until(lambda: site.told("succeeded"))
         (tmp_path / "serves").unlink()
-        for child in psutil.Process().children():
-            if f"--port={site.plan.incumbents[0].port}" in _command(child):
-                child.kill()
+        for child in children(f"--port={site.plan.incumbents[0].port}"):
+            child.kill()
         site.until(lambda: site.running() == ["incumbent tiny"])
         site.stages = [site.stages[0].model_copy(update={"recalled": True})]
         # it is started again, and nobody asks it before it serves

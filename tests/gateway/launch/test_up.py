@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
-import psutil
 import pytest
 
 from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
@@ -26,7 +25,7 @@ from swarm.status import MAX_RESTARTS
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
 from tests.kill.invariants import lines
-from tests.processes import nothing_left_behind
+from tests.processes import children, nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -396,9 +395,8 @@ def test_a_gateway_that_was_killed_comes_back_at_its_address_and_training_goes_o
         with SwarmClient(urls["swarm server"], run.plan.private_token, run.plan.client_name) as swarm:
             for _ in range(16 // JOB.num_repeat):
                 swarm.claim_group(JOB.num_repeat)
-        gateways = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
-        assert len(gateways) == 1
-        gateways[0].kill()
+        [gateway] = children("serve")
+        gateway.kill()
 
     def recovered(values: dict[str, Any]) -> None:
         body = {"messages": [{"role": "user", "content": "hello"}]}
@@ -436,7 +434,7 @@ def test_an_incumbent_answers_before_the_engine_starts_and_is_started_again_when
 
     def ready(values: dict[str, Any]) -> None:
         assert "incumbent_recovered" in run.kinds
-        [incumbent] = [child for child in psutil.Process().children() if "models" in child.cmdline()]
+        [incumbent] = children("models")
         incumbent.kill()
 
     port = free_port()
