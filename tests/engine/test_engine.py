@@ -28,6 +28,8 @@ pytest.importorskip("verl", reason="needs the cpu extra")
 
 BOOT_TIMEOUT = 600.0
 STEP_TIMEOUT = 180.0
+#: Tokens of which vLLM samples fewer while a step is computed.
+LONGEST_ANSWER = 512
 FIXED = [10, 20, 30, 40, 50, 60, 70, 80]
 
 
@@ -179,8 +181,8 @@ async def check_requests_outlive_a_weight_sync(
     async def user(number: int) -> None:
         while not synced.is_set():
             # of different lengths, so that they do not all end at the same moment, which may be that of the sync; and
-            # long, for who asks may get a processor once the step is computed, and no sooner
-            tokens = 160 - 20 * number
+            # longer than a step, for who asks may get a processor once the step is computed, and no sooner
+            tokens = LONGEST_ANSWER - 64 * number
             calls.append(await sample(client, ready, f"user {number}", max_tokens=tokens, ignore_eos=True))
 
     users = [asyncio.create_task(user(number)) for number in range(4)]
@@ -201,7 +203,10 @@ async def check_requests_outlive_a_weight_sync(
             (await served_logprobs(client, following, ids))[answered],
         )
         sampled = call.logprobs.tolist()
-        fits = [n for n in range(len(sampled) + 1) if distance([*old[:n], *new[n:]], sampled) < TOLERANCE]
+        of_old, of_new = (
+            [distance([a], [b]) < TOLERANCE for a, b in zip(of, sampled, strict=True)] for of in (old, new)
+        )
+        fits = [n for n in range(len(sampled) + 1) if all(of_old[:n]) and all(of_new[n:])]
         assert fits, "its tokens are of neither weights, or of both by turns"
         # vLLM does not know what it had not taken up at the sync
         assert min(told.get(call.call_id, {}).get(0, 0), len(sampled)) in fits, (fits, told)
@@ -214,7 +219,7 @@ async def test_trains_what_was_sampled_and_serves_what_was_trained(
     model: Path, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     before = segments()
-    job = make_job(model, save_freq=2)
+    job = make_job(model, save_freq=2, max_response_length=LONGEST_ANSWER)
     async with EngineProcess(job, tmp_path / "run") as engine:
         ready = await engine.expect(RolloutReady, BOOT_TIMEOUT)
         assert engine.config["actor_rollout_ref"]["rollout"]["n"] == 4

@@ -15,6 +15,7 @@ from swarm.link.messages import BatchReady, Goodbye, RolloutReady, StepDone
 from tests.engine.engine_process import TOLERANCE, EngineProcess
 from tests.engine.test_engine import (
     BOOT_TIMEOUT,
+    LONGEST_ANSWER,
     STEP_TIMEOUT,
     check_requests_outlive_a_weight_sync,
     distance,
@@ -57,6 +58,7 @@ async def test_users_are_answered_with_the_adapter_that_is_trained(tmp_path: Pat
         lora={"rank": 4},
         lr=1e-2,
         save_freq=2,
+        max_response_length=LONGEST_ANSWER,
         overrides={
             "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": "tests.engine.counted_sync.CountedSync"
         },
