@@ -272,7 +272,7 @@ class KeptGroups(GroupWatcher):
 
 
 def _kept(group: WatchedGroup) -> KeptGroup:
-    caller, body = group.incoming.caller, group.incoming.call.body
+    caller, call = group.incoming.caller, group.incoming.call
     versions = [candidate.policy_version for candidate in group.candidates if candidate.policy_version is not None]
     return KeptGroup(
         id=group.group_id,
@@ -282,8 +282,8 @@ def _kept(group: WatchedGroup) -> KeptGroup:
         session=group.session,
         request_id=group.incoming.request_id,
         notes=group.notes,
-        prompt=[_cut(without_secrets(message)) for message in body.get("messages") or ()],
-        tools=len(body.get("tools") or ()),
+        prompt=[_cut(without_secrets(message)) for message in call.messages],
+        tools=len(call.body.get("tools") or ()),
         policy=max(versions, default=None),
     )
 

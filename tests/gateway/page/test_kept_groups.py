@@ -105,7 +105,7 @@ def watched(
     name: str, *rewards: float, user: str = "", feedback: Feedback | None = None, indices: tuple[int, ...] = ()
 ) -> WatchedGroup:
     caller = SimpleNamespace(label="shop", key_id="k")
-    call = SimpleNamespace(body={"messages": [{"role": "user", "content": f"prompt of {name}"}]})
+    call = SimpleNamespace(body={}, messages=[{"role": "user", "content": f"prompt of {name}"}])
     incoming = cast("Any", SimpleNamespace(caller=caller, call=call, request_id=f"req-{name}"))
     candidates = [
         Candidate(index=place, message={"role": "assistant", "content": "text"}, feedback=feedback)

@@ -194,6 +194,15 @@ async def test_texts_that_may_not_be_kept_are_not_shown(site: Site, swarm: Swarm
     assert await (await site.visit("look")).groups() == []
 
 
+async def test_a_raw_prompt_is_shown_and_found_by_its_words(site: Site) -> None:
+    body = {"model": "tiny", "prompt": "once upon a time", "max_tokens": 8}
+    answer = await site.http.post("/v1/completions", json=body, headers={"x-api-key": site.keys["app"]})
+    assert answer.status_code == 200, answer.text
+    visitor = await site.visit("look")
+    found = (await visitor.get("/groups?words=upon"))["groups"]
+    assert [row["prompt"] for row in found] == ["once upon a time"]
+
+
 async def test_secrets_are_removed(site: Site, swarm: Swarm) -> None:
     secret = "sk-abcdefghijklmnopqrstuvwxyz"
     swarm.answer = lambda body, number: said(f"use {secret} {'x ' * number}")
