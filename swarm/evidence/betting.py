@@ -72,8 +72,9 @@ class Wealth:
         return self.log_evidence >= -math.log(alpha)
 
 
-def interval(values: Iterable[float], alpha: float) -> Interval:
-    """The mean of ``values``, each in [-1, 1], and the means that they do not refute, each side at ``alpha / 2``.
+def interval(values: Iterable[float], below: float, above: float) -> Interval:
+    """The mean of ``values``, each in [-1, 1], and the means that they do not refute: those below the low end are
+    refuted at ``below``, those above the high end at ``above``, and the interval errs by chance in at most the sum.
 
     The ends are on a grid of step ``1 / GRID``, and values are rounded, so that the interval can only be wider; without
     values they are -1 and 1.
@@ -86,7 +87,7 @@ def interval(values: Iterable[float], alpha: float) -> Interval:
     if not total:
         return Interval(0.0, -1.0, 1.0)
     mean = math.fsum(value * times for value, times in counts.items()) / total
-    return Interval(mean, _low(counts, alpha / 2, 1), -_low(counts, alpha / 2, -1))
+    return Interval(mean, _low(counts, below, 1), -_low(counts, above, -1))
 
 
 def _low(counts: Counter[float], alpha: float, sign: int) -> float:

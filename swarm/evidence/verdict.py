@@ -49,7 +49,9 @@ class Verdict(Model):
     Attributes:
         finding: in one word.
         promotable: whether the challenger may take the incumbent's place.
-        difference, low, high: mean difference of the rewards of live requests, and its interval at ``1 - alpha``.
+        difference, low, high: mean difference of the rewards of live requests, and the ends of its interval, where the
+            tests turn: what is below ``low`` is refuted at alpha, as a promotion asks, what is above ``high`` at the
+            reward's part of an alarm. So no "better" and no "worse" has an interval on both sides of 0.
         requests: live ones that both sides answered and somebody judged.
         unjudged: requests, those of suites included, that lack a judgement.
         rated: answers of the challenger and of the incumbent that users rated.
@@ -81,6 +83,7 @@ class _Reward:
     """The tests of one suite's reward, or of that of live requests."""
 
     def __init__(self, rules: GateRules) -> None:
+        self._margin = rules.margin
         #: how often each came, to four digits: an interval needs no more, and any number of them takes little memory
         self.differences: Counter[float] = Counter()
         self._not_worse = Wealth(-rules.margin)
@@ -100,6 +103,19 @@ class _Reward:
         if self._better.refutes(alpha):
             return "better"
         return "not_worse" if self._not_worse.refutes(alpha) else "undecided"
+
+    def around(self, finding: Finding, alpha: float, alarm: float) -> Interval:
+        """The mean difference between the ends that :meth:`finding` has proven; elsewhere they are on a grid."""
+        mean, low, high = interval(self.differences, alpha, alarm)
+        match finding:
+            case "better":
+                return Interval(mean, max(low, 0.0), high)
+            case "not_worse":
+                return Interval(mean, max(low, -self._margin), high)
+            case "worse":
+                return Interval(mean, low, min(high, 0.0))
+            case "undecided":
+                return Interval(mean, low, high)
 
 
 class _Sides:
@@ -265,7 +281,7 @@ class PairedEvidence:
         finding = findings[""]
         if guards or "worse" in suites.values():
             finding = "worse"
-        around = interval(live.differences, rules.alpha)
+        around = live.around(findings[""], rules.alpha, self.budget[REWARD])
         sentence = "; ".join(
             part
             for part in (

@@ -55,20 +55,20 @@ def test_who_refutes_a_mean_refutes_all_below_it(values: list[float], low: float
 def test_the_order_of_values_is_irrelevant(values: list[float], order: random.Random) -> None:
     shuffled = order.sample(values, len(values))
     assert wealth_of(shuffled).log_evidence == pytest.approx(wealth_of(values).log_evidence, abs=1e-9)
-    assert interval(shuffled, 0.05) == interval(values, 0.05)
+    assert interval(shuffled, 0.05, 0.05) == interval(values, 0.05, 0.05)
 
 
 @given(values=MANY)
 def test_an_interval_holds_its_mean_and_is_the_mirror_of_the_mirrored_values(values: list[float]) -> None:
-    mean, low, high = interval(values, 0.05)
+    mean, low, high = interval(values, 0.025, 0.025)
     assert -1 <= low <= mean <= high <= 1
-    mirrored = interval([-value for value in values], 0.05)
+    mirrored = interval([-value for value in values], 0.025, 0.025)
     assert (mirrored.low, mirrored.high) == (-high, -low)
 
 
 @given(values=st.lists(VALUES, min_size=1, max_size=40))
 def test_the_ends_of_an_interval_are_where_the_evidence_crosses(values: list[float]) -> None:
-    low = interval(values, 0.1).low
+    low = interval(values, 0.05, 0.01).low
     assert low == -1 or wealth_of([min(1.0, value + 1e-9) for value in values], low).refutes(0.05)
     # values are rounded to a fifth of a step
     assert low + 2 / GRID >= 1 or not wealth_of(values, low + 2 / GRID).refutes(0.05)
@@ -76,9 +76,9 @@ def test_the_ends_of_an_interval_are_where_the_evidence_crosses(values: list[flo
 
 def test_a_smaller_chance_of_error_widens_the_interval() -> None:
     values = [0.3, 0.5, -0.1, 0.4] * 20
-    wide, narrow = interval(values, 0.01), interval(values, 0.2)
+    wide, narrow = interval(values, 0.01, 0.01), interval(values, 0.1, 0.1)
     assert wide.low < narrow.low < narrow.mean < narrow.high < wide.high
-    assert interval([], 0.05) == (0.0, -1.0, 1.0)
+    assert interval([], 0.05, 0.05) == (0.0, -1.0, 1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.01, -1.01])
@@ -86,7 +86,7 @@ def test_what_is_no_difference_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="paired difference"):
         Wealth().add(value)
     with pytest.raises(ValueError):
-        interval([value], 0.05)
+        interval([value], 0.05, 0.05)
 
 
 @pytest.mark.parametrize("most", [-1.0, 1.0, math.nan])

@@ -67,6 +67,21 @@ def test_little_is_not_decided() -> None:
     assert found.sentence == f"not decided: -0.05 [{found.low:.2f}, {found.high:.2f}] in 2 requests"
 
 
+@settings(deadline=None)
+@given(mean=st.sampled_from([-0.4, -0.05, 0.0, 0.05, 0.4]), width=st.floats(0, 0.5), seed=st.integers(0, 2**32))
+def test_what_is_proven_and_the_interval_never_contradict_each_other(mean: float, width: float, seed: int) -> None:
+    chance, evidence = random.Random(seed), PairedEvidence(TERMS)
+    for _ in range(60):
+        evidence.add(pair(min(1.0, max(0.0, 0.5 + mean + width * (2 * chance.random() - 1)))))
+        now = evidence.verdict()
+        assert -1 <= now.low <= now.difference <= now.high <= 1
+        assert (now.low >= 0) >= (now.finding == "better")
+        assert (now.low >= -TERMS.rules.margin) >= (now.finding == "not_worse")
+        assert (now.high <= 0) >= (now.finding == "worse")
+        assert (now.low <= 0 <= now.high) >= (now.finding in ("undecided", "not_worse"))
+        assert now.finding not in ("better", "worse") or "-" not in now.sentence.partition(",")[0]
+
+
 def test_each_protected_suite_must_be_not_worse_by_itself() -> None:
     terms = TERMS.model_copy(update={"suites": ("sums", "letters")})
     live = [pair(0.8, terms=terms) for _ in range(100)]
