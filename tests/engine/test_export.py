@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from swarm.client import SwarmClient
 from tests.engine import tiny_model
 from tests.engine.engine_process import DEVICE, LEARNING_RATE, TOLERANCE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS, command
+from tests.ports import free_ports
 from tests.up_process import Up, Users
 
 pytest.importorskip("verl", reason="needs the cpu extra")
@@ -104,8 +104,7 @@ def served(up: Up, model: str) -> Said:
 def vllm_serve(model: Path, folder: Path) -> Generator[str]:
     from adapters.verl.cpu import cpu_environment
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     # vLLM rounds float32 to bf16 unless it is told
     options = ["--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256"]
     with (folder / "vllm.log").open("wb") as log:

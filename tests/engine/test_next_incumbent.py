@@ -18,11 +18,11 @@ import yaml
 from gateway.launch.plan import COMMAND
 from swarm.checkpoints import kept_steps
 from swarm.client import SwarmClient
-from swarm.http.serve import free_port
 from swarm.protocol import PromotePolicyRequest
 from tests.engine import tiny_model
 from tests.engine.engine_process import DEVICE
 from tests.engine.test_gateway_loop import ASK, HOOKS, READY_SECONDS, STEP_SECONDS
+from tests.ports import free_ports
 from tests.up_process import Up, Users
 
 pytestmark = [
@@ -51,7 +51,7 @@ def test_a_promoted_challenger_is_served_as_the_next_incumbent(tmp_path: Path, b
     if beside:
         job |= {"lora": {"rank": 4}, "lr": 1e-3}
     else:
-        incumbent |= {"model": "tiny", "port": free_port()}
+        incumbent |= {"model": "tiny", "port": free_ports(1)[0]}
     serve = {
         "incumbent": incumbent,
         "watch_share": 1.0,

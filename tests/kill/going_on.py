@@ -42,6 +42,7 @@ from tests.kill.invariants import (
     wrong_counts,
 )
 from tests.kill.up import ENGINE_VARIABLE
+from tests.ports import free_ports
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.up_process import COMMAND, ROOT, Up, Users
 
@@ -383,12 +384,3 @@ def steps_twice(seen: Witnesses) -> list[str]:
     wrong = [f"batch {batch_id} has {count} recorded steps" for batch_id, count in recorded.items() if count > 1]
     trained = {row["batch_id"] for row in seen.episodes.values() if row["state"] == EpisodeState.TRAINED}
     return wrong + [f"episodes of batch {one} count as trained without a step" for one in trained - recorded.keys()]
-
-
-def free_ports(count: int) -> list[int]:
-    """So many that nobody listens at now."""
-    held = [bind("127.0.0.1", 0) for _ in range(count)]
-    ports: list[int] = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports

@@ -28,7 +28,7 @@ from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import REWARD, Rig, ask_here, running, until, until_async
 from tests.gateway.resilience.users import Answer, Ask, ask
 from tests.gateway.resilience.watching import GatewayProcess, gateway_process
-from tests.kill.going_on import free_ports
+from tests.ports import free_ports
 from tests.standins.upstream import CHAT
 from tests.standins.vllm import listening
 

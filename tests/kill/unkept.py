@@ -32,8 +32,8 @@ from swarm.server.journal.schema import reading
 from swarm.tokens import TrainBatch
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import REWARD
-from tests.kill.going_on import free_ports
 from tests.kill.up import ENGINE_VARIABLE
+from tests.ports import free_ports
 from tests.processes import children
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.standins.spelling import INVENTED, REFUSED, TRAINED, read, spelled

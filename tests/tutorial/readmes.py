@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.experiment import free_ports
 from typer.main import get_command
 
 from gateway.cli.root import app
+from tests.ports import free_ports
 
 #: of one command: a machine with other work takes long
 SECONDS = 400.0

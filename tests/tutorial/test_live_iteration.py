@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-from study.experiment import free_ports
 
 from swarm.client import SwarmClient
 from swarm.status import ServerStatus
 from tests.engine import tiny_model
+from tests.ports import free_ports
 from tests.tutorial.readmes import commands, run, running
 
 SECONDS = 400.0

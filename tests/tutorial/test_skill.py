@@ -13,10 +13,10 @@ import pytest
 import yaml
 from anyio.from_thread import start_blocking_portal
 from openai import OpenAI
-from study.experiment import free_ports
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
+from tests.ports import free_ports
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import listening
 from tests.tutorial.readmes import SECONDS, commands, run, running

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from swarm.importer import load_attribute
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -108,8 +109,7 @@ def test_how_long_a_step_waits_for_running_episodes_is_an_option(tmp_path: Path)
 
 
 def test_servers_on_other_ports_have_run_folders_of_their_own(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    [port] = free_ports(1)
     with launched(tmp_path, "--swarm-port=0") as first, launched(tmp_path, f"--swarm-port={port}") as second:
         assert told(first) != told(second)
         assert {path.name for path in (tmp_path / "runs").iterdir()} == {"default", str(port)}

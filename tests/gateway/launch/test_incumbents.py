@@ -21,7 +21,7 @@ from gateway.launch.successors import Successor, read_successors, with_successor
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
-from tests.kill.going_on import free_ports
+from tests.ports import free_ports
 from tests.processes import children, nothing_left_behind
 
 pytestmark = pytest.mark.slow
@@ -107,6 +107,7 @@ class Site:
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incumbents, "_LOOK", 0.02)
+    monkeypatch.setattr(incumbents, "free_port", lambda: free_ports(1)[0])
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.client import SwarmClient
 from swarm.errors import ConfigError, ConflictError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.http.serve import bind, free_port
+from swarm.http.serve import bind
 from swarm.job import TrainJob
 from swarm.status import MAX_RESTARTS
 from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.rig import JOB, REWARD
 from tests.kill.invariants import lines
+from tests.ports import free_ports
 from tests.processes import children, nothing_left_behind
 from tests.standins.engine import FOLDER_VARIABLE
 
@@ -437,7 +438,7 @@ def test_an_incumbent_answers_before_the_engine_starts_and_is_started_again_when
         [incumbent] = children("models")
         incumbent.kill()
 
-    port = free_port()
+    [port] = free_ports(1)
     run = Run("steps", tmp_path, listening=listening, incumbent_recovered=recovered, ready=ready)
     incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",), ("default",))
     run.plan = replace(run.plan, incumbents=(incumbent,))

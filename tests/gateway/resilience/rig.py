@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,6 +23,7 @@ from tests.gateway.conftest import write_hooks
 from tests.gateway.resilience.watching import GatewayProcess, gateway_process
 from tests.kill.harness import kill, kill_engine
 from tests.kill.invariants import lines
+from tests.ports import free_ports
 from tests.standins import engine
 from tests.standins.swarm import said, streamed
 from tests.standins.upstream import CHAT, Upstream
@@ -229,8 +229,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def running(folder: Path, job: TrainJob = JOB) -> AsyncGenerator[Rig]:
     """A swarm server whose engine rolls; all of it is gone after the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    [port] = free_ports(1)
     rig = Rig(folder, port)
     try:
         await rig.start_server()

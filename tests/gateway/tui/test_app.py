@@ -24,6 +24,7 @@ from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.tui.conftest import watching
+from tests.ports import free_ports
 from tests.standins.swarm import Swarm, error
 from tests.standins.vllm import listening, plain
 from tests.swarm.server import conftest as server
@@ -160,7 +161,7 @@ async def test_a_table_stays_where_it_is_scrolled_to() -> None:
 
 
 @asynccontextmanager
-async def swarm_server(run_dir: Path, port: int = 0) -> AsyncGenerator[str]:
+async def swarm_server(run_dir: Path, port: int) -> AsyncGenerator[str]:
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(ServerConfig(port=port, run_dir=run_dir), on_ready=url.set_result))
     try:
@@ -172,7 +173,8 @@ async def swarm_server(run_dir: Path, port: int = 0) -> AsyncGenerator[str]:
 
 
 async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_path: Path) -> None:
-    async with swarm_server(tmp_path) as url:
+    [port] = free_ports(1)
+    async with swarm_server(tmp_path, port) as url:
         watch = watching([url])
         screen = await watch.__aenter__()
         try:
@@ -184,7 +186,7 @@ async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_pa
         await screen.shows("the swarm server does not answer", "! AWAY", "the data below is", "○ OFFLINE")
         await screen.says(f"no swarm server answers at {url}")
         await screen.until(lambda _: screen.app.pollers[0].failures >= 3)
-        async with swarm_server(tmp_path, int(url.rpartition(":")[2])):
+        async with swarm_server(tmp_path, port):
             await screen.press("r")
             await screen.shows("the swarm server answers", "○ OFFLINE", "answers again, after")
             await screen.until(lambda text: "! AWAY" not in text)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from reward_hooks import HookRunner, Hooks, load_hooks
 from reward_hooks.judges import Endpoint, JudgeClient, load_judge, make_judge, metered
 from swarm.errors import ConfigError, HookError
-from swarm.http.serve import bind
+from tests.ports import free_ports
 from tests.reward_hooks.judges.conftest import OpenJudge
 from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answer, answers, completion, context, judging
 
@@ -92,8 +92,7 @@ async def test_each_failure_is_an_error_with_its_reason(
 
 
 async def test_an_unreachable_judge_is_an_error_after_all_tries() -> None:
-    with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
+    [port] = free_ports(1)
     endpoint = {"base_url": f"http://127.0.0.1:{port}/v1", "attempts": 2, "retry_base_seconds": 0.001}
     judge = make_judge({"kind": "listwise", "orders": 1, "endpoint": endpoint})
     error = await failing(judge)

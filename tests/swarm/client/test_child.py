@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from multiprocessing import get_context
@@ -15,14 +14,14 @@ from swarm.client import AsyncSwarmClient, SwarmClient
 from swarm.client.child import ServerChild
 from swarm.errors import AuthenticationError, ConfigError, UnavailableError
 from swarm.states import EngineState
+from tests.ports import free_ports
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import ScriptedServer
 from tests.swarm.code_snapshots.making import tracked
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_a_server_that_answers_is_left_alone(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

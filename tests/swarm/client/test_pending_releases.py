@@ -11,6 +11,7 @@ import pytest
 from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient
 from swarm.client.calls import MOST_RELEASES, RELEASE_POLICY
 from swarm.errors import RequestError, UnavailableError
+from tests.ports import free_ports
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_asynchronous import group, until
@@ -28,8 +29,9 @@ def quick_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_aborts_that_no_server_hears_are_told_once_it_is_back(server: ScriptedServer) -> None:
     server.script("/abort_episode", DROP, DROP, {"success": True})
     uuids = [f"e{number}" for number in range(20)]
+    server.stop()
+    [server.port] = free_ports(1)
     async with AsyncSwarmClient(server.url, client_uuid="me", policy=QUICK) as client:
-        server.stop()
         await client.abort(uuids, "no use")
         server.start()
         await until(lambda: len(server.bodies("/abort_episode")) == 22)

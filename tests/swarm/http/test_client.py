@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy
-from swarm.http.serve import bind
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.anyio
 
@@ -107,8 +107,7 @@ async def test_parts_come_as_they_are_sent(http: HttpClient) -> None:
 
 
 async def test_no_server_is_told_as_nothing_sent(http: HttpClient) -> None:
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     for url in (f"http://127.0.0.1:{port}", "127.0.0.1/no/scheme"):
         with pytest.raises(ConnectionBrokenError) as none:
             await http.post(url, b"", {})

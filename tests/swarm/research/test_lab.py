@@ -20,6 +20,7 @@ from swarm.research.ledger import Ledger, State
 from swarm.research.running import Runner, begin
 from swarm.research.study import read_study
 from swarm.states import EngineState
+from tests.ports import free_ports
 from tests.swarm.research.learner import DIVERGING, STALLING
 from tests.swarm.research.making import declared, told
 from tests.swarm.research.storm import server, study_at
@@ -91,6 +92,7 @@ def test_code_is_synced_an_evaluation_is_made_again_and_hours_end_a_study(tmp_pa
 
 def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(tmp_path: Path) -> None:
     place, boots, killed = tmp_path / "server", threading.Event(), threading.Event()
+    [port] = free_ports(1)
     place.mkdir()
     os.mkfifo(place / "gate")
 
@@ -101,12 +103,12 @@ def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(t
 
     threading.Thread(target=hold, daemon=True).start()
     with ThreadPoolExecutor(1) as pool:
-        with server(place, end=signal.SIGKILL) as url:
+        with server(place, port, signal.SIGKILL) as url:
             running = pool.submit(ran, declare(tmp_path / "study", url))
             assert boots.wait(60)
         (place / "gate").unlink()
         killed.set()
-        with server(place, int(url.rpartition(":")[2])):
+        with server(place, port):
             base = running.result(120).runs["base"]
     assert (base.attempt, base.outcome) == (1, "done")
     assert [one["step"] for one in told(place / "steps.jsonl")] == [0, 0, 1, 2]

@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 from starlette.responses import Response
 
-from swarm.http.serve import bind
 from swarm.link.messages import RolloutReady
 from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import Sampled
+from tests.ports import free_ports
 from tests.standins.vllm import (
     ENGINE_MODEL,
     ScriptedVllm,
@@ -34,8 +34,7 @@ pytestmark = pytest.mark.anyio
 
 def unreachable() -> str:
     """An address of this machine at which nobody listens."""
-    with bind("127.0.0.1", 0) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def assert_offline(response: httpx.Response) -> None:
@@ -242,9 +241,7 @@ async def test_a_failing_replica_gives_way_to_another(rig: Rig) -> None:
 
 async def test_a_replica_that_answers_again_is_used_again(rig: Rig) -> None:
     late = ScriptedVllm()
-    listener = bind("127.0.0.1", 0)
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
+    address = unreachable()
     rolling(rig, address)
     episode = await rig.claim()
     call = asyncio.create_task(episode.chat())
