@@ -101,6 +101,7 @@ class GoingOn:
         self._ports = free_ports(2)
         self.users = Users(f"http://127.0.0.1:{self._ports[1]}/v1", patience=GIVE_UP_AFTER)
         self._up: Up | None = None
+        self._clients: list[subprocess.Popen[bytes]] = []
         self._job = self._write()
 
     def run(self, kills: int) -> None:
@@ -112,7 +113,7 @@ class GoingOn:
         began = time.monotonic()
         with self._everything():
             self._start()
-            clients = [self._client(name) for name in CLIENTS]
+            self._clients += [self._client(name) for name in CLIENTS]
             # a kill before the first checkpoint may rightly begin anew
             self._until(lambda: self._saved() > 0, self.deadlines.ready, "there is no first checkpoint")
             for number, victim in enumerate(self._plan(kills), 1):
@@ -121,7 +122,7 @@ class GoingOn:
                     print(f"{seconds:6.0f} s  kill {number} of {kills}: {victim}", file=sys.stderr, flush=True)
                     self._kill_one(victim)
             (self.folder / "stop").touch()
-            for client in clients:
+            for client in self._clients:
                 assert client.wait(self.deadlines.finish) == 0, self._last("client.log")
             self.users.leave()
             self._stop()
@@ -338,9 +339,9 @@ class GoingOn:
             (self.folder / "stop").touch()
             if self._up is not None:
                 self._up.end()
-            for process in psutil.Process().children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            for client in self._clients:
+                client.kill()
+                client.wait()
 
     def _acknowledged(self) -> int:
         paths = [self.folder / f"{name}.jsonl" for name in CLIENTS]
