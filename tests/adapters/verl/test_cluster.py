@@ -22,6 +22,7 @@ pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 from adapters.verl import cluster
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.link import segments
 from swarm.server.engine.supervisor import engine_environment
 
 
@@ -136,13 +137,16 @@ def test_orphans_are_known_by_their_environment(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory file system")
 def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shm, folder = Path("/dev/shm"), cluster.RayFolder(tmp_path)
-    orphan, unrelated = shm / f"psm_orphan{os.getpid()}", shm / f"unrelated{os.getpid()}"
-    mapped = SharedMemory(name=f"psm_mapped{os.getpid()}", create=True, size=4096)
+    # an engine that ends beside this test removes what nobody holds of the usual names
+    own = f"test-{os.getpid()}-"
+    monkeypatch.setattr(segments, "SEGMENT_PREFIXES", (*segments.SEGMENT_PREFIXES, own))
+    orphan, usual, unrelated = shm / f"{own}orphan", shm / f"psm_orphan{os.getpid()}", shm / f"unrelated{os.getpid()}"
+    mapped = SharedMemory(create=True, size=4096)
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     held = shm / f"sem.{semaphore._semlock.name.lstrip('/')}"
     began = time.time() - 1.0
     try:
-        for path in (orphan, unrelated):
+        for path in (orphan, usual, unrelated):
             path.write_bytes(b"x")
         cluster.remove_leftovers(folder, since=began)
         assert orphan.exists(), "perhaps about to be mapped"
@@ -151,13 +155,13 @@ def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path, monkeypa
         cluster.remove_leftovers(folder, since=now + 1.0)
         assert orphan.exists(), "older than the run"
         cluster.remove_leftovers(folder, since=began)
-        assert not orphan.exists()
+        assert not orphan.exists() and not usual.exists()
         assert held.exists() and (shm / mapped.name).exists() and unrelated.exists()
         assert not folder.path.exists()
     finally:
-        mapped.close()
         mapped.unlink()
-        for path in (orphan, unrelated):
+        mapped.close()
+        for path in (orphan, usual, unrelated):
             path.unlink(missing_ok=True)
 
 

@@ -9,7 +9,9 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 import psutil
+import pytest
 
+from swarm.link import segments
 from swarm.link.segments import SHARED_MEMORY, held_segments, remove_segments
 
 
@@ -17,8 +19,17 @@ def inode(name: str) -> int:
     return (SHARED_MEMORY / name).stat().st_ino
 
 
-def test_a_mapped_segment_is_held_until_it_is_closed() -> None:
-    segment = shared_memory.SharedMemory(create=True, size=64)
+@pytest.fixture
+def prefix(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What only this process calls its segments: one that nobody holds may be removed by any engine that ends beside
+    this test, if it has a name of the usual ones."""
+    own = f"test-{os.getpid()}-"
+    monkeypatch.setattr(segments, "SEGMENT_PREFIXES", (*segments.SEGMENT_PREFIXES, own))
+    return own
+
+
+def test_a_mapped_segment_is_held_until_it_is_closed(prefix: str) -> None:
+    segment = shared_memory.SharedMemory(f"{prefix}mapped", create=True, size=64)
     number = inode(segment.name)
     try:
         assert number in held_segments([psutil.Process()])
@@ -46,24 +57,25 @@ def test_an_open_file_is_held() -> None:
         path.unlink()
 
 
-def test_only_what_nobody_holds_of_this_run_is_removed() -> None:
+def test_only_what_nobody_holds_of_this_run_is_removed(prefix: str) -> None:
     began = time.time() - 1.0
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     held = SHARED_MEMORY / f"sem.{semaphore._semlock.name.lstrip('/')}"
-    segment = shared_memory.SharedMemory(name=f"psm_mapped{os.getpid()}", create=True, size=64)
+    segment = shared_memory.SharedMemory(create=True, size=64)
     mapped = SHARED_MEMORY / segment.name
-    orphan, unrelated, named = (SHARED_MEMORY / f"{name}{os.getpid()}" for name in ("psm_orphan", "other", "unusual"))
+    orphan, usual = SHARED_MEMORY / f"{prefix}orphan", SHARED_MEMORY / f"psm_orphan{os.getpid()}"
+    unrelated, named = (SHARED_MEMORY / f"{name}{os.getpid()}" for name in ("other", "unusual"))
     try:
-        for path in (orphan, unrelated, named):
+        for path in (orphan, usual, unrelated, named):
             path.write_bytes(b"x")
         remove_segments(time.time() + 60.0)
         remove_segments(began, before=began)
         assert orphan.exists(), "created before the run, or too late to be sure"
         remove_segments(began, held={named.stat().st_ino, mapped.stat().st_ino})
-        assert not orphan.exists() and not named.exists()
+        assert not orphan.exists() and not usual.exists() and not named.exists()
         assert held.exists() and mapped.exists() and unrelated.exists()
     finally:
-        segment.close()
         segment.unlink()
-        for path in (orphan, unrelated, named):
+        segment.close()
+        for path in (orphan, usual, unrelated, named):
             path.unlink(missing_ok=True)
