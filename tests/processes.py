@@ -32,9 +32,19 @@ def nothing_left_behind(seconds: float = 0.0) -> Generator[None]:
             _, left = psutil.wait_procs(processes_with(_MARK, mark), seconds)
             told = [title(one) for one in left]
             for one in left:
-                one.kill()
+                # it may be ending by itself
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             # what failed in the block is the reason, and is not to be hidden by what it left
             assert failed or not told, f"left behind: {told}"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process lives: one that has ended may be there until somebody asks how, and gone at the next look."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children(*words: str, of: int | None = None) -> dict[psutil.Process, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import AsyncIterator
@@ -161,8 +162,13 @@ async def check_tools_are_refused(ready: RolloutReady) -> None:
 
 def listening(engine: EngineProcess) -> set[str]:
     """The addresses at which processes of the run take TCP connections."""
-    found = [one for process in engine.processes() for one in process.net_connections("tcp")]
-    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+    addresses: set[str] = set()
+    for process in engine.processes():
+        # one that Ray has no work for may be ending
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = process.net_connections("tcp")
+            addresses |= {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+    return addresses
 
 
 def segments() -> set[str]:

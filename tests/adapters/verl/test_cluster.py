@@ -24,6 +24,7 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link import segments
 from swarm.server.engine.supervisor import engine_environment
+from tests.processes import alive
 
 
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_orphans_are_known_by_their_environment(monkeypatch: pytest.MonkeyPatch)
     pid = int(done.stdout)
     assert pid in {process.pid for process in cluster.run_processes()}
     cluster.kill_processes(grace=2.0)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not alive(pid)
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory file system")

@@ -6,11 +6,11 @@ import sys
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.servers import ended
+from tests.processes import alive
 
 pytestmark = pytest.mark.slow
 
@@ -64,9 +64,10 @@ def test_a_grandchild_in_a_session_of_its_own_goes_too(tmp_path: Path) -> None:
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
         f"print('pid', p.pid, flush=True); {READY}",
     )
-    grandchild = psutil.Process(int(wait_for(one, r"pid \d+").split()[1]))
+    grandchild = int(wait_for(one, r"pid \d+\n").split()[1])
+    assert alive(grandchild)
     one.stop(grace=10)
-    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+    assert not alive(grandchild)
 
 
 def test_stdin_closes_when_the_child_is_stopped(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt
 from swarm.errors import ConfigError
-from tests.processes import nothing_left_behind
+from tests.processes import children, nothing_left_behind
 from tests.standins.vllm import listening
 
 PROMPT = Prompt(text="why; rm -rf 'x' $HOME?", messages=[{"role": "user", "content": "why?"}])
@@ -130,16 +130,16 @@ async def test_a_command_that_hangs_is_killed_with_all_it_started() -> None:
 
 
 async def test_cancelling_kills_the_command() -> None:
-    before = set(psutil.Process().children(recursive=True))
     task = asyncio.create_task(command("import time; time.sleep(60)").send(PROMPT))
     async with asyncio.timeout(30):
         # another process cannot set an event of ours
-        while set(psutil.Process().children(recursive=True)) == before:  # noqa: ASYNC110
+        while not (started := children(PROMPT.text)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert set(psutil.Process().children(recursive=True)) == before
+    # nor is it a zombie; children of other tests may have ended meanwhile
+    assert not started.keys() & set(psutil.Process().children())
 
 
 async def test_a_command_that_does_not_exist_is_a_failure() -> None:

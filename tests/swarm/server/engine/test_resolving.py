@@ -13,6 +13,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.job import layered
 from swarm.server.engine.resolving import Resolver
+from tests.processes import alive
 
 pytestmark = pytest.mark.anyio
 
@@ -21,13 +22,6 @@ LAYERS = layered({"model": "tiny"})
 
 def resolver(tmp_path: Path, script: str) -> Resolver:
     return Resolver(tmp_path, ("sh", "-c", f"cd {tmp_path}; {script}"))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("then", ["exit 0", "sleep 100"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.lowlevel
-import psutil
 import pytest
 
 from swarm.errors import ConfigError, ConflictError, EngineError
@@ -22,6 +21,7 @@ from swarm.server.engine.supervisor import Supervisor, check_model
 from swarm.server.journal.rows import BatchRow, StepRow
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure
+from tests.processes import alive
 from tests.standins import engine as standin
 from tests.swarm.code_snapshots.making import zipped
 from tests.swarm.server.engine.test_controller import JOB, claim, finish
@@ -70,13 +70,6 @@ async def serves_version(controller: Controller, version: int) -> bool:
 async def reach(controller: Controller, state: EngineState) -> None:
     await controller.engine.wait_for_state([state], LONG)
     assert controller.engine.state is state, controller.status()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_boot_train_stop(tmp_path: Path) -> None:
