@@ -366,8 +366,8 @@ async def test_figures_go_on_once_somebody_looks_at_the_tab_again(site: Site, ch
         await tab.js("new Promise((done) => wait(done, 1000))")
         before = await tab.js(read)
         await tab.js("void (window.nobody = false, document.dispatchEvent(new Event('visibilitychange')))")
-        await tab.js("new Promise((done) => wait(done, 1000))")
-        assert await tab.js(read) > before and tab.faults == []
+        await tab.until(read, lambda count: count > before)
+        assert tab.faults == []
 
 
 async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site, chrome: Browser) -> None:
