@@ -66,8 +66,12 @@ def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
     if path is None:
         return parse_server(dict(flags), "flags", None)
     part = part_of(path, "swarm")
+    settings = {**part.settings, **flags}
+    if "run_dir" in flags:
+        # relative to here, not to the file
+        settings["run_dir"] = str(Path(flags["run_dir"]).absolute())
     with with_lines(path, part.section):
-        return parse_server({**part.settings, **flags}, part.where, None if "run_dir" in flags else path.parent)
+        return parse_server(settings, part.where, path.parent)
 
 
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
@@ -110,7 +114,8 @@ def read_plan(path: Path) -> UpPlan:
         successions=successions,
         beside=beside,
         addresses=addresses,
-        file=path.resolve(),
+        # not what it may be a link to: paths in it start from where it is named
+        file=path.absolute(),
     )
 
 
@@ -290,7 +295,7 @@ def read_train(path: Path) -> TrainPlan:
         raise ConfigError(f"{path} is a file for `up`: swarm-gateway up {path}")
     with with_lines(path):
         file = validated(TrainFile, data, str(path))
-    plan = replace(_server_plan(path, jobs_in(path, data)[""]), file=path.resolve())
+    plan = replace(_server_plan(path, jobs_in(path, data)[""]), file=path.absolute())
     return train_plan(file, plan, path.parent.resolve())
 
 

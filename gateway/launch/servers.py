@@ -341,14 +341,16 @@ def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> d
     never sees that token."""
     own = {"swarm_url": next(iter(urls.values())), "swarm_token": token}
     gateway = section if "swarm_url" in section else section | own
-    if "routes" not in section:
+    if not isinstance(section.get("routes"), list):
         return gateway
-    routes: list[dict[str, Any]] = []
+    routes: list[Any] = []
     for route in section["routes"]:
-        if "swarm_url" in route:
+        if not isinstance(route, dict):
+            routes.append(route)  # the gateway's own check says what is wrong
+        elif "swarm_url" in route:
             routes.append({"swarm_token": os.environ.get(TOKEN_VARIABLE, ""), **route})
-        elif route["name"] in urls:
-            routes.append(route | {"swarm_url": urls[route["name"]], "swarm_token": token})
+        elif (name := str(route.get("name"))) in urls:
+            routes.append(route | {"swarm_url": urls[name], "swarm_token": token})
         else:
             routes.append(route)
     return gateway | {"routes": routes}

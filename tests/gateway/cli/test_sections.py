@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.checks import check_plan
-from gateway.cli.sections import parse_server, read_plan, read_train, resolve_job
+from gateway.cli.sections import (
+    gateway_section,
+    parse_server,
+    read_gateway,
+    read_plan,
+    read_server,
+    read_train,
+    resolve_job,
+)
 from gateway.config.gateway import read_config
 from gateway.launch.plan import UpPlan
 from swarm.errors import ConfigError
@@ -221,3 +229,34 @@ def test_what_is_wrong_with_several_jobs_is_named(tmp_path: Path, change: tuple[
     assert change[0] in JOBS
     with pytest.raises(ConfigError, match=message):
         read_plan(project(tmp_path, JOBS.replace(*change)))
+
+
+@pytest.mark.parametrize("routes", ["[{models: [a]}]", "[a]", "{name: a}", "a", "null"])
+def test_routes_that_are_none_are_told_by_every_command_that_reads_the_file(routes: str, tmp_path: Path) -> None:
+    path = project(tmp_path, f"job: {{model: tiny}}\ngateway: {{hooks: hooks, routes: {routes}}}\n")
+    for read in (read_gateway, read_plan):
+        with pytest.raises(ConfigError, match=r"up.yaml, line 2, gateway: routes"):
+            read(path)
+
+
+def test_a_file_that_is_a_link_is_read_again_as_it_was_read(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "mounted").mkdir()
+    link = project(tmp_path / "site", "job: {model: tiny}\ngateway: {hooks: hooks}\n")
+    target = link.rename(tmp_path / "mounted" / "up.yaml")
+    link.symlink_to(target)
+    plan = read_plan(link)
+    assert plan.file is not None
+    again = gateway_section(plan.file, {"": "http://127.0.0.1:1"}, "")
+    assert plan.gateway_section is not None and again["hooks"] == plan.gateway_section["hooks"]
+
+
+def test_job_defaults_of_a_file_are_beside_it_whatever_the_flags_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server.yaml").write_text("{job_defaults: defaults.yaml, run_dir: runs/a}\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = read_server(tmp_path / "server.yaml", {"run_dir": "runs/b"})
+    assert config.job_defaults == tmp_path / "defaults.yaml"
+    assert config.run_dir.absolute() == tmp_path / "elsewhere" / "runs" / "b"
