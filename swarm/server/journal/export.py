@@ -93,9 +93,9 @@ def export(
         raise ConfigError(f"cannot export to {out}: the name must end in {' or '.join(_SINKS)}")
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:
-        note_export(journal.parent, str(out.absolute()))
         with reading(journal) as connection:
             condition = _condition(connection, state, run_id)
+            note_export(journal.parent, str(out.absolute()))
             sink = opener(beside)
             try:
                 rows, timelines, tokens = _copy(connection, condition, sink, progress)

@@ -46,8 +46,14 @@ def test_export_says_what_it_wrote(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"), [("--tokenizer", "tiny", "goes with --groups"), ("--run", "nope", "no run nope")]
+    ("option", "value", "message"),
+    [
+        ("--tokenizer", "tiny", "goes with --groups"),
+        ("--run", "nope", "no run nope"),
+        ("--run-dir", "nowhere", "there is no journal nowhere/journal.db"),
+    ],
 )
 def test_mistakes_are_named(run_dir: Path, option: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         export(run_dir, option, value)
+    assert not (run_dir / "exports.jsonl").exists(), "nothing was written"
