@@ -57,7 +57,7 @@ def read_groups(path: Path) -> Iterator[RecordedGroup]:
         ConfigError: the file cannot be read, or a line is no group.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _group(line, f"{path}, line {number}")
@@ -68,7 +68,7 @@ def read_groups(path: Path) -> Iterator[RecordedGroup]:
 def _group(line: str, where: str) -> RecordedGroup:
     try:
         row: Any = json.loads(line)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{where}: no JSON: {exc}") from exc
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")

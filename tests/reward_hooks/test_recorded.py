@@ -57,6 +57,12 @@ def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     assert words in caught.value.message
 
 
+def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "groups.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "q", "candidates": ["a"]}\r\n{"prompt": "r", "candidates": ["a"]}\r\n')
+    assert [group.task.main_query for group in read_groups(file)] == ["q", "r"]
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         list(read_groups(tmp_path / "none.jsonl"))
