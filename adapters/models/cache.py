@@ -48,8 +48,8 @@ class CachedModel(Model):
 
 def models_home() -> Path:
     """``$SWARM_GATEWAY_HOME/models``, by default ``~/.cache/swarm-gateway/models``."""
-    home = os.environ.get("SWARM_GATEWAY_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "swarm-gateway").absolute() / "models"
+    home = os.environ.get("SWARM_GATEWAY_HOME") or "~/.cache/swarm-gateway"
+    return Path(os.path.expanduser(home)).absolute() / "models"
 
 
 def read_manifest(folder: Path) -> Manifest | None:

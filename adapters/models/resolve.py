@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,8 @@ def resolve_model(name: str, relative_to: Path | None = None) -> str:
             )
         return str(cached)
     base = relative_to or Path()
-    path = base / Path(name).expanduser()
+    # not Path.expanduser, which fails for a user that there is not
+    path = base / os.path.expanduser(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"model folder {path} has no config.json; give a folder in Hugging Face layout")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def job_text(part: FilePart, url: str) -> str:
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     if isinstance(model, str) and is_loopback(host) and not Path(model).is_absolute():
-        beside = path.parent / Path(model).expanduser()
+        beside = path.parent / os.path.expanduser(model)
         if (beside / "config.json").is_file():
             return yaml.safe_dump({**data, "model": str(beside.resolve())}, sort_keys=False)
     return text

@@ -332,7 +332,7 @@ def check_model(job: TrainJob) -> None:
     Raises:
         ConfigError: says which path.
     """
-    path = Path(job.model).expanduser()
+    path = Path(os.path.expanduser(job.model))
     looks_local = job.model.startswith(("/", ".", "~")) or job.model.count("/") > 1
     if looks_local and not path.is_dir():
         raise ConfigError(

@@ -44,7 +44,9 @@ def test_a_relative_folder_starts_where_it_is_told(tmp_path: Path) -> None:
     assert resolve_model("tiny", tmp_path / "configs") == str(folder)
 
 
-@pytest.mark.parametrize("name", ["/no/such/model", "./model", "../model", "~/no-such-model", "a/b/c", "has space"])
+@pytest.mark.parametrize(
+    "name", ["/no/such/model", "./model", "../model", "~/no-such-model", "~nobody-here/x", "a/b/c", "has space"]
+)
 def test_a_path_that_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no model folder"):
         resolve_model(name, tmp_path)
