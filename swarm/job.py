@@ -8,18 +8,19 @@ Of ``overrides`` each key of verl is a value of its own.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from swarm.errors import ConfigError
 from swarm.packs import added
 from swarm.types import Model
-from swarm.validation import parse_mapping, read_mapping, validated
+from swarm.validation import parse_mapping, read_mapping, switch, validated
 
 #: Where a value comes from, the strongest first; then :data:`OURS` and verl.
 SET, JOB, SERVER = "set", "job", "server defaults"
@@ -67,6 +68,18 @@ class LoraSettings(Model):
 
 #: How the rewards of a group become advantages; the formulas and their sources are in ``adapters/verl/advantage.py``.
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
+
+
+#: A number that YAML 1.1 takes for a text, and the YAML of verl and Hydra does not.
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_numbers(member) for name, member in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_with_numbers(member) for member in cast("list[Any]", value)]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 class TrainJob(Model):
@@ -148,7 +161,7 @@ class TrainJob(Model):
         default=1, ge=1, description="optimizer steps per training step; fewer where a batch has fewer rows"
     )
     ppo_epochs: int = Field(default=1, ge=1, description="times that a batch is gone through")
-    shared_prefixes: Literal["auto", "on", "off"] = Field(
+    shared_prefixes: Annotated[Literal["auto", "on", "off"], BeforeValidator(switch)] = Field(
         default="auto",
         description="on: a prefix that rows share (the prompt of a group, a conversation) is computed once where that "
         "is estimated to cost less; off: once for each row; auto: on where it was measured, which is on CPUs",
@@ -196,7 +209,9 @@ class TrainJob(Model):
     )
     logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
     seed: int = Field(default=0, description="of the trainer, and of the order of tasks")
-    overrides: dict[str, Any] = Field(default={}, description="keys of verl, applied last")
+    overrides: Annotated[dict[str, Any], AfterValidator(_with_numbers)] = Field(
+        default={}, description="keys of verl, applied last"
+    )
 
     @model_validator(mode="before")
     @classmethod

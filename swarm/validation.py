@@ -21,6 +21,25 @@ from swarm.errors import ConfigError
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error: the first one would count for nothing, without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: Any = super().compose_mapping_node(anchor)
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
+            if name in keys:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            keys |= {name} if name else set()
+        return node
+
+
+def switch(value: object) -> object:
+    """The words ``on`` and ``off``, which YAML reads as true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
     """The mapping at the top of YAML (or JSON) text; empty for text without content.
 
@@ -28,7 +47,7 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
         ConfigError: the text is not YAML, or not a mapping; ``where`` names it.
     """
     try:
-        data: Any = yaml.safe_load(text)
+        data: Any = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(data, dict | None):

@@ -6,13 +6,14 @@ documentation, ``docs/algo/rollout_corr.md``); the others are choices, which the
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, ValidationInfo, field_validator
 
 from swarm.types import Model
+from swarm.validation import switch
 
-Action: TypeAlias = Literal["off", "warn", "pause", "rollback"]
+Action: TypeAlias = Annotated[Literal["off", "warn", "pause", "rollback"], BeforeValidator(switch)]
 
 
 class Watched(Model):

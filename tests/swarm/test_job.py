@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, parse_job, read_job
+from swarm.server.config import ServerConfig
 from swarm.types import Model
-from swarm.validation import describe_validation
+from swarm.validation import describe_validation, parse_mapping
 
 
 def test_round_trip() -> None:
@@ -111,3 +112,25 @@ def test_what_is_wrong_is_said_without_the_words_of_pydantic(text: str, words: s
     with pytest.raises(ConfigError) as caught:
         parse_job(f"model: m\n{text}")
     assert caught.value.message == words
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto")])
+def test_on_and_off_may_be_written_as_they_are_documented(text: str, value: str) -> None:
+    # YAML reads them as true and false
+    assert parse_job(f"{{model: m, shared_prefixes: {text}}}").shared_prefixes == value
+    rules = ServerConfig.model_validate(parse_mapping("watch: {entropy: {action: off}}", "swarm")).watch
+    assert rules.entropy.action == "off"
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^job.yaml is not .*: the key 'lr' is given twice .*line 3, column 1"):
+        parse_job("model: m\nlr: 1e-5\nlr: 3e-3\n", "job.yaml")
+    merged = "{a: &a {x: 1}, b: &b {<<: *a, x: 2}, c: {<<: *b, y: 3}}"
+    assert parse_mapping(merged, "text") == {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2, "y": 3}}
+
+
+def test_numbers_of_overrides_are_numbers_as_for_verl() -> None:
+    # YAML 1.1 reads 1e-2 as a text, and verl's own configuration as a number
+    job = parse_job("{model: m, overrides: {a.b: 1e-2, c: {d: -3E+4}, e: [1e5], f: 1e, g: '1.5'}}")
+    assert job.overrides == {"a.b": 0.01, "c": {"d": -30000.0}, "e": [1e5], "f": "1e", "g": "1.5"}
+    assert parse_job(dump_job(job)) == job
