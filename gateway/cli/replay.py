@@ -163,7 +163,5 @@ def replay(
         print_report(result, shown)
         if report is not None:
             typer.echo(f"report: {report}")
-    if result.interrupted:
-        raise typer.Exit(130)
-    if result.requests and not result.answered and result.failed:
-        raise typer.Exit(1)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)

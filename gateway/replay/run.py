@@ -112,6 +112,10 @@ class _Ended(Exception):
     """Ends the replay before its prompts do; carries the reason."""
 
 
+class _Failed(_Ended):
+    """Too many requests failed in a row."""
+
+
 async def replay(
     config: ReplayConfig,
     sender: Sender,
@@ -138,7 +142,7 @@ async def replay(
     progress = ReplayProgress(config.max_requests)
     run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
     began = time.monotonic()
-    because, interrupted = ALL_SENT, False
+    because, interrupted, gave_up = ALL_SENT, False, False
     try:
         async with asyncio.timeout(config.time_limit):
             await run.look()
@@ -146,7 +150,7 @@ async def replay(
     except* TimeoutError:
         because = f"the time limit of {config.time_limit:.0f} s was reached"
     except* _Ended as endings:
-        because = str(endings.exceptions[0])
+        because, gave_up = str(endings.exceptions[0]), isinstance(endings.exceptions[0], _Failed)
     except* asyncio.CancelledError:
         because, interrupted = "interrupted", True
     if run.unreadable is not None:
@@ -166,6 +170,7 @@ async def replay(
         seconds=time.monotonic() - began,
         interrupted=interrupted,
         stopped_because=because,
+        gave_up=gave_up,
         requests=progress.begun,
         answered=sum(1 for outcome in outcomes if not outcome.failure),
         cancelled=progress.cancelled,
@@ -238,7 +243,7 @@ class _Run:
             if outcome.failure:
                 latest = progress.outcomes[-most:]
                 if len(latest) == most and all(outcome.failure for outcome in latest):
-                    raise _Ended(f"the last {most} requests all failed, the latest with: {outcome.failure}")
+                    raise _Failed(f"the last {most} requests all failed, the latest with: {outcome.failure}")
                 # do not hammer a server that is down
                 await asyncio.sleep(max(_FAILURE_PAUSE, outcome.retry_after))
 

@@ -131,12 +131,13 @@ class Comparison(Model):
 class Report(Curves):
     """One replay. ``steps`` come from the swarm server, or else from the headers of the answers; of an untrained replay
     there are ``scores`` instead, and perhaps how they compare with those of an earlier one. ``untrained`` counts the
-    answers on which nothing is trained, by why."""
+    answers on which nothing is trained, by why. ``gave_up``: it ended because too many requests in a row failed."""
 
     target: str
     seed: int
     concurrency: int
     requests: int
+    gave_up: bool = False
     answered: int
     cancelled: int
     failures: dict[str, Failure]
@@ -148,6 +149,12 @@ class Report(Curves):
     @property
     def failed(self) -> int:
         return sum(failure.count for failure in self.failures.values())
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command that sent the requests: 130 if it was interrupted, 1 if failures ended it or nothing was
+        answered."""
+        return 130 if self.interrupted else int(self.gave_up or (self.failed > 0 and not self.answered))
 
 
 class TrainingReport(Curves):

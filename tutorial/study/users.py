@@ -72,9 +72,7 @@ def main(
         print(f"mock_user_request: {exc.message}", file=sys.stderr)
         return 2
     print_report(report)
-    if report.interrupted:
-        return 130
-    return 1 if report.failed and not report.answered else 0
+    return report.exit_code
 
 
 def _parsed(data: Path, more: argparse.ArgumentParser | None) -> argparse.Namespace:

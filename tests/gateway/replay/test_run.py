@@ -136,6 +136,20 @@ async def test_hope_ends_when_all_requests_fail(data: Path, monkeypatch: pytest.
     assert report.answered == 0
 
 
+async def test_a_replay_that_failures_end_has_failed_whatever_was_answered_before(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.replay.run._FAILURE_PAUSE", 0.0)
+    async with swarm_with(2) as swarm:
+        sender = Scripted("", "", *["connection"] * 1000)
+        report = await replay(config(data, epochs=None, steps=3, max_failures_in_a_row=5), sender, swarm)
+    assert report.answered == 2
+    assert report.exit_code == 1
+    # one that goes on over single failures has not
+    assert (await replay(config(data), Scripted("timeout"))).exit_code == 0
+    assert (await replay(config(data), Scripted(*["timeout"] * 6))).exit_code == 1
+
+
 async def test_the_time_limit_ends_it(data: Path) -> None:
     report = await replay(config(data, time_limit=0.05), Hanging())
     assert "time limit" in report.stopped_because
