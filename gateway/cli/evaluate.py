@@ -60,12 +60,14 @@ def evaluate(
     from gateway.replay.compare import scored
     from gateway.replay.run import ALL_SENT, make_config, read_prompts, replay
     from gateway.replay.senders import HttpSender
-    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.printing import make_folder, print_report, write_report
     from reward_hooks import load_hooks
     from swarm.checkpoints import check_kept, checkpoint_folder
 
     if version == against:
         raise ConfigError(f"step {version} is compared with itself: name another one by --against")
+    if report is not None:
+        make_folder(report)
     run_dir = run_folder(run_dir)
     job, _ = load_attribute("swarm.server.journal.lineage:latest_job")(run_dir / "journal.db")
     for step in filter(None, (version, against)):

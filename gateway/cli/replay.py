@@ -38,8 +38,8 @@ def replay(
     model: Annotated[str, typer.Option(help="model to ask for; default: the first of /v1/models")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="key of the address")] = "none",
     concurrency: Annotated[int, typer.Option(min=1, help="requests at once")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="times through the data (not with --steps)")] = 1,
-    requests: Annotated[int | None, typer.Option(min=1, help="stop after this many requests")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="times through the data (not with --steps or --requests)")] = 1,
+    requests: Annotated[int | None, typer.Option(min=1, help="send so many, through the data again and again")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="go on until the swarm server has done this many more training steps")
     ] = None,
@@ -90,7 +90,7 @@ def replay(
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
     from gateway.reports.plot import check_plots
-    from gateway.reports.printing import print_report, write_report
+    from gateway.reports.printing import make_folder, print_report, write_report
     from gateway.reports.report import Report, read_report
     from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
@@ -129,9 +129,15 @@ def replay(
         seed=seed,
         no_train=no_train,
     )
-    url = urlsplit(base_url)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    try:
+        url = urlsplit(base_url)
+        is_address = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise ConfigError(f"--base-url {base_url!r} must look like http://127.0.0.1:8000/v1")
+    if report is not None:
+        make_folder(report)
 
     async def send_all(on_progress: Callable[[ReplayProgress], None]) -> Report:
         # the next poll is the retry

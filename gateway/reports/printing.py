@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress, count
@@ -131,6 +133,20 @@ def _held_out(report: Report) -> list[str]:
     return [f"mean reward: {mean:.3f}{interval} on {len(means)} prompts{which}; nothing was trained"]
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of a report, before what is to be reported is done.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as exc:
+        raise ConfigError(f"cannot write the report to {folder}: {exc.strerror or exc}") from exc
+
+
 def write_report(
     report: Curves, folder: Path, others: Sequence[Curves] = (), *, keeps_earlier: bool = False
 ) -> Path | None:
@@ -142,8 +158,8 @@ def write_report(
     Raises:
         ConfigError: the folder cannot be written; a report that was there is as it was.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         kept = _set_aside(folder, report) if keeps_earlier else None
         replace_file(folder / REPORT_FILE, f"{report.model_dump_json(indent=1)}\n".encode())
         if report.steps:

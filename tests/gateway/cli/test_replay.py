@@ -73,6 +73,26 @@ def test_a_comparison_that_fails_loses_no_answers(tmp_path: Path) -> None:
     assert len(json.loads((after / "report.json").read_text())["scores"][0]["answers"]) == 1
 
 
+@pytest.mark.parametrize("command", ["replay", "policies eval 2"])
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_sent(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.replay.senders.HttpSender.send", pytest.fail)
+    monkeypatch.setattr("gateway.cli.evaluate.run_folder", lambda _: pytest.fail("asked for the run"))
+    taken = tmp_path / "report"
+    taken.write_text("a file")
+    options = ["--data", held_out(tmp_path), "--report", str(taken)]
+    options += ["--model", "m"] if command == "replay" else ["--hooks", "concise"]
+    with pytest.raises(ConfigError, match=f"cannot write the report to {taken}: File exists"):
+        CliRunner().invoke(app, [*command.split(), *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://127.0.0.1:99999/v1", "http:///v1"])
+def test_an_address_that_is_none_is_told(address: str) -> None:
+    with pytest.raises(ConfigError, match="must look like http"):
+        CliRunner().invoke(app, ["replay", "--data", "x.jsonl", "--base-url", address], catch_exceptions=False)
+
+
 def held_out(folder: Path) -> str:
     data = folder / "held_out.jsonl"
     data.write_text("".join(json.dumps({"question": f"q{number}?"}) + "\n" for number in range(9)))
