@@ -29,8 +29,9 @@ from swarm.link.segments import remove_segments
 MAX_TEMP_LENGTH = 32
 #: tries to start a cluster
 RAY_STARTS = 3
-#: actors of one run, each of which asks Ray for one CPU that it does not use up
-LOGICAL_CPUS = 32
+#: actors of one run, each of which asks Ray for one CPU that it does not use up; and the CPUs that verl reserves beside
+#: each accelerator
+LOGICAL_CPUS, WORKER_CPUS = 32, 3
 TEMP_PREFIX = "swarm-ray-"
 
 
@@ -123,7 +124,7 @@ def init_arguments(
         # Ray opens its own folder to everybody
         "_temp_dir": str(temp_dir / "ray"),
         "_node_ip_address": "127.0.0.1",
-        "num_cpus": LOGICAL_CPUS,
+        "num_cpus": LOGICAL_CPUS + WORKER_CPUS * job.n_gpu,
         "include_dashboard": False,
     }
     if device == "cpu":

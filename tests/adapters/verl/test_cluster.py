@@ -81,7 +81,7 @@ def test_one_node_never_attaches_to_another_cluster(tmp_path: Path, monkeypatch:
     assert arguments["address"] == "local"
     assert arguments["_node_ip_address"] == "127.0.0.1"
     assert arguments["num_gpus"] == 1
-    assert arguments["num_cpus"] == cluster.LOGICAL_CPUS
+    assert arguments["num_cpus"] >= cluster.LOGICAL_CPUS
     assert arguments["runtime_env"]["env_vars"] == {"A": "1"}
     assert "num_gpus" not in cluster.init_arguments(job, "cuda", tmp_path, {}, {})
 
@@ -220,3 +220,41 @@ def test_a_rays_worker_imports_synced_code_and_keeps_the_working_directory(tmp_p
     assert told["worker"].pop("path").count(str(checkout)) == 0
     # relative paths in a job start from where the server was started, in each process
     assert told["worker"] == {"files": ours, "cwd": str(checkout), "name": "code"}
+
+
+# the reservations of verl and of its TransferQueue, without their processes
+RESERVED = """
+import os, sys
+from pathlib import Path
+from adapters.verl import cluster
+from adapters.verl.config import verl_config
+from swarm.job import TrainJob
+
+run_dir = Path(sys.argv[1])
+job = TrainJob(model="m", n_gpu=8)
+units = verl_config(job, "m", run_dir, "cuda").transfer_queue.backend.SimpleStorage.num_data_storage_units
+folder = cluster.RayFolder(run_dir)
+cluster.start_ray(cluster.init_arguments(job, "cpu", folder.path, dict(os.environ), {}), folder.path)
+import ray
+from ray.util import placement_group
+from verl.single_controller.ray import ResourcePoolManager
+try:
+    # the trainer, the queue's controller, its storage units, and a server of vLLM as it starts
+    actors = placement_group([{"CPU": 1}] * (units + 3))
+    workers = placement_group(
+        [{"CPU": ResourcePoolManager.max_colocate_count, "GPU": 1}] * job.n_gpu, strategy="STRICT_PACK"
+    )
+    print(actors.wait(30), workers.wait(30))
+finally:
+    ray.shutdown()
+    folder.remove()
+"""
+
+
+@pytest.mark.slow
+def test_a_machine_of_eight_gpus_has_room_for_all_actors(tmp_path: Path) -> None:
+    variables = {**os.environ, "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+    command = [sys.executable, "-c", RESERVED, str(tmp_path)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True True"
