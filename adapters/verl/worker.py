@@ -80,6 +80,16 @@ class SwarmTrainingWorker(TrainingWorker):
                 tu.assign_non_tensor(output, metrics=tu.get(output, "metrics") | saved)
         return output
 
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Weights, moments and place in the schedule; rates are the job's, which may have changed, and not those of the
+        checkpoint, which torch loads too."""
+        optimizer, schedule = self.engine.optimizer, self.engine.lr_scheduler
+        own, rates = [dict(group) for group in optimizer.param_groups], schedule.base_lrs
+        super().load_checkpoint(*args, **kwargs)
+        schedule.base_lrs = rates
+        for group, settings, rate, share in zip(optimizer.param_groups, own, rates, schedule.lr_lambdas, strict=True):
+            group |= settings | {"lr": rate * share(schedule.last_epoch)}
+
     def _fit(self, data: Any, rows: int, tokens: int) -> None:
         """Have ``data`` computed in micro-batches of at most so many rows, or tokens; a row alone may be longer."""
         if self.engine_config.use_dynamic_bsz:

@@ -83,8 +83,14 @@ TABLE: tuple[Names, ...] = (
         "nothing is sampled while weights change",
     ),
     # the worker (worker.py, tree/engine.py)
-    Names("verl.workers.engine_workers:TrainingWorker", "train_batch infer_batch train_mini_batch", "overridden"),
+    Names(
+        "verl.workers.engine_workers:TrainingWorker",
+        "train_batch infer_batch train_mini_batch load_checkpoint",
+        "overridden",
+    ),
     Names("verl.workers.engine_workers:TrainingWorker", "engine engine_config", "read"),
+    Names("verl.workers.engine.fsdp:FSDPEngineWithLMHead", "optimizer lr_scheduler", "rates are the job's"),
+    Names("torch.optim.lr_scheduler:LambdaLR", "base_lrs lr_lambdas last_epoch", "rates are the job's"),
     Names(
         "verl.workers.engine_workers:ActorRolloutRefWorker",
         "init_model actor_worker_cls ref_worker_cls",
