@@ -198,7 +198,8 @@ def _with_adapter(model: Any, weights: dict[str, torch.Tensor], actor: Path) -> 
         rank, alpha = int(trained["r"]), int(trained["lora_alpha"])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise ConfigError(f"{actor} does not say with which rank and alpha LoRA trained it") from exc
-    modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in weights if ".lora_" in name}
+    # by their whole names: the job may train a kind of layer in some places only
+    modules = {name.partition(".lora_")[0].removeprefix(_PEFT) for name in weights if ".lora_" in name}
     return get_peft_model(
         model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(modules), task_type="CAUSAL_LM")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ from tests.engine import tiny_model
 LORA = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
 
 
-def build(folder: Path, *, lora: bool = False) -> Any:
-    """The tiny model in ``folder``, with weights of its own; with an adapter that changes them if ``lora``."""
+def build(folder: Path, *, lora: Sequence[str] = ()) -> Any:
+    """The tiny model in ``folder``, with weights of its own; or with an adapter of the layers ``lora`` that changes
+    them."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_model.build(folder))
     if lora:
-        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=list(lora)))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if not lora or "lora_" in name:

@@ -158,8 +158,9 @@ def test_the_model_is_whole_and_unrounded_with_a_card_of_what_trained_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], ["layers.1.self_attn.q_proj"]])
 def test_a_lora_run_gives_its_adapter_or_the_model_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], targets: list[str]
 ) -> None:
     pytest.importorskip("peft", reason="needs the cpu extra")
     import torch
@@ -168,7 +169,7 @@ def test_a_lora_run_gives_its_adapter_or_the_model_with_it(
 
     from tests.adapters.verl import saved_checkpoint
 
-    model = saved_checkpoint.build(tmp_path / "tiny", lora=True)
+    model = saved_checkpoint.build(tmp_path / "tiny", lora=targets)
     journal(tmp_path / "run", TrainJob(model=str(tmp_path / "tiny")), *steps("r", 1))
     folder = tmp_path / "run" / "checkpoints" / "global_step_1"
     saved_checkpoint.write(folder, model, tmp_path / "tiny", ranks=2)
@@ -183,7 +184,7 @@ def test_a_lora_run_gives_its_adapter_or_the_model_with_it(
         adapted: Any = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
         merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
         expected = model.eval()(ids).logits
-        assert (expected - untrained).abs().max() > 0.01
+        assert (expected - untrained).abs().max() > 1e-3
         for loaded in (adapted, merged):
             assert (loaded.eval()(ids).logits - expected).abs().max() < 1e-5
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
