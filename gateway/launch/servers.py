@@ -210,6 +210,9 @@ def check_earlier(
         raise ConfigError(
             f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
         )
+    # verl would find no part of it for some rank, or put an adapter into one of another shape or weight
+    if saved and (other := next((name for name in ("lora", "n_gpu", "nnodes") if name in changed), "")):
+        raise ConfigError(f"{run}; its checkpoint goes on with the same job.{other} only: {fresh}", code="other_job")
 
 
 class LastingProcess:

@@ -13,9 +13,11 @@ import pytest
 from gateway.cli.up import event_printer
 from gateway.launch import servers
 from gateway.launch.children import Child
-from gateway.launch.plan import UpPlan
-from gateway.launch.servers import LastingProcess, Server, ended
+from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.servers import LastingProcess, Server, check_earlier, ended
 from gateway.launch.watch import UpFailedError
+from swarm.errors import ConfigError
+from swarm.job import TrainJob
 from tests.gateway.launch.test_up import server_plan
 from tests.swarm.client.scripted import Answer, ScriptedServer
 from tests.swarm.client.test_training import at
@@ -135,3 +137,13 @@ def test_one_error_of_the_swarm_server_ends_nothing(tmp_path: Path, monkeypatch:
             server.look(restarts=True)
         assert server.client is not None
         server.client.close()
+
+
+@pytest.mark.parametrize("changed", [{"lora": {"rank": 8, "alpha": 32}}, {"n_gpu": 2}, {"nnodes": 2}])
+def test_resume_refuses_a_job_that_its_checkpoint_does_not_go_with(tmp_path: Path, changed: dict[str, Any]) -> None:
+    ran = TrainJob.model_validate({"model": "tiny", "lora": {"rank": 8}})
+    plan = ServerPlan(TrainJob.model_validate(ran.model_dump() | changed), {}, tmp_path)
+    [name] = changed
+    with pytest.raises(ConfigError, match=rf"checkpoint goes on with the same job\.{name} only: --fresh begins anew"):
+        check_earlier(plan, ran, {}, 2, 2, changes_allowed=True)
+    check_earlier(plan, ran, {}, 2, 0, changes_allowed=True)
