@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -102,6 +102,22 @@ class Pipeline:
             outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
             return _holding(_filled(outcome, incoming.values) if incoming.values else outcome, held)
 
+    @asynccontextmanager
+    async def placed(self, incoming: Incoming) -> AsyncGenerator[Incoming]:
+        """``incoming`` with a place for all of its parts: parts that wait for the places of others would wait for
+        themselves. Errors as of :meth:`answer`."""
+        with self._routes.table.held() as table:
+            refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
+            route = await table.find(incoming.call.model, incoming.caller)
+            answered_by(route.name)
+            _consents(route, incoming, refuses=refuses)
+            with phase("queue"):
+                release = await self._admission.enter(route.name, route.settings, incoming.caller)
+            try:
+                yield replace(incoming, placed=True)
+            finally:
+                release()
+
     async def forward(self, request: AnyRequest) -> Relayed:
         """The answer of the route's upstream to the request as it came; its ``close`` must be called.
 
@@ -146,8 +162,9 @@ class Pipeline:
         async with AsyncExitStack() as held:
             # the caller may leave before work that a retry shares: the work holds its routes and its place itself
             held.enter_context(table.held())
-            with phase("queue"):
-                held.callback(await self._admission.enter(route.name, route.settings, incoming.caller))
+            if not incoming.placed:
+                with phase("queue"):
+                    held.callback(await self._admission.enter(route.name, route.settings, incoming.caller))
             return _holding(await self._produce(incoming, route), held)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:

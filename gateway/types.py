@@ -135,6 +135,7 @@ class Incoming:
         left_out: what its answer says is left out of it.
         consent: whether its texts may be kept.
         values: what the placeholders in ``call`` stand for; ``raw`` has the values themselves.
+        placed: whether it has its place on the route already, as a part of a request.
     """
 
     call: LLMRequest
@@ -147,6 +148,7 @@ class Incoming:
     left_out: LeftOut = field(default_factory=LeftOut)
     consent: Consent = field(default_factory=Consent, compare=False)
     values: Mapping[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
+    placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,11 @@ class CompletionsEndpoint(DialectEndpoint):
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
         incoming.prospect.needed = len(bodies)
         async with AsyncExitStack() as held:
+            request = await held.enter_async_context(gateway.pipeline.placed(incoming))
 
             async def ask(body: dict[str, Any], number: int) -> _Answered:
                 asked = replace(
-                    incoming,
+                    request,
                     call=self.dialect.parse(body),
                     headers=_headers(incoming.headers, number),
                     raw=encode(body),
@@ -75,8 +76,8 @@ class CompletionsEndpoint(DialectEndpoint):
                 held.push_async_callback(streams.aclose)
                 headers["content-type"] = "text/event-stream; charset=utf-8"
                 return Relayed(200, headers, streams, held.pop_all().aclose)
-            whole = _joined([await answer.body() for answer in answered], choices)
-            return Relayed(200, headers | {"content-type": "application/json"}, encode(whole), held.pop_all().aclose)
+            joined = _joined([await answer.body() for answer in answered], choices)
+            return Relayed(200, headers | {"content-type": "application/json"}, encode(joined), held.pop_all().aclose)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,17 @@ async def test_each_prompt_of_a_list_is_a_group_of_its_own(sdk: Any, swarm: Swar
     await swarm.until(lambda: len(swarm.ends) == 3)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_list_of_prompts_is_one_request_of_its_route(open_gateway: OpenGateway, streamed: bool) -> None:
+    """Its prompts do not wait for each other's places."""
+    async with open_gateway(max_in_flight=1, max_queued=2, queue_seconds=20.0) as http:
+        ask = {"model": "tiny", "prompt": ["a", "b", "c"], "stream": streamed}
+        answers = await asyncio.gather(*(http.post("/v1/completions", json=ask) for _ in range(2)))
+        assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
+        load = (await http.get("/status")).json()["routes"]["default"]["load"]
+        assert load == {"running": 0, "waiting": 0, "refused": 0}
+
+
 async def test_one_prompt_that_fails_fails_the_list(sdk: Any, swarm: Swarm) -> None:
     good = saying("x")
     swarm.answer = lambda body, number: error(400, "too long") if body["prompt"] == "b" else good(body, number)
