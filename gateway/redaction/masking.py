@@ -1,9 +1,9 @@
 """Placeholders such as ``[EMAIL_1]`` in place of what is private, and the values in place of them again.
 
 Invariant: a masked text has nothing private by the rules, and no value that another text of the same request shows to
-be private; unmasking gives back what was masked. The same value has the same placeholder in the whole request, and in
-the next one of its conversation, since values are numbered in their order. However a stream is cut into chunks, what it
-says together is the whole answer, unmasked.
+be private; JSON stays JSON; unmasking gives back what was masked, a number of JSON as a text. The same value has the
+same placeholder in the whole request, and in the next one of its conversation, since values are numbered in their
+order. However a stream is cut into chunks, what it says together is the whole answer, unmasked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ T = TypeVar("T")
 _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 #: The only field of a message whose text is JSON itself: of a call.
 _ARGUMENTS = "arguments"
+#: A string of JSON, or a placeholder that stands for a number.
+_IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
+#: Where a value may begin that is known: no part of a word, but for the escape before it in JSON.
+_BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4}))"
 #: Fields of the first chunk that a further one has, too.
 _HEAD = ("id", "object", "created", "model")
 
@@ -62,14 +66,17 @@ class Masking:
                 parts += [text[end : span.start], placeholder]
                 end = span.end
             text = "".join([*parts, text[end:]])
-        return text
+        # of what is private in JSON a number can be the whole
+        return (
+            _IN_JSON.sub(lambda match: match[0] if match[0][0] == '"' else f'"{match[0]}"', text) if in_json else text
+        )
 
     def _placeholder(self, kind: str, value: str, in_json: bool) -> str:
         if value not in self._placeholders:
             plain = _unescaped(value) if in_json else value
             self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
             literals = sorted(self._placeholders, key=len, reverse=True)
-            self._literals = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, literals))})(?!\w)")
+            self._literals = re.compile(rf"{_BEGIN}(?:{'|'.join(map(re.escape, literals))})(?!\w)")
         return self._placeholders[value]
 
     def _new(self, kind: str, value: str) -> str:

@@ -21,6 +21,8 @@ from gateway.redaction.spans import Span
 Finder = Callable[[str], Iterable[Span]]
 #: What stands for a private part, see :mod:`gateway.redaction.masking`.
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
+#: Of JSON that stands in a text: what is written so is no part of what stands beside it.
+_ESCAPE = re.compile(r"\\(?:[nrt]|u[0-9a-fA-F]{4})")
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
 _MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
@@ -53,10 +55,11 @@ class Rules:
                 return False
 
     def _candidates(self, text: str) -> Iterator[Span]:
-        yield from secrets(text)
-        yield from emails(text)
-        yield from ip_addresses(text)
-        yield from numbers(text)
+        plain = _ESCAPE.sub(_blank, text) if "\\" in text else text
+        yield from secrets(plain)
+        yield from emails(plain)
+        yield from ip_addresses(plain)
+        yield from numbers(plain)
         if self.more:
             placeholders = [match.span() for match in PLACEHOLDER.finditer(text)]
             for find in self.more:
@@ -64,6 +67,11 @@ class Rules:
                     # what stands for something private is not
                     if not any(start <= span.start and span.end <= end for start, end in placeholders):
                         yield span
+
+
+def _blank(escape: re.Match[str]) -> str:
+    """As long as ``escape``."""
+    return (" " if escape[0][1] in "tu" else "\n") * len(escape[0])
 
 
 def media_in(fields: Mapping[str, Any]) -> Set[str]:

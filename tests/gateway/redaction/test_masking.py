@@ -40,6 +40,20 @@ def test_arguments_are_json_and_stay_so() -> None:
     assert unmasked(masked[1], masking.values) == {"tool_calls": [call]}
 
 
+def test_arguments_stay_json_whatever_stands_before_a_value() -> None:
+    """vLLM parses them, and refuses the whole conversation where it cannot."""
+    said = {"to": f"Dear Anna,\n{EMAIL}", "card": 4111111111111111, "more": [f"m\u00fcller.{EMAIL}", -1, "[1]"]}
+    for arguments in (json.dumps(said), json.dumps(said, ensure_ascii=False, indent=1)):
+        masking = Masking(Rules())
+        message: dict[str, Any] = {"tool_calls": [{"function": {"name": "mail", "arguments": arguments}}]}
+        masked = masking.masked([message, f"I am {EMAIL}"])
+        read = json.loads(masked[0]["tool_calls"][0]["function"]["arguments"])
+        assert (read["to"], read["card"]) == ("Dear Anna,\n[EMAIL_1]", "[CARD_1]")
+        assert read["more"][1:] == [-1, "[1]"] and masked[1] == "I am [EMAIL_1]"
+        back = json.loads(unmasked(masked[0], masking.values)["tool_calls"][0]["function"]["arguments"])
+        assert back == said | {"card": "4111111111111111"}
+
+
 def test_a_picture_is_not_read() -> None:
     picture = {"type": "image_url", "image_url": {"url": f"https://a.org/{EMAIL}"}}
     assert Masking(Rules()).masked([EMAIL, picture]) == ["[EMAIL_1]", picture]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from itertools import pairwise
 
@@ -43,6 +44,17 @@ def found(text: str) -> list[str]:
 )
 def test_what_is_private_is_found_to_the_character(text: str, value: str) -> None:
     assert found(text) == [value]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["anna@example.org", "+49 30 1234567", "4111-1111-1111-1111", JWT, "AKIAIOSFODNN7ABCDEFG", "10.1.2.3"],
+)
+@pytest.mark.parametrize("before", ["a\n", "a\t", "a\r\n", "\u4f60\u597d"])
+def test_in_json_a_value_is_found_behind_an_escape(before: str, value: str) -> None:
+    """As it stands in the arguments of a call, and in what most tools give back."""
+    (seen,) = found(json.dumps({"said": f"{before}{value}"}))
+    assert seen.partition(" ")[2] == value
 
 
 @pytest.mark.parametrize(
@@ -90,7 +102,9 @@ def piece_of(seed: int, kind: str) -> str:
 _KINDS = st.sampled_from(["email", "phone", "iban", "card", "secret", "ip", "look_alike"])
 _PIECES = st.one_of(
     st.builds(piece_of, st.integers(0, 10**6), _KINDS),
-    st.sampled_from(["[EMAIL_1]", "[", "]", "@", ".", ":", "-", " ", "\n", "+", "(", "0", "4", "a", "sk-", "tel "]),
+    st.sampled_from(
+        ["[EMAIL_1]", "[", "]", "@", ".", ":", "-", " ", "\n", "+", "(", "0", "4", "a", "sk-", "tel ", "\\n", "\\"]
+    ),
     st.text(max_size=10),
 )
 
