@@ -17,10 +17,12 @@ _SECRET_FIELD = re.compile(
     r"|(access|auth|bearer|id|refresh|session)_?-?token)",
     re.IGNORECASE,
 )
+#: Where a word begins, also behind an escape of JSON that stands in a text.
+_BEGIN = r"(?:\b|(?<=\\[nrt]))"
 #: Forms of secrets: keys of providers and of ours, tokens, private keys, passwords in addresses.
 _SECRET_TEXT = re.compile(
-    r"\b(sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|AIza|AKIA|ASIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{14,}"
-    r"|\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
+    rf"{_BEGIN}(sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|AIza|AKIA|ASIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{{14,}}"
+    rf"|{_BEGIN}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=://)[^\s/@:\"\\]+:[^\s/@\"\\]+(?=@)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",

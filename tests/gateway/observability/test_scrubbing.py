@@ -29,6 +29,17 @@ def test_a_secret_is_known_by_its_form(secret: str) -> None:
     assert told == "my key is [removed], keep it"
 
 
+def test_a_secret_is_known_behind_an_escape_of_json() -> None:
+    """The arguments of a call are JSON within a text, and so is what is left of a body that is cut."""
+    arguments = json.dumps(
+        {"content": "key:\nsk-proj-abcdefghijklmnop0123\n\teyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc"}
+    )
+    body = json.dumps({"arguments": arguments, "more": "x" * 300}).encode()
+    for told in (readable_body(body), readable_body(body, cut=True), readable_body(b"data: " + body)):
+        text = json.dumps(told)
+        assert "sk-" not in text and "eyJ" not in text and text.count("[removed]") == 2, text
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -45,8 +45,9 @@ def test_arguments_stay_json_whatever_stands_before_a_value() -> None:
     said = {"to": f"Dear Anna,\n{EMAIL}", "card": 4111111111111111, "more": [f"m\u00fcller.{EMAIL}", -1, "[1]"]}
     for arguments in (json.dumps(said), json.dumps(said, ensure_ascii=False, indent=1)):
         masking = Masking(Rules())
-        message: dict[str, Any] = {"tool_calls": [{"function": {"name": "mail", "arguments": arguments}}]}
-        masked = masking.masked([message, f"I am {EMAIL}"])
+        call = {"function": {"name": "mail", "arguments": arguments}}
+        messages: list[Any] = [{"tool_calls": [call]}, f"I am {EMAIL}"]
+        masked = masking.masked(messages)
         read = json.loads(masked[0]["tool_calls"][0]["function"]["arguments"])
         assert (read["to"], read["card"]) == ("Dear Anna,\n[EMAIL_1]", "[CARD_1]")
         assert read["more"][1:] == [-1, "[1]"] and masked[1] == "I am [EMAIL_1]"
