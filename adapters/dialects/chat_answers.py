@@ -78,6 +78,8 @@ class Unfolding:
         self.usage: dict[str, Any] = {}
         self._open: AnswerPart | None = None
         self._call: int | None = None
+        #: what came while a call was open, which may go on: vLLM's parsers send the text between two calls late
+        self._waiting: list[tuple[Kind, str]] = []
 
     def take(self, chunk: Mapping[str, Any]) -> list[Step]:
         """The steps of a ``chat.completion.chunk``; the finish reason closes the open part.
@@ -121,16 +123,24 @@ class Unfolding:
         return self.finish_reason
 
     def close(self) -> list[Step]:
-        """Close the open part."""
-        part, self._open, self._call = self._open, None, None
-        return [] if part is None else [Step("close", part)]
+        """Close the open part, and after a call what came meanwhile."""
+        if (part := self._open) is None:
+            return []
+        waiting, self._open, self._call, self._waiting = self._waiting, None, None, []
+        steps = [Step("close", part)]
+        for kind, text in waiting:
+            self._add(steps, kind, text)
+        return [*steps, *self.close()]
 
     def _add(self, steps: list[Step], kind: Kind, text: object) -> None:
         if not isinstance(text, str) or not text:
             return
         part = self._open
+        if part is not None and part.kind == "call":
+            self._waiting.append((kind, text))
+            return
         if part is None or part.kind != kind:
-            part = self._begin(steps, AnswerPart(len(self.parts), kind))
+            part = self._begin(steps, kind)
         self._more(steps, part, text)
 
     def _add_call(self, steps: list[Step], call: Mapping[str, Any]) -> None:
@@ -140,14 +150,14 @@ class Unfolding:
         if part is None or index != self._call or begins_another(call, part.call_id):
             if not call_id or not name:
                 raise UpstreamError("the engine streams a tool call without an id or a name", code="malformed_answer")
-            part = self._begin(steps, AnswerPart(len(self.parts), "call", call_id, name))
+            part = self._begin(steps, "call", call_id, name)
             self._call = index
         if arguments := function.get("arguments"):
             self._more(steps, part, arguments)
 
-    def _begin(self, steps: list[Step], part: AnswerPart) -> AnswerPart:
+    def _begin(self, steps: list[Step], kind: Kind, call_id: str = "", name: str = "") -> AnswerPart:
         steps += self.close()
-        self._open = part
+        self._open = part = AnswerPart(len(self.parts), kind, call_id, name)
         self.parts.append(part)
         steps.append(Step("open", part))
         return part

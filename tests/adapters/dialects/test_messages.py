@@ -317,6 +317,21 @@ def test_any_stream_says_the_plain_message(
     assert assembled([*events, *sent(stream.end())]) == DIALECT.answer({}, completion(message, finish, stop))
 
 
+def test_words_in_the_middle_of_a_call_wait_for_its_end() -> None:
+    """vLLM's parsers send the line between two calls late, when the second has begun."""
+    first, second = (
+        {"index": index, "id": f"call-{index}", "type": "function", "function": {"name": "f", "arguments": ""}}
+        for index in range(2)
+    )
+    more = [{"index": index, "function": {"arguments": '{"a": 1}'}} for index in range(2)]
+    deltas: list[dict[str, Any]] = [{"content": "Both."}, {"tool_calls": [first]}, {"tool_calls": [more[0]]}]
+    deltas += [{"tool_calls": [second]}, {"content": "\n"}, {"content": "x", "tool_calls": [more[1]]}]
+    stream = DIALECT.stream({})
+    turn = assembled(sent(b"".join(map(stream.take, answers.streamed(deltas))) + stream.end()))
+    text, *calls, rest = turn["content"]
+    assert (text["text"], rest["text"], [call["input"] for call in calls]) == ("Both.", "\nx", [{"a": 1}, {"a": 1}])
+
+
 def test_a_stream_without_an_end_is_no_answer() -> None:
     stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
