@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
 #: Dialects that can be translated to a chat.
 _TRANSLATED = frozenset(dialect.path for dialect in DIALECTS if dialect.translatable)
+#: Addresses that ask the upstream's model; others, such as for embeddings, have models of their own.
+_MODELS_OWN = tuple(dialect.path for dialect in DIALECTS)
 #: The application's headers that select a version of its dialect.
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
@@ -106,8 +108,8 @@ class Upstream:
         return _read_chat(chat, untrained)
 
     async def forward(self, request: AnyRequest) -> Relayed:
-        """Send any other request (embeddings, ...) as it came, with those headers that describe the body; the answer
-        comes in parts.
+        """Send any other request (embeddings, ...) as it came, with those headers that describe the body, and with the
+        upstream's name of its model where that is asked; the answer comes in parts.
 
         Raises:
             NotFoundError: the path has dots, which would lead out of the upstream's ``base_url`` or nowhere.
@@ -119,7 +121,10 @@ class Upstream:
         }
         path = quote(request.path, safe=_PLAIN)
         target = f"{path}?{request.query}" if request.query else path
-        relayed = await self._send(request.method, target, request.body, kept, stream=True)
+        body, asked = request.body, object_in(request.body) if self._model else None
+        if asked is not None and "model" in asked and request.path.startswith(_MODELS_OWN):
+            body = to_json({**asked, "model": self._model})
+        relayed = await self._send(request.method, target, body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
 
     async def models(self) -> list[dict[str, Any]]:

@@ -177,6 +177,27 @@ async def test_an_upstream_that_answers_everything_gets_everything_whole(
     assert [(seen.target, seen.body) for seen in upstream.got] == asked
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [HI], "functions": [{"name": "f"}]}),
+        ("/v1/responses", {"input": "hi", "background": True}),
+        ("/v1/messages", {"messages": [HI], "max_tokens": 9, "container": "c"}),
+        ("/v1/completions", {"prompt": "a", "suffix": "z", "echo": True}),
+        ("/v1/messages/count_tokens", {"messages": [HI]}),
+    ],
+)
+async def test_the_upstreams_name_of_its_model_is_in_all_that_a_model_answers(
+    upstream: Upstream, open_gateway: OpenGateway, path: str, body: dict[str, Any]
+) -> None:
+    """Embeddings are of another model."""
+    settings = alone(upstream) | {"upstream": {"base_url": upstream.url, "model": "big"}}
+    async with open_gateway(**settings) as http:
+        assert (await http.post(path, json={"model": "m", **body})).content == b"\x00answer"
+        await http.post("/v1/embeddings", json={"model": "m", "input": "hi"})
+    assert [seen.body for seen in upstream.got] == [{"model": "big", **body}, {"model": "m", "input": "hi"}]
+
+
 async def test_what_the_upstream_keeps_is_asked_for_there(upstream: Upstream, open_gateway: OpenGateway) -> None:
     async with open_gateway(upstream={"base_url": upstream.url}) as http:
         kept = (await http.post("/v1/responses", json={"model": "tiny", "input": "hi"})).json()
