@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
+from adapters.dialects.assembly import begins_another
 from gateway.redaction.rules import PLACEHOLDER, Rules, media_in
 
 Chunk = dict[str, Any]
@@ -103,6 +104,8 @@ class Unmasking:
         self._values = values
         #: the beginning of a placeholder, by choice and text, until more of it has come
         self._held: dict[tuple[int, str | int], str] = {}
+        #: of the latest call, by choice and index
+        self._ids: dict[tuple[int, int], str] = {}
         self._head: Chunk = {}
 
     def take(self, chunk: Chunk) -> Iterator[Chunk]:
@@ -112,13 +115,22 @@ class Unmasking:
         for choice in choices:
             index: int = choice.get("index", 0)
             over = choice.get("finish_reason") is not None
-            texts = {name: (fields, key) for name, fields, key in _texts_in(choice)}
+            if isinstance(stop := choice.get("stop_reason"), str):
+                choice["stop_reason"] = _filled(stop, self._values, in_json=False)
+            calls: list[Chunk] = (choice.get("delta") or {}).get("tool_calls") or []
+            texts = list(_texts_in(choice))
+            names = [name for name, _, _ in texts]
+            for call in calls:
+                of_call = index, _index_of(call)
+                if begins_another(call, self._ids.get(of_call)):
+                    yield from self._let_go([at for at in self._held if at == of_call])
+                self._ids[of_call] = call.get("id") or self._ids.get(of_call, "")
             # a call may open without a text
-            if texts or over or (choice.get("delta") or {}).get("tool_calls"):
-                yield from self._let_go([(at, name) for at, name in self._held if at == index and name not in texts])
-            for name, (fields, key) in texts.items():
+            if texts or over or calls:
+                yield from self._let_go([(at, name) for at, name in self._held if at == index and name not in names])
+            for number, (name, fields, key) in enumerate(texts, 1):
                 text = self._held.pop((index, name), "") + fields[key]
-                cut = len(text) if over else self._cut(text)
+                cut = len(text) if over or name in names[number:] else self._cut(text)
                 if cut < len(text):
                     self._held[index, name] = text[cut:]
                 fields[key] = _filled(text[:cut], self._values, isinstance(name, int))
@@ -166,7 +178,11 @@ def _texts_in(choice: Chunk) -> Iterator[tuple[str | int, Chunk, str]]:
             yield name, delta, name
     for call in cast("list[Chunk]", delta.get("tool_calls") or []):
         if isinstance(call["function"].get(_ARGUMENTS), str):
-            yield call.get("index", 0), call["function"], _ARGUMENTS
+            yield _index_of(call), call["function"], _ARGUMENTS
+
+
+def _index_of(call: Chunk) -> int:
+    return call.get("index") or 0
 
 
 def _filled(text: str, values: Mapping[str, str], in_json: bool) -> str:

@@ -120,6 +120,41 @@ def test_what_is_held_goes_out_before_a_call_that_opens_without_arguments() -> N
     assert said.index(b'"text":"["') < said.index(b'"type":"tool_use"') < said.index(b'"partial_json":"{}"')
 
 
+def test_calls_of_one_index_stay_apart() -> None:
+    """Some servers give all calls one index, or none."""
+    arguments = '{"to": "[EMAIL_1]"}'
+    for place in ({"index": 0}, {}, {"index": None}):
+        calls = [
+            {**place, "id": f"call_{number}", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            for number in range(2)
+        ]
+        unmasking, assembly = Unmasking({"[EMAIL_1]": EMAIL}), Assembly()
+        for part in (chunk(0, tool_calls=calls), chunk(0, "stop")):
+            for out in unmasking.take(part):
+                assembly.take(out)
+        said = [call["function"]["arguments"] for call in assembly.answer().message["tool_calls"]]
+        assert said == [f'{{"to": "{EMAIL}"}}'] * 2
+        # what is held of one is not said by the next
+        unmasking, assembly = Unmasking({"[EMAIL_1]": EMAIL}), Assembly()
+        cuts = [
+            {**call, "function": {"name": "f", "arguments": arguments[:end]}}
+            for call, end in zip(calls, (11, 0), strict=True)
+        ]
+        rest = {**place, "function": {"arguments": arguments}}
+        for part in (*(chunk(0, tool_calls=[cut]) for cut in cuts), chunk(0, tool_calls=[rest]), chunk(0, "stop")):
+            for out in unmasking.take(part):
+                assembly.take(out)
+        said = [call["function"]["arguments"] for call in assembly.answer().message["tool_calls"]]
+        assert said == [arguments[:11], f'{{"to": "{EMAIL}"}}']
+
+
+def test_a_stop_text_that_was_masked_is_told_as_it_was_given() -> None:
+    ending = chunk(0, "stop")
+    ending["choices"][0]["stop_reason"] = "[EMAIL_1]"
+    (out,) = Unmasking({"[EMAIL_1]": EMAIL}).take(ending)
+    assert out["choices"][0]["stop_reason"] == EMAIL
+
+
 def test_what_is_held_goes_out_at_the_end_of_a_stream_without_one() -> None:
     unmasking = Unmasking({"[EMAIL_1]": EMAIL})
     said = [*unmasking.take({"choices": [{"index": 0, "text": "to [EMA"}]}), *unmasking.end()]
