@@ -266,9 +266,11 @@ def _thinking(top: Fields) -> dict[str, Any]:
     options = top.whole("chat_template_kwargs") or {}
     if (thinking := top.inner("thinking")) is not None:
         kind = thinking.required("type")
-        if kind not in ("enabled", "disabled", "adaptive"):
-            refuse(thinking.at("type"), "must be 'enabled', 'disabled' or 'adaptive'")
-        if kind != "adaptive":
+        if kind == "between_tools":
+            thinking.note("the model thinks where it likes", "type")
+        elif kind not in ("enabled", "disabled", "adaptive"):
+            refuse(thinking.at("type"), "must be 'enabled', 'disabled', 'adaptive' or 'between_tools'")
+        elif kind != "adaptive":
             options = {"enable_thinking": kind == "enabled", **options}
         # vLLM refuses a budget if it runs without a reasoning parser
         thinking.leave("budget_tokens", "only max_tokens bounds thinking")

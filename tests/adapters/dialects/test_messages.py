@@ -173,6 +173,7 @@ def test_harmless_fields_are_accepted_without_a_note(change: dict[str, Any]) -> 
         ({"speed": "fast"}, "speed"),
         ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
         ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"tools": [TOOL, SEARCH]}, "tools.1"),
