@@ -47,6 +47,8 @@ _ERROR_TYPES = {
 }
 #: Clients that read a signature send thinking back only with one; ours proves nothing, and is not checked.
 _SIGNATURE = "swarm-gateway"
+#: What an empty answer has, as vLLM's: programs read the first block.
+_EMPTY = AnswerPart(0, "text")
 
 Event = dict[str, Any]
 
@@ -123,7 +125,8 @@ class MessagesDialect(Dialect):
         parts = parts_of(choice["message"])
         stop = _stop(choice.get("finish_reason"), choice.get("stop_reason"), parts)
         usage = _usage(completion.get("usage") or {})
-        return _envelope(completion) | {"content": [_block(part) for part in parts], **stop, "usage": usage}
+        content = [_block(part) for part in parts or [_EMPTY]]
+        return _envelope(completion) | {"content": content, **stop, "usage": usage}
 
     def stream(self, data: Mapping[str, Any]) -> MessageStream:
         return MessageStream()
@@ -170,8 +173,9 @@ class MessageStream(EventStream):
     def end(self) -> bytes:
         seen = self._unfolding
         stop = _stop(seen.end(), seen.stop_reason, seen.parts)
+        empty = [] if seen.parts else [*_events(Step("open", _EMPTY)), *_events(Step("close", _EMPTY))]
         delta = {"type": "message_delta", "delta": stop, "usage": _usage(seen.usage)}
-        return encode_named([delta, {"type": "message_stop"}])
+        return encode_named([*empty, delta, {"type": "message_stop"}])
 
     def fail(self, exc: SwarmGatewayError) -> bytes:
         return encode_named([MessagesDialect().error(exc)])

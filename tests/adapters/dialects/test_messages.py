@@ -333,6 +333,17 @@ def test_words_in_the_middle_of_a_call_wait_for_its_end() -> None:
     assert (text["text"], rest["text"], [call["input"] for call in calls]) == ("Both.", "\nx", [{"a": 1}, {"a": 1}])
 
 
+@pytest.mark.parametrize("content", [None, ""])
+def test_an_empty_answer_has_a_text(content: str | None) -> None:
+    """As vLLM's has: programs read the first block."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    answer = DIALECT.answer({}, completion(message))
+    assert answer["content"] == [{"type": "text", "text": ""}]
+    stream = DIALECT.stream({})
+    events = sent(b"".join(map(stream.take, answers.streamed([message]))) + stream.end())
+    assert assembled(events)["content"] == answer["content"]
+
+
 def test_a_stream_without_an_end_is_no_answer() -> None:
     stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
