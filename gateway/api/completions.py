@@ -132,9 +132,10 @@ def _object(text: bytes | str) -> dict[str, Any]:
 
 
 def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
-    """The headers of prompt ``number``: an idempotency key names one request, and each prompt is one."""
+    """The headers of prompt ``number``: an idempotency key names one request, and each prompt is one; an equal one is
+    no retry."""
     key = headers.get("idempotency-key")
-    return {**headers} if key is None else {**headers, "idempotency-key": f"{key}.{number}"}
+    return {**headers, "x-swarm-prompt": str(number), **({} if key is None else {"idempotency-key": f"{key}.{number}"})}
 
 
 def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:

@@ -164,6 +164,17 @@ async def test_a_list_of_prompts_is_one_request_of_its_route(open_gateway: OpenG
         assert load == {"running": 0, "waiting": 0, "refused": 0}
 
 
+@pytest.mark.parametrize("count", ["0", "1"])
+async def test_equal_prompts_of_a_list_are_answered_each(open_gateway: OpenGateway, swarm: Swarm, count: str) -> None:
+    """Also where an SDK asks again: they repeat no earlier request."""
+    ask = {"model": "tiny", "prompt": ["a", "a"]}
+    async with open_gateway() as http:
+        answer = await http.post("/v1/completions", json=ask, headers={"x-stainless-retry-count": count})
+        assert answer.status_code == 200 and len(swarm.claims) == 2
+        again = await http.post("/v1/completions", json=ask, headers={"x-stainless-retry-count": "2"})
+        assert again.json()["choices"] == answer.json()["choices"] and len(swarm.claims) == 2
+
+
 async def test_one_prompt_that_fails_fails_the_list(sdk: Any, swarm: Swarm) -> None:
     good = saying("x")
     swarm.answer = lambda body, number: error(400, "too long") if body["prompt"] == "b" else good(body, number)
