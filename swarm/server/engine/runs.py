@@ -183,7 +183,9 @@ class TrainingRun:
             what = "again reports" if complete else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
             return False
-        result = result.model_copy(update={"metrics": {**result.metrics, **batch_metrics(batch, result.step)}})
+        # a deletion while it was trained may have left nothing of it to measure
+        ours = batch_metrics(batch, result.step) if batch.groups else {}
+        result = result.model_copy(update={"metrics": {**result.metrics, **ours}})
         self.pool.collection.confirm(result.batch_id, result.step)
         self.journal.append(StepRow(self.run_id, result))
         self.steps.append(result)

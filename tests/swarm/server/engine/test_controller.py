@@ -101,6 +101,18 @@ async def test_a_sync_that_nobody_agreed_to_ends_no_agreement() -> None:
     assert controller.engine.state is EngineState.ROLLING and controller.episodes.agreement_over == -math.inf
 
 
+async def test_a_batch_whose_data_is_deleted_while_it_is_trained_is_a_step_all_the_same() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    batch = await out(controller)
+    controller.pool.collection.forget({one.episode_uuid for one in batch.trajectories}, "deleted")
+    controller.step_done(done(batch))
+    # what says that the version learned from it
+    assert [(row.result.step, row.result.batch_id) for row in journal.of(StepRow)] == [(1, batch.batch_id)]
+    controller.rollout_ready(ready(1, batch.batch_id))
+    assert (controller.engine.state, controller.status().steps[-1].step) == (EngineState.ROLLING, 1)
+
+
 async def test_why_a_claim_fails() -> None:
     journal = MemoryJournal()
     controller = opened(journal, post_rolling_timeout=0.0)
