@@ -1,7 +1,7 @@
 """What eval episodes measured, by the policy version that answered them.
 
-Invariant: an eval episode that made a model call counts once, for the newest weights that it sampled with. One that ran
-while the server was restarted counts for the calls that it made since.
+Invariant: an eval episode that made a model call counts once, for the newest weights that it sampled with, unless the
+engine has gone back from these. One that ran while the server was restarted counts for the calls that it made since.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from swarm.measures import EVAL, MetricSums
-from swarm.server.journal.rows import EvaluationRow
+from swarm.server.journal.rows import EvaluationRow, ForgottenEvaluationsRow
 from swarm.types import EvalResult, WorkflowOutput
 
 #: Versions that are remembered.
@@ -22,13 +22,15 @@ class Evaluations:
 
     Args:
         append: takes rows for the journal.
+        is_left: whether the engine has gone back from the weights of a version.
 
     Attributes:
         sums: of each policy version that was evaluated.
     """
 
-    def __init__(self, append: Callable[..., Any]) -> None:
+    def __init__(self, append: Callable[..., Any], is_left: Callable[[int], bool] = lambda _: False) -> None:
         self._append = append
+        self._is_left = is_left
         self._run_id = ""
         self.sums: dict[int, MetricSums] = {}
         self._changed: set[int] = set()
@@ -44,11 +46,18 @@ class Evaluations:
         self._run_id = run_id
         self.sums = {row.step: MetricSums(row.sums) for row in rows}
 
+    def forget_above(self, version: int) -> None:
+        """The engine went back to ``version``: those above will be other weights when they come again."""
+        if above := [step for step in self.sums if step > version]:
+            for step in above:
+                del self.sums[step]
+            self._append(ForgottenEvaluationsRow(self._run_id, version))
+
     def add(self, output: WorkflowOutput, calls: Sequence[tuple[int, int]]) -> None:
         """An eval episode ended with ``output`` after ``calls``: policy version and sampled tokens of each."""
-        if not calls:
+        step = max((version for version, _ in calls), default=None)
+        if step is None or self._is_left(step):
             return
-        step = max(version for version, _ in calls)
         sums = self.sums.setdefault(step, MetricSums())
         tokens = sum(tokens for _, tokens in calls)
         sums.add(output.reward, output.is_success, len(calls), tokens, output.log_metrics)

@@ -87,11 +87,11 @@ class EpisodePool:
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
         self.collection = self._new_collection("")
-        #: what eval episodes of the run measured
-        self.evaluations = Evaluations(append)
         #: who answers the users of the routes behind this server
         self.stages = Stages(append, clock)
         self.stages.job = _terms(job)
+        #: what eval episodes of the run measured
+        self.evaluations = Evaluations(append, self.stages.is_left)
         #: what is wrong with the training
         self.watch = TrainingWatch(append, watch or WatchRules())
         #: what pairs prove of the run's policies
@@ -111,6 +111,7 @@ class EpisodePool:
         self.collection.advance(policy_version)
         if self.stages.serves(policy_version):
             self.comparisons.forget_above(policy_version)
+            self.evaluations.forget_above(policy_version)
 
     def stepped(self, steps: Sequence[StepResult]) -> None:
         """The last of the run's ``steps`` is done: do what the alarms that begin with it say."""

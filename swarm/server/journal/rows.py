@@ -162,6 +162,13 @@ class EvaluationRow(_Row, frozen=True, gc=False):
     sums: Mapping[str, tuple[int, float]]
 
 
+class ForgottenEvaluationsRow(_Row, frozen=True, gc=False):
+    """The evaluations of policy versions above ``version`` count no more: the engine went back to it."""
+
+    run_id: str
+    version: int
+
+
 class PairRow(_Row, frozen=True, gc=False):
     """What a challenger's group and an incumbent did with one request: a :class:`swarm.evidence.pairs.Pair` as JSON,
     and the digest of its terms."""
@@ -221,6 +228,7 @@ Row = (
     | BatchRow
     | StepRow
     | EvaluationRow
+    | ForgottenEvaluationsRow
     | PairRow
     | RatingRow
     | ForgottenPairsRow

@@ -26,6 +26,7 @@ from swarm.server.journal.rows import (
     EndRow,
     EpisodeRow,
     EvaluationRow,
+    ForgottenEvaluationsRow,
     ForgottenPairsRow,
     GroupRow,
     KeyRow,
@@ -241,6 +242,12 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
         (
             "INSERT OR REPLACE INTO evaluations (run_id, step, sums) VALUES (?, ?, ?)",
             lambda rows: [(row.run_id, row.step, pack_json(dict(row.sums))) for row in rows],
+        ),
+    ),
+    ForgottenEvaluationsRow: (
+        (
+            "DELETE FROM evaluations WHERE run_id = ? AND step > ?",
+            lambda rows: [(row.run_id, row.version) for row in rows],
         ),
     ),
     PairRow: (

@@ -494,19 +494,20 @@ ServerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=
 TestServerMachine = ServerMachine.TestCase
 
 
+async def evaluated(journal: Journal, reward: float, success: bool, version: int) -> Controller:
+    controller = rolling(journal, version)
+    grant = await granted(controller, ClaimWish("me", "eval"))
+    episode = controller.pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+    # what the data plane notes of calls that it does not record
+    episode.unrecorded += [(version, 5), (version, 6)]
+    output = WorkflowOutput(reward=reward, is_success=success, log_metrics={"tools": 2.0})
+    controller.pool.end("me", "task", [EpisodeEnd(episode_uuid=episode.episode_uuid, workflow_output=output)])
+    await controller.episodes.synced()
+    return controller
+
+
 @pytest.mark.anyio
 async def test_evaluations_go_on_after_a_restart(tmp_path: Path) -> None:
-    async def evaluated(journal: Journal, reward: float, success: bool, version: int) -> Controller:
-        controller = rolling(journal, version)
-        grant = await granted(controller, ClaimWish("me", "eval"))
-        episode = controller.pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
-        # what the data plane notes of calls that it does not record
-        episode.unrecorded += [(version, 5), (version, 6)]
-        output = WorkflowOutput(reward=reward, is_success=success, log_metrics={"tools": 2.0})
-        controller.pool.end("me", "task", [EpisodeEnd(episode_uuid=episode.episode_uuid, workflow_output=output)])
-        await controller.episodes.synced()
-        return controller
-
     journal = Journal.open(tmp_path / "journal.db")
     await evaluated(journal, 1.0, True, 0)
     await journal.close()
@@ -520,4 +521,21 @@ async def test_evaluations_go_on_after_a_restart(tmp_path: Path) -> None:
     # another run has evaluations of its own
     controller.sync_job(JOB.model_copy(update={"lr": 1.0}))
     assert controller.status().evaluations == []
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_evaluations_of_weights_that_the_engine_lost_are_forgotten(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    for version in (1, 3):
+        controller = await evaluated(journal, 1.0, True, version)
+        await journal.close()
+        journal = Journal.open(tmp_path / "journal.db")
+    # the last checkpoint is of step 2
+    controller = rolling(journal, 2)
+    assert [told.step for told in controller.status().evaluations] == [1]
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    [told] = (await evaluated(journal, 0.0, False, 3)).status().evaluations[1:]
+    assert (told.step, told.episodes, told.metrics["eval/reward_mean"]) == (3, 1, 0.0)
     await journal.close()

@@ -11,7 +11,7 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, Row
+from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvaluationsRow, Row
 from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
@@ -242,3 +242,24 @@ def test_a_group_is_told_each_reason_for_which_one_of_it_is_not_trained() -> Non
     told = pool.end("me", "t", ends(good, bad, silent), as_group=True)
     assert told == "quarantined: odd tokens; no completed LLM call was recorded in the episode"
     assert pool.end("me", "t", ends(good, bad, silent), as_group=True) == told
+
+
+def evaluation(pool: EpisodePool, version: int) -> EpisodeKey:
+    (episode,) = claim(pool, episode_type="eval")
+    pool.running.open(episode.episode_uuid, episode.key).unrecorded.append((version, 5))
+    return episode
+
+
+def test_an_evaluation_of_weights_that_are_lost_counts_for_no_others() -> None:
+    records: list[Row] = []
+    pool = rolling_pool(records=records)
+    pool.advance(2)
+    first, late = evaluation(pool, 2), evaluation(pool, 2)
+    pool.end("me", "a", ends(first, reward=1.0))
+    pool.advance(1)
+    assert pool.evaluations.results() == [] and records[-1] == ForgottenEvaluationsRow("", 1)
+    pool.end("me", "a", ends(late, reward=1.0))
+    pool.advance(2)
+    pool.end("me", "a", ends(evaluation(pool, 2), reward=0.0))
+    [told] = pool.evaluations.results()
+    assert (told.step, told.episodes, told.metrics["eval/reward_mean"]) == (2, 1, 0.0)
