@@ -169,7 +169,7 @@ class EpisodePool:
         if self._engine.word is not EngineState.ROLLING:
             return Refusal("", closed=self._engine.word in _BETWEEN_BATCHES)
         collection = self.collection
-        if collection.ready and not self._engine.trained_out:
+        if collection.ready and not (self._engine.trained_out or self.training_waits):
             # it is about to leave, and the weight sync would cut off what begins now
             return Refusal(POST_ROLLING, closed=True)
         if slots - len(self.running) < wish.episodes:

@@ -106,6 +106,9 @@ async def test_training_waits_for_a_person_and_goes_on_when_told(
     await batch(rig, 1, 1, 1, 1)
     refused = await rig.post("/claim_episode", client_uuid="me", wait_seconds=0)
     assert refused["fail_cause"] == BATCH_WAITS and not taking.done()
+    evaluation = await rig.post("/claim_episode", client_uuid="me", episode_type="eval", wait_seconds=0)
+    assert evaluation["success"], "the weights of now could not be evaluated until somebody lets training go on"
+    await rig.post("/abort_episode", client_uuid="me", episode_uuid=evaluation["episode_uuid"])
     policies = (await rig.client.get("/policies")).json()
     assert policies["training_waits"] and policies["alarms"][0]["pauses"]
     assert "swarm_training_paused 1.0" in (await rig.client.get("/metrics")).text
