@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from swarm import client, types
@@ -33,6 +34,8 @@ ResultT = TypeVar("ResultT")
 
 #: Seconds that starting an engine, or a step that clients agreed to, may take.
 _PATIENCE = 3600.0
+#: Seconds between two looks whether clients agreed in vain.
+_LOOK_SECONDS = 5.0
 #: Episodes at once in :func:`auto_train_with_dataset`, AgentJet's number.
 _TRAIN_PARALLEL = 64
 
@@ -227,7 +230,8 @@ class SwarmClient:
         self._client.add_entering_weight_sync_callback(callback)
 
     def agree_sync_weight(self) -> bool:
-        """Say that this client has no more for the current batch, and wait until the engine syncs weights, or ends.
+        """Say that this client has no more for the current batch, and wait until the engine syncs weights, or ends, or
+        nothing is left that could be trained.
 
         Returns:
             Whether the agreement counts; if not, the reason is logged.
@@ -246,9 +250,26 @@ class SwarmClient:
             if not answer.success:
                 logger.warning("the agreement does not count: %s", answer.failure_reason)
                 return False
-            if not synced.wait(_PATIENCE):
-                logger.warning("no weight sync within %g s after the agreement", _PATIENCE)
+            deadline = monotonic() + _PATIENCE
+            while not synced.wait(_LOOK_SECONDS):
+                if monotonic() > deadline:
+                    logger.warning("no weight sync within %g s after the agreement", _PATIENCE)
+                    break
+                if self._agreed_in_vain(before):
+                    logger.warning("the agreement was in vain: no task had two finished episodes")
+                    break
         return True
+
+    def _agreed_in_vain(self, syncs: int) -> bool:
+        """Whether the agreement of this client is over without a sync; there had been ``syncs`` before."""
+        try:
+            status = self._client.status(episodes=0)
+        except UnavailableError:
+            # it may come back
+            return False
+        rolls = status.engine.engine_status is EngineState.ROLLING and status.training_seconds is None
+        agrees = any(row.agreed for row in status.clients if row.client_uuid == self.client_uuid)
+        return rolls and not agrees and status.weight_syncs == syncs
 
 
 class Dataset(Protocol):

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from swarm.agentjet.client import SwarmClient
 from swarm.agentjet.compat import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
@@ -116,6 +117,26 @@ async def test_who_agrees_to_train_nothing_goes_on(swarm: Swarm, method: str) ->
     assert await exact_state(swarm) is EngineState.ROLLING
     stat = await run(client.get_rollout_stat)
     assert (stat.completed_episodes, stat.global_step) == (2, 0), "nothing was trained, and nothing is lost"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_come(
+    swarm: Swarm, runs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("swarm.agentjet.client._PATIENCE", 10.0)
+    monkeypatch.setattr("swarm.agentjet.client._LOOK_SECONDS", 0.05, raising=False)
+    await start(swarm, ANY)
+    client = await run(SwarmClient, swarm.url)
+    try:
+        episode = (await run(client.begin_episode))[0] if runs else ""
+        agreeing = asyncio.create_task(run(client.agree_sync_weight))
+        if runs:
+            await eventually(lambda: any(row.agreed for row in swarm.controller.pool.collection.rows()))
+            await run(client.abort_episode, episode)
+        assert await agreeing
+    finally:
+        await run(client.close)
+    assert "in vain" in caplog.text and "no weight sync within" not in caplog.text
 
 
 async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
