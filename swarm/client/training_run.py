@@ -53,6 +53,7 @@ class DatasetTraining:
                 f"{self._max_parallel} at most (max_parallel) are too few"
             )
         self._attempts = attempts_of(options.auto_retry)
+        self._status = status
         self._first = self._step = status.engine.global_step
         steps = options.total_steps
         self._last = job.total_training_steps if steps is None else self._first + steps
@@ -99,16 +100,18 @@ class DatasetTraining:
 
         self._show()
         async with client.watching_status(self._follow) as status:
-            await self._observe(status)
+            self._status = status
+            self._look()
             try:
                 at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
                 await sweep(until_stopped(), work, at_once)
             except asyncio.CancelledError:
+                self._stop()
                 if self._evaluating is not None:
                     self._evaluating.cancel()
                 raise
             finally:
-                if self._evaluating is not None:
+                while self._evaluating is not None:
                     await asyncio.wait([self._evaluating])
         if self._broken is not None:
             raise self._broken
@@ -250,14 +253,20 @@ class DatasetTraining:
     # ------------------------------------------------------------------ steps and evaluations
 
     async def _follow(self, status: ServerStatus) -> None:
+        self._status = status
+        self._look_again()
+
+    def _look_again(self) -> None:
         try:
-            await self._observe(status)
+            self._look()
         except Exception as exc:
             # nobody else would hear of it, and the last step never be seen
             self._broken = exc
             self._stop()
 
-    async def _observe(self, status: ServerStatus) -> None:
+    def _look(self) -> None:
+        """Do what follows from the latest status."""
+        status = self._status
         state, step = status.engine.engine_status, status.engine.global_step
         self._step = max(self._step, step)
         away = self._options.patient and state in _AWAY
@@ -320,16 +329,12 @@ class DatasetTraining:
 
     def _evaluation_over(self, evaluating: asyncio.Task[None]) -> None:
         self._evaluating = None
-        self._show()
-        if evaluating.cancelled():
-            self._open.set()
-            return
-        self._broken = self._broken or evaluating.exception()
-        if self._broken is not None or self._step >= self._last:
+        if not evaluating.cancelled():
+            self._broken = self._broken or evaluating.exception()
+        if self._broken is not None:
             self._stop()
-        else:
-            self._open.set()
-        self._show()
+        # others may have trained meanwhile, or the engine may have gone back
+        self._look_again()
 
     def _close(self) -> None:
         """Begin no train episodes for now, and take back the claims that wait."""

@@ -349,6 +349,27 @@ async def test_an_engine_that_loses_the_weights_of_an_evaluation_trains_and_is_e
     assert [report.step for report in reports] == [0, 2]
 
 
+async def test_steps_that_others_take_during_an_evaluation_are_evaluated_as_well(rolling: ScriptedServer) -> None:
+    taken = threading.Event()
+    reports: list[EvaluationReport] = []
+    rolling.script("/status", at(0), at(0), at(2, 2))
+
+    def show(progress: Progress) -> None:
+        if progress.step == 2:
+            taken.set()
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        assert taken.wait(20)
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        evaluation = Evaluation(lambda: TASKS, every_steps=5, on_done=reports.append)
+        options = TrainOptions(total_steps=2, evaluation=evaluation, on_progress=show)
+        report = begin_training(itertools.cycle(TASKS), client, agent, options).result()
+    assert [report.step for report in reports] == [0, 2], "the last weights were not evaluated"
+    assert report.last_step == 2
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 async def test_values_that_are_not_finite_are_left_out_and_counted(
     rolling: ScriptedServer, shuffled: bool, caplog: pytest.LogCaptureFixture
