@@ -19,13 +19,7 @@ from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.claiming import LONG_POLL
 from swarm.control_protocol import StartEngineResponse
-from swarm.errors import (
-    AuthenticationError,
-    ConflictError,
-    EngineError,
-    SwarmGatewayError,
-    UnavailableError,
-)
+from swarm.errors import ConflictError, EngineError, SwarmGatewayError, UnavailableError
 from swarm.judged_groups import JudgedGroups
 from swarm.protocol import AgreeSyncWeightRequest, BoolResponse
 from swarm.states import EngineState
@@ -211,21 +205,20 @@ class RemoteEngine:
 async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:
     """Call ``on_status`` with each status after a change since ``first``, until cancelled.
 
-    A server that is away is waited for; one that refuses the token ends the watch (logged).
+    A server that is away, or refuses the token, is waited for.
     """
     change = first.engine_changes
-    early = 0
+    early, told = 0, ""
     while True:
         began = monotonic()
         try:
             status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
-        except AuthenticationError as exc:
-            logger.error("the engine's state is no longer watched: %s", exc.message)
-            return
         except SwarmGatewayError as exc:
-            logger.warning("the engine's state is unknown: %s", exc.message)
-            early += 1
+            if exc.message != told:
+                logger.warning("the engine's state is unknown: %s", exc.message)
+            early, told = early + 1, exc.message
         else:
+            told = ""
             answered_early = monotonic() - began < WATCH_POLL / 2
             if status.engine_changes is None or status.engine_changes != change:
                 try:
