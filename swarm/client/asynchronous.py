@@ -453,7 +453,7 @@ class AsyncSwarmClient:
 
     async def __aenter__(self) -> Self:
         if self._auto_start and self._child is None:
-            self._child = await ServerChild.ensure(self._calls.server_url)
+            self._child = await ServerChild.ensure(self._calls.server_url, self._calls.token)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -58,7 +58,7 @@ class Calls:
         self.policy = policy or RetryPolicy()
         if token is None:
             token = wire.parse_server_token(server_url)
-        self._token = wire.parse_token(token if token is not None else os.environ.get("SWARM_TOKEN", ""))
+        self.token = wire.parse_token(token if token is not None else os.environ.get("SWARM_TOKEN", ""))
         self._request_timeout = request_timeout
         self._http = http or HttpClient()
         self._closing = asyncio.Event()
@@ -155,7 +155,7 @@ class Calls:
             await self.pause(max(0.0, min(self.policy.delay(min(early, 4)), remaining)))
 
     async def _send(self, call: wire.Call[Any]) -> Outcome:
-        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
         if call.content_type is not None:
             headers["content-type"] = call.content_type
         query = {**self._query, **call.query}

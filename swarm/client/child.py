@@ -45,12 +45,11 @@ class ServerChild:
         _children.add(self)
 
     @classmethod
-    async def ensure(cls, server_url: str) -> ServerChild | None:
+    async def ensure(cls, server_url: str, token: str = "") -> ServerChild | None:
         """Start a server, or return ``None`` if one answers at ``server_url`` already.
 
-        It gets the defaults and the environment of ``swarm-gateway swarm start`` (``SWARM_TOKEN``, and
-        ``SWARM_ALLOW_CODE_SYNC=true`` if it is to take code), and :func:`run_folder`; its log goes to this process's
-        stderr.
+        It gets the defaults and the environment of ``swarm-gateway swarm start`` (``SWARM_ALLOW_CODE_SYNC=true`` if it
+        is to take code), ``token`` if there is one, and :func:`run_folder`; its log goes to this process's stderr.
 
         Raises:
             ConfigError: nothing answers and the address is not this machine's.
@@ -69,7 +68,7 @@ class ServerChild:
             logger.info("starting a swarm server at %s", server_url)
             port = parts.port or 80
             address = ("--host", str(parts.hostname), "--port", str(port), "--run-dir", run_folder(port))
-            environ = {**os.environ, "PYTHONPATH": python_path()}
+            environ = {**os.environ, "PYTHONPATH": python_path(), **({"SWARM_TOKEN": token} if token else {})}
             # the child lives as long as its stdin is open: this process's end, even by SIGKILL, closes it
             process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
                 [*_COMMAND, *address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ

@@ -93,6 +93,17 @@ async def test_a_server_lives_as_long_as_its_client(
 
 
 @pytest.mark.slow
+def test_a_started_server_has_the_token_of_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+    url = free_address()
+    with SwarmClient(url, token="a-secret", auto_start_swarm_server=True, policy=QUICK) as client:
+        assert client.get_engine_status().engine_status is EngineState.OFFLINE
+        with SwarmClient(url, policy=QUICK) as other, pytest.raises(AuthenticationError):
+            other.get_engine_status()
+
+
+@pytest.mark.slow
 def test_a_started_server_takes_code_if_the_environment_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
