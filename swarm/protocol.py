@@ -28,6 +28,8 @@ NO_EPISODES = "No available episodes to claim."
 THROTTLED = "throttled"
 #: AgentJet's client waits as in the phase that it knows.
 BATCH_WAITS = f"{POST_ROLLING}: the trainer computes a step, and enough episodes for the next one wait or run"
+TRAINING_WAITS = f"{POST_ROLLING}: training waits for a verdict or a person (`swarm-gateway policies list`)"
+TRAINED_OUT = f"{POST_ROLLING}: all training steps are done"
 TRAINER_AWAY = f"{SYNCING}: the trainer died, and another one is being started"
 
 #: header of every sampled answer: the number of the weights

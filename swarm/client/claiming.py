@@ -28,7 +28,9 @@ from swarm.protocol import (
     POST_ROLLING,
     SYNCING,
     THROTTLED,
+    TRAINED_OUT,
     TRAINER_AWAY,
+    TRAINING_WAITS,
     ClaimEpisodeRequest,
     ClaimEpisodeResponse,
     ClaimGroupRequest,
@@ -54,6 +56,8 @@ LIFE = 8.0
 #: The first phrase that is found counts: a throttled claim is without an episode, too.
 _PHRASE_CODES = {
     BATCH_WAITS: "batch_waits",
+    TRAINING_WAITS: "batch_waits",
+    TRAINED_OUT: "batch_waits",
     TRAINER_AWAY: "trainer_away",
     SYNCING: "engine_syncing",
     POST_ROLLING: "engine_post_rolling",

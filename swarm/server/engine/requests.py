@@ -26,7 +26,9 @@ from swarm.protocol import (
     NO_EPISODES,
     POST_ROLLING,
     SYNCING,
+    TRAINED_OUT,
     TRAINER_AWAY,
+    TRAINING_WAITS,
     BoolResponse,
     EpisodeEnd,
     FollowedRoute,
@@ -324,7 +326,7 @@ class EpisodeRequests:
     def _why_not(self, refusal: Refusal) -> str:
         if self._engine.closing:
             return "The swarm server is shutting down"
-        if refusal.reason in (BATCH_WAITS, TRAINER_AWAY):
+        if refusal.reason in (BATCH_WAITS, TRAINING_WAITS, TRAINED_OUT, TRAINER_AWAY):
             return refusal.reason
         match self._engine.state:
             case EngineState.ROLLING:

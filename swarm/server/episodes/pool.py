@@ -19,7 +19,16 @@ from swarm.evidence.alarms import WatchRules
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import JobTerms
 from swarm.job import TrainJob
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, THROTTLED, TRAINER_AWAY, EpisodeEnd
+from swarm.protocol import (
+    BATCH_WAITS,
+    NO_EPISODES,
+    POST_ROLLING,
+    THROTTLED,
+    TRAINED_OUT,
+    TRAINER_AWAY,
+    TRAINING_WAITS,
+    EpisodeEnd,
+)
 from swarm.server.batching.collection import Collection
 from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.episode import (
@@ -349,9 +358,12 @@ class EpisodePool:
         vllm, trainer, always = self._engine
         if trainer is TrainerState.BOOTING and vllm is not VllmState.DOWN:
             return TRAINER_AWAY
-        waits = always and trainer in (TrainerState.COMPUTING, TrainerState.DONE) and self.collection.full
-        waits = waits or (self.training_waits and self.collection.ready)
-        return BATCH_WAITS if waits or self._engine.trained_out else ""
+        if self._engine.trained_out:
+            return TRAINED_OUT
+        if self.collection.ready and self.training_waits:
+            return TRAINING_WAITS
+        computes = always and trainer in (TrainerState.COMPUTING, TrainerState.DONE)
+        return BATCH_WAITS if computes and self.collection.full else ""
 
     def information(self) -> PoolInformation:
         """Counts of the current run."""

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
-from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINER_AWAY, EpisodeType
+from swarm.protocol import BATCH_WAITS, NO_EPISODES, POST_ROLLING, SYNCING, TRAINED_OUT, TRAINER_AWAY, EpisodeType
 from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.states import EngineState
 from swarm.tokens import TrainBatch
@@ -112,8 +112,9 @@ class Flags:
     def no_episode_needed(self, full: bool) -> str:
         if self.trainer_away:
             return TRAINER_AWAY
-        waits = self.trainer_busy and self.word in (ROLLING, SYNC) and full
-        return BATCH_WAITS if self.trained_out or waits else ""
+        if self.trained_out:
+            return TRAINED_OUT
+        return BATCH_WAITS if self.trainer_busy and self.word in (ROLLING, SYNC) and full else ""
 
     def answer(self, kind: EpisodeType, room: bool, ready: bool, full: bool) -> str:
         """What a claim of one episode is told; empty: it is granted."""

@@ -463,7 +463,7 @@ def test_training_waits_for_a_trial_that_somebody_follows() -> None:
 
 @pytest.mark.anyio
 async def test_a_batch_waits_for_the_verdict_and_groups_are_judged_untrained(tmp_path: Path) -> None:
-    from swarm.protocol import BATCH_WAITS
+    from swarm.protocol import TRAINING_WAITS
     from swarm.server.episodes.episode import ClaimWish, Refusal
     from tests.swarm.server.episodes.test_pool import ends, sample
     from tests.swarm.server.test_recovery import granted
@@ -480,7 +480,7 @@ async def test_a_batch_waits_for_the_verdict_and_groups_are_judged_untrained(tmp
             sample(pool, one)
         await controller.episodes.end("me", str(grant.group_uuid), ends(*grant.claims), as_group=True)
     refused = pool.claim(ClaimWish("me", episodes=2, as_group=True, max_seconds=1000.0))
-    assert isinstance(refused, Refusal) and refused.reason == BATCH_WAITS
+    assert isinstance(refused, Refusal) and refused.reason == TRAINING_WAITS
     assert not trainer.done()
     for number in range(RULES.trial_requests):
         await controller.episodes.record_pair(pair(f"g{number}", ours=0.1, theirs=0.9, challenger=2, model="tiny"))

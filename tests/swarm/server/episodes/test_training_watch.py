@@ -12,7 +12,7 @@ import pytest
 
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.evidence.stages import StageRules
-from swarm.protocol import BATCH_WAITS, FollowedRoute
+from swarm.protocol import TRAINING_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -105,7 +105,7 @@ async def test_training_waits_for_a_person_and_goes_on_when_told(
     taking = asyncio.create_task(rig.controller.next_batch())
     await batch(rig, 1, 1, 1, 1)
     refused = await rig.post("/claim_episode", client_uuid="me", wait_seconds=0)
-    assert refused["fail_cause"] == BATCH_WAITS and not taking.done()
+    assert refused["fail_cause"] == TRAINING_WAITS and not taking.done()
     evaluation = await rig.post("/claim_episode", client_uuid="me", episode_type="eval", wait_seconds=0)
     assert evaluation["success"], "the weights of now could not be evaluated until somebody lets training go on"
     await rig.post("/abort_episode", client_uuid="me", episode_uuid=evaluation["episode_uuid"])
