@@ -379,9 +379,11 @@ class CanContinueResponse(Model):
 
 class AgreeSyncWeightRequest(WireRequest):
     """``POST /agree_sync_weight``: this client has no more for the current batch (the two ``..._agree_sync_weight``
-    collection methods)."""
+    collection methods). A repetition with the same ``idempotency_key`` is answered like the first time: by then the
+    current batch may be the next one."""
 
     client_uuid: Name
+    idempotency_key: Name | None = None
 
 
 class BoolResponse(Model):

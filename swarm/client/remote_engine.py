@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TextIO
+from uuid import uuid4
 
 from swarm.client import wire
 from swarm.client.calls import Calls
@@ -138,7 +139,7 @@ class RemoteEngine:
     async def agree_sync_weight(self) -> BoolResponse:
         """Tell the server that this client has no more for the current batch (the ``..._agree_sync_weight`` collection
         methods); the answer says whether that counts."""
-        body = AgreeSyncWeightRequest(client_uuid=self._calls.client_uuid)
+        body = AgreeSyncWeightRequest(client_uuid=self._calls.client_uuid, idempotency_key=uuid4().hex)
         return await self._calls.perform(wire.Call("POST", "/agree_sync_weight", BoolResponse, body))
 
     async def start_engine(self, wait: bool = True) -> int | None:

@@ -1,8 +1,8 @@
 """The calls of the swarm API, how their answers are read, and when they are repeated, without I/O.
 
 Invariant: an answer is either the model that the call names or an error that says what to do. Retries are bounded in
-number and time, and delayed with jitter. Every call may be repeated: reads and commands by nature, claims and ends
-because they carry the same idempotency key each time.
+number and time, and delayed with jitter. Every call may be repeated: reads and commands by nature, claims, ends and
+agreements because they carry the same idempotency key each time.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class EpisodeRoutes:
     async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> BoolResponse:
         """Say that this client has no more for the current batch."""
         self._check_client(request, wanted)
-        return await self.episodes.agree(wanted.client_uuid)
+        return await self.episodes.agree(wanted.client_uuid, wanted.idempotency_key or "")
 
     def _check_client(self, request: Request, wanted: _OfClient) -> None:
         """Raise :class:`ForbiddenError` if the client that a request names is another token's."""

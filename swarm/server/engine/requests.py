@@ -51,6 +51,8 @@ _SHORTEST_PAUSE = 0.02
 _LOOK_SECONDS = 0.1
 #: looks after which a disk that refuses does not do so by chance
 _MOST_REFUSED = 10
+#: agreements whose repetition is known
+_MOST_AGREED = 10_000
 #: why episodes of a subject are not trained
 ERASED = "its data was deleted"
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
@@ -71,6 +73,8 @@ class EpisodeRequests:
         self._look_again = asyncio.Event()
         #: when (monotonic) the last sync that clients agreed to ended, or they agreed in vain
         self.agreement_over = -math.inf
+        #: by client and key
+        self._agreed: dict[tuple[str, str], BoolResponse] = {}
         self.claims = ClaimQueue(lambda: run.found_pool)
         #: deletions; what they mean ends later than them, too
         self.deletions = Deletions()
@@ -258,16 +262,20 @@ class EpisodeRequests:
         await self.synced()
         return mine
 
-    async def agree(self, client_uuid: str) -> BoolResponse:
-        """The client has no more for the current batch."""
+    async def agree(self, client_uuid: str, key: str = "") -> BoolResponse:
+        """The client has no more for the current batch; with a ``key`` that it gave before it repeats itself."""
         if (pool := self.run.found_pool) is None:
             return BoolResponse(success=False, failure_reason="there is no training job yet")
-        reason = pool.collection.agree(client_uuid)
-        in_vain = pool.collection.in_vain
+        if (answer := self._agreed.get((client_uuid, key))) is None:
+            reason = pool.collection.agree(client_uuid)
+            in_vain = pool.collection.in_vain
+            answer = BoolResponse(success=in_vain or not reason, failure_reason=_IN_VAIN if in_vain else reason)
+            if key:
+                self._agreed[client_uuid, key] = answer
+            if len(self._agreed) > _MOST_AGREED:
+                del self._agreed[next(iter(self._agreed))]
         await self._changed()
-        if in_vain:
-            return BoolResponse(success=True, failure_reason=_IN_VAIN)
-        return BoolResponse(success=not reason, failure_reason=reason)
+        return answer
 
     def pool_changed(self) -> None:
         """Call it when episodes ended, or when slots or the engine's state may let others begin."""

@@ -110,7 +110,9 @@ def test_an_agreement_that_does_not_count_is_no_error(server: ScriptedServer, cl
     server.script("/agree_sync_weight", {"success": True}, {"success": False, "failure_reason": "nothing to train"})
     assert client.agree_sync_weight().success
     assert client.agree_sync_weight().failure_reason == "nothing to train"
-    assert server.bodies("/agree_sync_weight") == [{"client_uuid": "me"}] * 2
+    sent = server.bodies("/agree_sync_weight")
+    assert [body["client_uuid"] for body in sent] == ["me"] * 2
+    assert len({body["idempotency_key"] for body in sent}) == 2, "the second is no repetition"
 
 
 def test_the_batch_is_printed(server: ScriptedServer, client: SwarmClient, capsys: pytest.CaptureFixture[str]) -> None:

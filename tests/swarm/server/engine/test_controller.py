@@ -113,6 +113,23 @@ async def test_a_batch_whose_data_is_deleted_while_it_is_trained_is_a_step_all_t
     assert (controller.engine.state, controller.status().steps[-1].step) == (EngineState.ROLLING, 1)
 
 
+async def test_an_agreement_that_is_repeated_counts_for_one_batch() -> None:
+    controller = rolling(job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
+    feed = asyncio.create_task(controller.next_batch())
+    finish(controller, await claim(controller, 2), "a")
+    answer = await controller.episodes.agree("me", "k")
+    batch = await asyncio.wait_for(feed, LONG)
+    controller.step_done(done(batch))
+    controller.rollout_ready(ready(1, batch.batch_id))
+    running = await claim(controller, 2)
+    # whoever got no answer asks again after some time
+    assert await controller.episodes.agree("me", "k") == answer
+    finish(controller, running, "b")
+    assert not controller.pool.collection.ready
+    await controller.episodes.agree("me", "another")
+    assert controller.pool.collection.ready
+
+
 async def test_why_a_claim_fails() -> None:
     journal = MemoryJournal()
     controller = opened(journal, post_rolling_timeout=0.0)
