@@ -209,17 +209,17 @@ async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerSt
     A server that is away, or refuses the token, is waited for.
     """
     change = first.engine_changes
-    early, told = 0, ""
+    early, trouble = 0, ""
     while True:
         began = monotonic()
         try:
             status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
         except SwarmGatewayError as exc:
-            if exc.message != told:
+            if exc.message != trouble:
                 logger.warning("the engine's state is unknown: %s", exc.message)
-            early, told = early + 1, exc.message
+            early, trouble = early + 1, exc.message
         else:
-            told = ""
+            trouble = ""
             answered_early = monotonic() - began < WATCH_POLL / 2
             if status.engine_changes is None or status.engine_changes != change:
                 try:
