@@ -330,9 +330,10 @@ class StudyProcess:
 
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
-            # a process that is killed may leave half a line
-            if line.endswith("\n"):
-                self._lines.put(json.loads(line))
+            # a process that is killed may leave half a line, and what Python imports at its start may print
+            with contextlib.suppress(ValueError):
+                if isinstance(news := json.loads(line), dict):
+                    self._lines.put(news)
         self._lines.put({})
 
     def __enter__(self) -> StudyProcess:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from swarm.client import SwarmClient
-from swarm.research.lab import Lab
+from swarm.research.lab import Lab, StudyProcess
 from swarm.research.ledger import Ledger, State
 from swarm.research.running import Runner, begin
 from swarm.research.study import read_study
@@ -112,3 +112,10 @@ def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(t
             base = running.result(120).runs["base"]
     assert (base.attempt, base.outcome) == (1, "done")
     assert [one["step"] for one in told(place / "steps.jsonl")] == [0, 0, 1, 2]
+
+
+def test_what_python_prints_at_its_start_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')\nprint(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with StudyProcess("train", "no order", tmp_path / "log") as process:
+        assert process.next(30.0) == {}, "its end is not seen"
