@@ -227,15 +227,23 @@ class EpisodeRequests:
     ) -> tuple[int, list[ServingStage]]:
         """See :meth:`Stages.follow`; how many changes there were and the stages, at the first change after
         ``after_change``, once that is on disk, or ``within`` seconds: nobody follows a move that a death undoes. A
-        lower share is returned at once, also while the disk is full."""
+        lower share is returned at once, also while the disk is full; after other changes that are not on disk, once the
+        disk has refused."""
         stages = self.run.pool.stages
         stages.follow(routes, sets_rules=sets_rules, may_hold=may_hold)
         self._watch()
         await stages.changed.until(lambda: self._engine.closing or stages.changes != after_change, within)
-        changes, now = stages.changes, list(stages.pointers.values())
+        changes, now = stages.changes, dict(stages.pointers)
         if after_change is None or not stages.waits_for_disk <= after_change <= changes:
-            await self.synced()
-        return changes, now
+            try:
+                await self.synced()
+            except UnavailableError:
+                if not (lower := stages.taken_back()):
+                    raise
+                # another number than that of all changes: the others are asked for at once
+                return stages.waits_for_disk - 1, lower
+        stages.told = now
+        return changes, list(now.values())
 
     async def move_stage(self, move: Callable[[Stages], ServingStage]) -> ServingStage:
         """The stage that ``move`` leads to, once it is on disk."""

@@ -594,6 +594,32 @@ async def test_a_rollback_is_followed_before_it_is_on_disk_and_nothing_with_it_t
 
 
 @pytest.mark.anyio
+async def test_a_rollback_is_followed_although_what_came_before_it_is_not_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = rolling(Journal.open(tmp_path / "journal.db"))
+    episodes, stages = controller.episodes, controller.pool.stages
+    rules = StageRules(begins="canary")
+    routes = [followed("chat", rules), followed("code", rules)]
+    told, before = await episodes.follow_stages(routes, None, 0.0)
+
+    async def full() -> None:
+        raise UnavailableError("the disk is full", code="journal_unavailable")
+
+    monkeypatch.setattr(episodes, "synced", full)
+    # the checkpoint of these weights has filled the disk
+    stages.serves(20)
+    with pytest.raises(UnavailableError):
+        await episodes.follow_stages(routes, told, 10.0)
+    stages.roll_back(stages.find("chat", ""), None, "ann", "worse")
+    changes, [chat, code] = await episodes.follow_stages(routes, told, 10.0)
+    assert (chat.route, chat.share) == ("chat", 0.0) and code == before[1] and changes != stages.changes
+    monkeypatch.undo()
+    changes, now = await episodes.follow_stages(routes, changes, 10.0)
+    assert (changes, now) == (stages.changes, list(stages.pointers.values()))
+
+
+@pytest.mark.anyio
 async def test_a_copy_of_the_journal_at_any_moment_of_a_move_has_the_stage_before_or_after(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
