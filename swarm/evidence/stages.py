@@ -290,7 +290,12 @@ class ServingStage(BaseModel):
 
     def at_time(self, now: float) -> Self:
         """A trial without a verdict ends by the clock."""
-        if not self.trial or self.until is None or now < self.until:
+        if not self.trial or self.until is None:
+            return self
+        if self.until - now > 2 * self.rules.trial_hours * 3600:
+            # the clock was set back meanwhile
+            return self._next()._timed(now)
+        if now < self.until:
             return self
         if self.pinned:
             # a person holds what answers users; in the shadow nobody is answered by it

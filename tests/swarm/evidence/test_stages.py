@@ -206,6 +206,18 @@ def test_a_trial_ends_by_the_clock_but_for_what_is_proven() -> None:
     assert asks.set_pinned(True, "ann", "demo", 20.0).set_pinned(False, "ann", "over", 9 * hour).until is None
 
 
+def test_a_clock_that_is_set_back_keeps_no_trial_open() -> None:
+    hour, later = 3600.0, 1e9
+    stage = ServingStage.begun("chat", "gpt", AUTO, later, "salt").serving(5, later)
+    assert stage.until == later + hour
+    # the clock was a year ahead until now
+    again = stage.at_time(2.0)
+    assert (again.trial, again.until, again.version) == (True, 2.0 + hour, stage.version + 1)
+    assert again.at_time(2.0 + hour).ended == "no proof in 1 hours"
+    # a little is none
+    assert stage.at_time(later - 60) is stage
+
+
 def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_same() -> None:
     stage = begun(AUTO.model_copy(update={"begins": "live"}))
     assert (stage.share, stage.trial) == (1, True)
