@@ -267,8 +267,9 @@ class ServingStage(BaseModel):
         if evidence.alarm():
             if served and auto:
                 return self.moved(0.0, at, VERDICT, evidence.verdict().sentence)
-            # where a person takes it back, training does not wait for him
-            return self._untried(evidence.verdict().sentence) if self.trial else self
+            # where a person takes it back, training does not wait for him, and it does not become the incumbent
+            stage = self if self.successor is None else self._next(successor=None)
+            return stage._untried(evidence.verdict().sentence) if self.trial else stage
         if self.share == 1 and evidence.promotable() and self.successor != self.challenger:
             return self._next(successor=self.challenger).judged(evidence, at, job)
         if not self.trial:

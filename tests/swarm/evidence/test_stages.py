@@ -218,6 +218,16 @@ def test_a_clock_that_is_set_back_keeps_no_trial_open() -> None:
     assert stage.at_time(later - 60) is stage
 
 
+@pytest.mark.parametrize("mode", ["manual", "never"])
+def test_who_is_proven_worse_is_no_next_incumbent_also_where_a_person_takes_it_back(mode: Any) -> None:
+    stage = begun(AUTO.model_copy(update={"mode": mode})).moved(1.0, 3.0, "ann", "up")
+    proven = stage.judged(evidence(stage, *BETTER), 4.0)
+    assert proven.successor == 5
+    worse = proven.judged(evidence(stage, *WORSE), 5.0)
+    assert (worse.share, worse.successor, worse.trial) == (1, None, False)
+    assert worse.judged(evidence(stage, *WORSE), 6.0) is worse
+
+
 def test_what_begins_live_learns_on_after_each_trial_and_is_taken_back_all_the_same() -> None:
     stage = begun(AUTO.model_copy(update={"begins": "live"}))
     assert (stage.share, stage.trial) == (1, True)
