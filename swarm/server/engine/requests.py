@@ -242,7 +242,7 @@ class EpisodeRequests:
                     raise
                 # another number than that of all changes: the others are asked for at once
                 return stages.waits_for_disk - 1, lower
-        stages.told = now
+        stages.copies = now
         return changes, list(now.values())
 
     async def move_stage(self, move: Callable[[Stages], ServingStage]) -> ServingStage:

@@ -65,8 +65,8 @@ class Stages:
         self.changes = time.time_ns() // 1000
         self.changed = Signal()
         self.waits_for_disk = self.changes
-        #: the stages that gateways were told last
-        self.told: dict[Key, ServingStage] = {}
+        #: the stages as gateways had them last
+        self.copies: dict[Key, ServingStage] = {}
         self.job = JobTerms()
 
     # ------------------------------------------------------------------ runs and the engine
@@ -133,11 +133,11 @@ class Stages:
         self._leave_incumbents_before()
 
     def taken_back(self) -> list[ServingStage]:
-        """What gateways may follow while the last changes are not on disk: what they were told last, and in place of
-        that each stage whose share has become lower; nothing where none has."""
-        pairs = [(self.pointers[key], told) for key, told in self.told.items()]
-        lower = any(now.share < told.share for now, told in pairs)
-        return [now if now.share < told.share else told for now, told in pairs] if lower else []
+        """What gateways may follow while the last changes are not on disk: what they had last, and in place of that
+        each stage whose share has become lower; nothing where none has."""
+        pairs = [(self.pointers[key], copy) for key, copy in self.copies.items()]
+        lower = any(now.share < copy.share for now, copy in pairs)
+        return [now if now.share < copy.share else copy for now, copy in pairs] if lower else []
 
     @property
     def current(self) -> list[ServingStage]:
