@@ -62,7 +62,7 @@ def evaluate(
     from gateway.replay.senders import HttpSender
     from gateway.reports.printing import make_folder, print_report, write_report
     from reward_hooks import load_hooks
-    from swarm.checkpoints import check_kept, checkpoint_folder
+    from swarm.checkpoints import check_kept, checkpoint, checkpoint_folder, score_of
 
     if version == against:
         raise ConfigError(f"step {version} is compared with itself: name another one by --against")
@@ -70,8 +70,10 @@ def evaluate(
         make_folder(report)
     run_dir = run_folder(run_dir)
     job, _ = load_attribute("swarm.server.journal.lineage:latest_job")(run_dir / "journal.db")
+    checkpoints = checkpoint_folder(job, run_dir)
     for step in filter(None, (version, against)):
-        check_kept(checkpoint_folder(job, run_dir), step)
+        check_kept(checkpoints, step)
+    batch = str(score_of(checkpoint(checkpoints, version)).get("batch_id") or "")
     judge = load_hooks(hooks)
     # before a model is served for them
     next(read_prompts(data))
@@ -128,6 +130,7 @@ def evaluate(
         load_attribute("swarm.server.journal.held_out:keep")(
             run_dir,
             version,
+            batch=batch,
             earlier=earlier.label,
             data=result.data,
             hook=f"{Path(hooks).name} ({judge.code[:12]})" if judge.code else hooks,

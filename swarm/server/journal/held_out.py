@@ -23,6 +23,7 @@ class HeldOutComparison(Model):
     """One version against another one on held-out prompts."""
 
     step: int
+    batch: str = Field(default="", description="of the step: after a step back another one comes under its number")
     earlier: str = Field(description="what the other one is called")
     data: str = Field(description="the file of the prompts, without its folder")
     hook: str = Field(description="what judged, with the digest of its code")
@@ -49,12 +50,13 @@ def keep(run_dir: Path, step: int, **fields: str) -> None:
         raise ConfigError(f"what was found is not kept: cannot write {path}: {exc.strerror or exc}") from exc
 
 
-def kept(run_dir: Path, step: int) -> list[HeldOutComparison]:
-    """Those of ``step``, in the order in which they were made."""
+def kept(run_dir: Path, step: int, batch: str) -> list[HeldOutComparison]:
+    """Those of ``step``, which trained on ``batch``, in the order in which they were made; those that name no batch
+    too."""
     path = run_dir / _FILE
     comparisons: list[HeldOutComparison] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         # a full disk may have cut it off
         with contextlib.suppress(ValidationError):
             comparisons.append(HeldOutComparison.model_validate_json(line))
-    return [comparison for comparison in comparisons if comparison.step == step]
+    return [each for each in comparisons if each.step == step and each.batch in ("", batch)]

@@ -69,15 +69,20 @@ def record_of(journal: Path, step: int) -> PolicyRecord:
         outputs = connection.execute(
             f"SELECT DISTINCT output FROM episodes WHERE batch_id IN {_LISTED}", (json.dumps(batches[-1:]),)
         ).fetchall()
+        # a run that went back before the step has other weights under its number
+        same = connection.execute("SELECT run_id FROM steps WHERE step = ? AND batch_id = ?", (step, _batch(lineage)))
+        runs = json.dumps([run for (run,) in same] or [lineage.run_id])
         pairs = connection.execute(
-            "SELECT pair FROM pairs WHERE run_id = ? AND json_extract(pair, '$.terms.challenger') = ? ORDER BY rowid",
-            (lineage.run_id, step),
+            f"SELECT pair FROM pairs WHERE run_id IN {_LISTED} AND json_extract(pair, '$.terms.challenger') = ?"
+            " ORDER BY rowid",
+            (runs, step),
         ).fetchall()
         # of one move the first row is the move, and later ones are other versions in its stage
         stages = connection.execute(
-            "SELECT stage, min(version) FROM stages WHERE json_extract(stage, '$.challenger') = ?"
+            f"SELECT stage, min(version) FROM stages WHERE run_id IN {_LISTED}"
+            " AND json_extract(stage, '$.challenger') = ?"
             " GROUP BY run_id, route, incumbent, json_extract(stage, '$.at', '$.pinned') ORDER BY min(rowid)",
-            (step,),
+            (runs, step),
         ).fetchall()
     notes = [notes_of(json.loads(output)) for (output,) in outputs if output]
     return PolicyRecord(
@@ -114,7 +119,7 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
     ).fetchall()
     before = [f"step {number} of run {run}" for run, number, _ in line_to(connection, step) if run != run_id]
     routes = Counter(notes_of(json.loads(output) if output else {}).route for (output,) in outputs)
-    return Lineage(
+    lineage = Lineage(
         step=step,
         job=parse_job(job_yaml, f"the job in {journal}"),
         steps=[steps[number] for number in sorted(steps)],
@@ -123,8 +128,14 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
         others=routes[""],
         run_id=run_id,
         parent=before[-1] if before else "",
-        held_out=[comparison.sentence for comparison in kept(journal.parent, step)],
     )
+    held_out = [comparison.sentence for comparison in kept(journal.parent, step, _batch(lineage))]
+    return lineage.model_copy(update={"held_out": held_out})
+
+
+def _batch(lineage: Lineage) -> str:
+    """Of its step; empty where that is not known."""
+    return next((done.batch_id for done in lineage.steps if done.step == lineage.step), "")
 
 
 def _verdicts(pairs: Sequence[Pair]) -> list[str]:

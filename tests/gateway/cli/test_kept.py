@@ -16,15 +16,16 @@ from gateway.launch.plan import ServerPlan
 from gateway.launch.servers import check_earlier
 from swarm.checkpoints import LATEST, hold, kept_steps, saved_step
 from swarm.evidence.stages import ServingStage, StageRules
-from swarm.job import TrainJob
+from swarm.job import TrainJob, dump_job
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.journal.browse import last_run
 from swarm.server.journal.erasure import EXPORTS
+from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import EvaluationRow, PairRow, Row, StageRow, StateRow
+from swarm.server.journal.rows import EvaluationRow, PairRow, Row, RunRow, StageRow, StateRow, StepRow
 from swarm.states import EpisodeState
-from swarm.types import Notes, WorkflowOutput
+from swarm.types import Notes, StepResult, WorkflowOutput
 from tests.gateway.cli.test_models import journal, saved, steps
 from tests.gateway.conftest import gateway_before
 from tests.standins import engine
@@ -90,6 +91,36 @@ def test_a_kept_version_says_what_made_it_and_who_promoted_it(run_dir: Path) -> 
     assert "exists: name a folder that does not" in str(
         command("export", "2", *told, "--out", str(run_dir)).exception
     ), "`models export` does it"
+
+
+def test_after_a_step_back_a_number_stands_for_the_weights_that_have_it_now(run_dir: Path) -> None:
+    rules = StageRules()
+    before = ServingStage.begun("chat", "gpt", rules, 3.0, "salt").serving(2, 3.0)
+    rows: list[Row] = [StageRow("r", "chat", "gpt", 9, before.moved(1.0, 4.0, "bob", "good").model_dump_json())]
+    rows += [PairRow("r", "other", "t", pair("other", challenger=2).model_dump_json())]
+    # back to step 1, and step 2 is trained anew
+    rows += [RunRow("again", dump_job(JOB))]
+    rows += [
+        StepRow("again", StepResult(step=step, batch_id=batch, metrics={}, seconds=1.0))
+        for step, batch in ((1, "r1"), (2, "new"))
+    ]
+    for step, batch in ((1, "r1"), (2, "r2"), (2, "new")):
+        keep(run_dir, step, batch=batch, earlier="the model before", data="d", hook="h", verdict=f"of {batch}")
+
+    async def fill() -> None:
+        opened = Journal.open(run_dir / "journal.db")
+        opened.append(*rows)
+        await opened.close()
+
+    asyncio.run(fill())
+    told = ("--run-dir", str(run_dir))
+    shown = answer("show", "2", *told)
+    assert (shown["run_id"], shown["moves"], shown["verdicts"]) == ("again", [], [])
+    assert [sentence.rpartition(": ")[2] for sentence in shown["held_out"]] == ["of new"]
+    # of the step that the run went back to, all stays known
+    shown = answer("show", "1", *told)
+    assert any("by ann: read 50 of both" in move for move in shown["moves"]) and len(shown["verdicts"]) == 1
+    assert [sentence.rpartition(": ")[2] for sentence in shown["held_out"]] == ["of r1"]
 
 
 def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path, tmp_path: Path) -> None:
