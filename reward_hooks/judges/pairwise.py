@@ -64,7 +64,10 @@ class Pairwise(Judge[PairwiseConfig]):
         shown = [shown_answer(answer) for answer in answers]
         pairs = self._pairs(shown)
         calls = [self._ask(task, *pair) for i, j in pairs for pair in ((shown[i], shown[j]), (shown[j], shown[i]))]
-        verdicts = await all_of(calls)
+        replies = await all_of(calls)
+        # what means and what plain verdicts give cannot be compared
+        plain = any(mean is None for _, mean in replies)
+        verdicts = [verdict if plain or mean is None else mean for verdict, mean in replies]
         met: list[list[tuple[float, float]]] = [[] for _ in answers]
         for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
             # what an answer gets in the order with i first, and in the other
@@ -92,8 +95,8 @@ class Pairwise(Judge[PairwiseConfig]):
             seats.append(None)
         return list(islice(_rounds(seats), most))
 
-    async def _ask(self, task: Task, first: str, second: str) -> float:
-        """What the first of two answers gets."""
+    async def _ask(self, task: Task, first: str, second: str) -> tuple[float, float | None]:
+        """What the first of two answers gets, by the verdict and by its distribution, where the judge shows that."""
         explanation, explained = self._config.explanation
         ask = (
             "Which of the two answers is better? Reply with JSON only: "
@@ -131,12 +134,12 @@ def _draw(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}/{text}".encode(errors="replace")).digest()
 
 
-def _read(choice: Mapping[str, Any]) -> float:
+def _read(choice: Mapping[str, Any]) -> tuple[float, float | None]:
     text = text_of(choice)
     if letter := _LETTER.fullmatch(text):
-        return _GETS[letter[1]]
+        return _GETS[letter[1]], None
     verdict = str(json_of(text).get("verdict")).strip().upper()
     if verdict not in _GETS:
         raise Unparsable(f"its verdict {verdict!r} is none of A, B and C")
     distribution = means(choice, "verdict", _GETS, 1)
-    return distribution[0] if distribution is not None else _GETS[verdict]
+    return _GETS[verdict], None if distribution is None else distribution[0]

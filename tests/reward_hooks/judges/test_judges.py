@@ -47,6 +47,19 @@ async def test_an_answer_whose_distribution_is_not_shown_is_compared_by_plain_sc
 
 
 @anyio
+async def test_pairs_of_which_one_shows_no_distribution_are_compared_by_plain_verdicts(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    async def not_at_first() -> None:
+        scripted.logprobs = len(scripted.bodies) > 1
+
+    scripted.hold = not_at_first
+    judge = open_judge("pairwise", endpoint={"max_concurrency": 1})
+    rewards = await judge.on_compute_relative_reward(TASK, answers(3.0, 3.4, 3.0, 3.4), context())
+    assert [reward.value for reward in rewards] == pytest.approx([-2 / 3, 2 / 3, -2 / 3, 2 / 3])
+
+
+@anyio
 async def test_scores_are_means_of_their_distribution_where_it_is_offered(
     scripted: ScriptedJudge, open_judge: OpenJudge
 ) -> None:
