@@ -271,6 +271,9 @@ class DatasetTraining:
         self._step = max(self._step, step)
         away = self._options.patient and state in _AWAY
         self._served.clear() if away else self._served.set()
+        if state is EngineState.ROLLING:
+            # what was measured of weights that are lost is none of those that come again
+            self._evaluated = min(self._evaluated, step)
         if self._evaluating is not None and state is EngineState.ROLLING and step < self._due_step:
             # an engine that died went back: it does these steps again, and then they are evaluated
             self._evaluating.cancel()

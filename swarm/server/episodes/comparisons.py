@@ -13,7 +13,7 @@ from typing import Any
 from swarm.evidence.pairs import Pair, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import PairedEvidence, Verdict
-from swarm.server.journal.rows import ForgottenPairsRow, PairRow, RatingRow
+from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
 from swarm.status import ComparisonStatus
 
 #: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
@@ -85,7 +85,7 @@ class Comparisons:
         # a draw of a suite comes again under the same name
         self._groups = {group: digest for group, digest in self._groups.items() if digest not in above}
         if above:
-            self._append(ForgottenPairsRow(self._run_id, version))
+            self._append(ForgottenEvidenceRow(self._run_id, version))
 
     def restore(self, run_id: str, rows: Iterable[PairRow], ratings: Iterable[RatingRow] = ()) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""

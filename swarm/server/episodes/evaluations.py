@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from swarm.measures import EVAL, MetricSums
-from swarm.server.journal.rows import EvaluationRow, ForgottenEvaluationsRow
+from swarm.server.journal.rows import EvaluationRow, ForgottenEvidenceRow
 from swarm.types import EvalResult, WorkflowOutput
 
 #: Versions that are remembered.
@@ -41,22 +41,20 @@ class Evaluations:
         self.sums.clear()
         self._changed.clear()
 
+    def forget_above(self, version: int) -> None:
+        """The engine went back to ``version``: those above will be other weights when they come again."""
+        if any(step > version for step in self.sums):
+            self.sums = {step: sums for step, sums in self.sums.items() if step <= version}
+            self._append(ForgottenEvidenceRow(self._run_id, version))
+
     def restore(self, run_id: str, rows: Iterable[EvaluationRow]) -> None:
         """Go on after a restart."""
         self._run_id = run_id
         self.sums = {row.step: MetricSums(row.sums) for row in rows}
 
-    def forget_above(self, version: int) -> None:
-        """The engine went back to ``version``: those above will be other weights when they come again."""
-        if above := [step for step in self.sums if step > version]:
-            for step in above:
-                del self.sums[step]
-            self._append(ForgottenEvaluationsRow(self._run_id, version))
-
     def add(self, output: WorkflowOutput, calls: Sequence[tuple[int, int]]) -> None:
         """An eval episode ended with ``output`` after ``calls``: policy version and sampled tokens of each."""
-        step = max((version for version, _ in calls), default=None)
-        if step is None or self._is_left(step):
+        if not calls or self._is_left(step := max(version for version, _ in calls)):
             return
         sums = self.sums.setdefault(step, MetricSums())
         tokens = sum(tokens for _, tokens in calls)

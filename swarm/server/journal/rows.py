@@ -162,13 +162,6 @@ class EvaluationRow(_Row, frozen=True, gc=False):
     sums: Mapping[str, tuple[int, float]]
 
 
-class ForgottenEvaluationsRow(_Row, frozen=True, gc=False):
-    """The evaluations of policy versions above ``version`` count no more: the engine went back to it."""
-
-    run_id: str
-    version: int
-
-
 class PairRow(_Row, frozen=True, gc=False):
     """What a challenger's group and an incumbent did with one request: a :class:`swarm.evidence.pairs.Pair` as JSON,
     and the digest of its terms."""
@@ -189,8 +182,8 @@ class RatingRow(_Row, frozen=True, gc=False):
     rating: str
 
 
-class ForgottenPairsRow(_Row, frozen=True, gc=False):
-    """The pairs and ratings of challengers above ``version`` count no more: the engine went back to it."""
+class ForgottenEvidenceRow(_Row, frozen=True, gc=False):
+    """The pairs, ratings and evaluations of versions above ``version`` count no more: the engine went back to it."""
 
     run_id: str
     version: int
@@ -228,10 +221,9 @@ Row = (
     | BatchRow
     | StepRow
     | EvaluationRow
-    | ForgottenEvaluationsRow
     | PairRow
     | RatingRow
-    | ForgottenPairsRow
+    | ForgottenEvidenceRow
     | StageRow
     | ResumptionRow
 )

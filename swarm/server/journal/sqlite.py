@@ -26,8 +26,7 @@ from swarm.server.journal.rows import (
     EndRow,
     EpisodeRow,
     EvaluationRow,
-    ForgottenEvaluationsRow,
-    ForgottenPairsRow,
+    ForgottenEvidenceRow,
     GroupRow,
     KeyRow,
     NoAgreementsRow,
@@ -244,12 +243,6 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, row.step, pack_json(dict(row.sums))) for row in rows],
         ),
     ),
-    ForgottenEvaluationsRow: (
-        (
-            "DELETE FROM evaluations WHERE run_id = ? AND step > ?",
-            lambda rows: [(row.run_id, row.version) for row in rows],
-        ),
-    ),
     PairRow: (
         (
             "INSERT OR IGNORE INTO pairs (run_id, group_id, terms, pair) VALUES (?, ?, ?, ?)",
@@ -264,12 +257,16 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
             lambda rows: [(row.run_id, row.answer, row.terms, clean(row.rating)) for row in rows],
         ),
     ),
-    ForgottenPairsRow: tuple(
+    ForgottenEvidenceRow: tuple(
         (
-            f"DELETE FROM {table}s WHERE run_id = ? AND json_extract({table}, '$.terms.challenger') > ?",
+            f"DELETE FROM {table} WHERE run_id = ? AND {version} > ?",
             lambda rows: [(row.run_id, row.version) for row in rows],
         )
-        for table in ("pair", "rating")
+        for table, version in (
+            ("pairs", "json_extract(pair, '$.terms.challenger')"),
+            ("ratings", "json_extract(rating, '$.terms.challenger')"),
+            ("evaluations", "step"),
+        )
     ),
     StageRow: (
         (

@@ -370,6 +370,32 @@ async def test_steps_that_others_take_during_an_evaluation_are_evaluated_as_well
     assert report.last_step == 2
 
 
+async def test_an_evaluation_of_weights_that_are_lost_later_is_made_again(rolling: ScriptedServer) -> None:
+    reports: list[EvaluationReport] = []
+    done = [threading.Event() for _ in range(4)]
+    # step 1 is not saved when the engine dies
+    answers = at(1, 2), at(0, 3), at(1, 4), at(2, 5)
+    rolling.script(
+        "/status", *[at(0)] * 2, *(Answer(answers[at_], wait=done[of]) for at_, of in enumerate((0, 1, 1, 2)))
+    )
+
+    def on_done(report: EvaluationReport) -> None:
+        reports.append(report)
+        done[len(reports) - 1].set()
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        evaluation = Evaluation(lambda: TASKS, every_steps=1, on_done=on_done)
+        options = TrainOptions(total_steps=2, patient=True, evaluation=evaluation, max_parallel=2)
+        call = begin_training(itertools.cycle(TASKS), client, lambda task, api: reward(task), options)
+        ended = call.done(10)
+        for event in done:
+            event.set()
+        call.done(20)
+        call.cancel()
+    assert ended, "it waits for ever"
+    assert [report.step for report in reports] == [0, 1, 1, 2]
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 async def test_values_that_are_not_finite_are_left_out_and_counted(
     rolling: ScriptedServer, shuffled: bool, caplog: pytest.LogCaptureFixture

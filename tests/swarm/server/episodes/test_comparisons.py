@@ -17,7 +17,7 @@ from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import ForgottenPairsRow, PairRow
+from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow
 from tests.swarm.server import conftest as server
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.test_recovery import CONFIG, granted, rolling
@@ -86,7 +86,7 @@ def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_w
 
 
 def test_a_late_pair_of_weights_that_the_engine_went_back_from_counts_for_nobody() -> None:
-    rows: list[PairRow | ForgottenPairsRow] = []
+    rows: list[PairRow | ForgottenEvidenceRow] = []
     stages = Stages(lambda _: None)
     comparisons = Comparisons(rows.append, "run", is_left=stages.is_left)
     stages.serves(25)

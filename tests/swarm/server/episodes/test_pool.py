@@ -11,7 +11,7 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvaluationsRow, Row
+from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvidenceRow, Row
 from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
@@ -257,7 +257,7 @@ def test_an_evaluation_of_weights_that_are_lost_counts_for_no_others() -> None:
     first, late = evaluation(pool, 2), evaluation(pool, 2)
     pool.end("me", "a", ends(first, reward=1.0))
     pool.advance(1)
-    assert pool.evaluations.results() == [] and records[-1] == ForgottenEvaluationsRow("", 1)
+    assert pool.evaluations.results() == [] and records[-1] == ForgottenEvidenceRow("", 1)
     pool.end("me", "a", ends(late, reward=1.0))
     pool.advance(2)
     pool.end("me", "a", ends(evaluation(pool, 2), reward=0.0))
