@@ -217,6 +217,8 @@ class Incumbents:
         if stage.pinned or stage.successor in (None, succession.version, *succession.refused):
             return
         plan, folder = succession.plan, succession.plan.folder(stage.successor)
+        if any(other.writing and other.next and other.next.folder == folder for other in self._successions):
+            return  # for another route of the job
         succession.next = Successor(version=stage.successor, name=plan.name, folder=folder, port=None)
         self._tell("succeeding", {"name": succession.label, "route": plan.route, "why": stage.why})
         if folder.is_dir():

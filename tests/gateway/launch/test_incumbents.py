@@ -201,6 +201,27 @@ def test_a_death_at_any_moment_leaves_one_of_the_two(tmp_path: Path, reached: st
             assert site.asked["model"] == "tiny"
 
 
+def test_a_version_that_is_proven_on_two_routes_is_written_once_and_becomes_the_incumbent_of_both(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "serves").touch()
+    with up(tmp_path, routes=("default", "other")) as site:
+        site.incumbents.stop(threading.Event())
+        [succession] = site.plan.successions
+        site.plan = replace(site.plan, successions=(succession, replace(succession, route="other")))
+        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
+        site.incumbents.start()
+        stage = site.stage(site.first, successor=2)
+        site.stages = [stage, stage.model_copy(update={"route": "other"})]
+        site.until(lambda: site.reloads == 2 or site.told("warning"))
+        assert not site.told("warning")
+        assert {route: kept.version for route, kept in read_successors(site.incumbents.file).items()} == {
+            "default": 2,
+            "other": 2,
+        }
+    assert (tmp_path / "exports").read_text().split() == ["2"]
+
+
 @pytest.mark.parametrize("before", ["ended", "lingers", "upstream"])
 def test_a_version_that_is_recalled_gives_its_place_back(tmp_path: Path, before: str) -> None:
     (tmp_path / "serves").touch()
