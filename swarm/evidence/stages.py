@@ -210,6 +210,12 @@ class ServingStage(BaseModel):
         trial = rules.trial_every is not None and (self.trial or self.share > 0)
         return self._next(rules=rules, trial=trial)._timed(at)
 
+    def set_version(self, version: int) -> Self:
+        """With an incumbent that is this version of the job, with which nothing is compared."""
+        if version == self.incumbent_version:
+            return self
+        return self._next(incumbent_version=version, tried=max(self.tried, version))
+
     def set_pinned(self, pinned: bool, by: str, why: str, at: float) -> Self:
         """Held where it is, or no longer: then a trial whose time was over meanwhile has its time again."""
         challenger = self.challenger if pinned else None

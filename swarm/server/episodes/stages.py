@@ -126,8 +126,10 @@ class Stages:
                     # nobody's training waits for it, and it takes no other's challenger back
                     rules, version = rules.model_copy(update={"trial_every": None, "after_rollback": "train"}), 0
                 stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), version)
-            elif sets_rules:
-                stage = stage.set_rules(rules, self._wall())
+            else:
+                # somebody who may hold no training began it without
+                stage = stage.set_version(followed.incumbent_version) if may_hold else stage
+                stage = stage.set_rules(rules, self._wall()) if sets_rules else stage
             self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
             self._followed[key] = self._clock()
         self._leave_incumbents_before()

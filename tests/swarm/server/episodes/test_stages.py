@@ -148,6 +148,24 @@ def test_a_route_that_anybody_may_invent_holds_no_training() -> None:
     assert stages.holds
 
 
+def test_an_incumbent_that_somebody_else_followed_first_is_known_as_a_version_once_its_own_gateway_does() -> None:
+    stages = Stages(lambda _: None)
+    stages.begin_run("run")
+    stages.serves(20)
+    second = [followed("chat", incumbent="tiny, version 20", version=20)]
+    stages.follow(second, sets_rules=False, may_hold=False)
+    assert not stages.held and not stages.holds
+    stages.follow(second)
+    stage = stages.find("chat", "")
+    assert (stage.incumbent_version, stages.held) == (20, {20: "the incumbent on chat"})
+    assert not stages.holds, "it is not compared with itself"
+    stages.serves(21)
+    assert not stages.holds
+    stages.serves(22)
+    assert stages.holds
+    assert stages.recall(stages.find("chat", ""), None, "ann", "worse").recalled
+
+
 def test_a_repeated_move_changes_nothing() -> None:
     stages, _ = opened()
     saw = stages.find("chat", "gpt")
