@@ -56,7 +56,8 @@ class Webhook:
                         content = {"text": _text(event, policy), "policy": policy.model_dump(mode="json")}
                         await self._tell(http, about, {"event": event, **content})
                 for event, alarm in self._changed():
-                    content = {"text": alarm.sentence, "alarm": alarm.model_dump(mode="json")}
+                    text = alarm.sentence if event == "alarm" else f"over: {alarm.sentence}"
+                    content = {"text": text, "alarm": alarm.model_dump(mode="json")}
                     await self._tell(http, f"{event} {alarm.kind}", {"event": event, **content})
                 await asyncio.sleep(_LOOK)
         finally:
@@ -74,7 +75,9 @@ class Webhook:
         """The alarms that have begun since the last look, and those that are over."""
         before, self._raised = self._raised, {alarm.kind: alarm for alarm in self._alarms()}
         begun = [("alarm", alarm) for name, alarm in self._raised.items() if name not in before]
-        return begun + [("alarm_over", alarm) for name, alarm in before.items() if name not in self._raised]
+        over = (alarm for name, alarm in before.items() if name not in self._raised)
+        # nobody waits for a person because of what is over
+        return begun + [("alarm_over", alarm.model_copy(update={"pauses": False})) for alarm in over]
 
     async def _tell(self, http: HttpClient, about: str, content: dict[str, Any]) -> None:
         wrong = ""

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.protocol import FollowedRoute, PolicyStatus
 from swarm.server.webhook import Webhook
@@ -143,3 +144,16 @@ async def test_an_address_where_nobody_takes_a_connection_or_that_cannot_be_is_n
             [line] = caplog.messages
             assert "was not told that route chat waits" in line and "T0" not in line and "key" not in line
             caplog.clear()
+
+
+@pytest.mark.usefixtures("overrides")
+async def test_an_alarm_that_is_over_says_so_and_asks_nobody(told: Told) -> None:
+    alarm = Alarm(kind="signal", text="nothing was learned", since=4, action="pause", pauses=True)
+    looks = iter([[alarm]])
+    running = asyncio.create_task(Webhook(told.url, list, lambda: next(looks, [])).run())
+    begun, over = await told.next(), await told.next()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (begun["event"], begun["text"]) == ("alarm", alarm.sentence)
+    assert (over["event"], over["text"]) == ("alarm_over", "over: signal, since step 4: nothing was learned")
+    assert (over["alarm"]["kind"], over["alarm"]["pauses"]) == ("signal", False)
