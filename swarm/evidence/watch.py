@@ -269,4 +269,5 @@ def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: 
     now = measured[-1].metrics[EVAL_REWARD]
     trained = f" (in the last training step: {last[REWARD]:.3g})" if REWARD in last else ""
     text = f"the held-out reward fell from {then:.3g} of version {best.step} to {now:.3g}{trained}"
-    return [Alarm(kind="held_out", text=text, since=measured[first].step, action=rules.held_out.action)]
+    # as with steps without a signal, the second one is what raises it
+    return [Alarm(kind="held_out", text=text, since=measured[first + 1].step, action=rules.held_out.action)]

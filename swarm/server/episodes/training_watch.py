@@ -65,7 +65,7 @@ class TrainingWatch:
         self._step = steps[-1].step if steps else 0
         alarms = self._watched(steps, evaluations, self._rules, summed_entropy=summed) if self._watched else []
         self.alarms = [
-            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and alarm.since > self._resumed})
+            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > self._resumed})
             for alarm in alarms
         ]
         new = [alarm for alarm in self.alarms if alarm.kind not in before]
@@ -84,3 +84,8 @@ class TrainingWatch:
             self._resumed = self._step
             self._append(ResumptionRow(self._run_id, self._step))
             self.alarms = [alarm.model_copy(update={"pauses": False}) for alarm in self.alarms]
+
+
+def _begun(alarm: Alarm) -> int:
+    """The step after which it was first seen: a version is evaluated before the next step."""
+    return alarm.since + (alarm.kind == "held_out")

@@ -183,14 +183,14 @@ def evaluated(*rewards: float, episodes: int = 200) -> list[EvalResult]:
 @pytest.mark.parametrize(
     ("evaluations", "since"),
     [
-        (evaluated(0.4, 0.6, 0.45, 0.45), 10),
-        (evaluated(0.4, 0.6, 0.6, 0.45, 0.4, 0.4), 15),
+        (evaluated(0.4, 0.6, 0.45, 0.45), 15),
+        (evaluated(0.4, 0.6, 0.6, 0.45, 0.4, 0.4), 20),
         # one alone is no alarm, nor is a tenth less, nor what chance does to few episodes
         (evaluated(0.4, 0.6, 0.45), None),
         (evaluated(0.4, 0.6, 0.45, 0.6), None),
         (evaluated(0.4, 0.6, 0.55, 0.55, episodes=2000), None),
         (evaluated(0.4, 0.6, 0.45, 0.45, episodes=12), None),
-        (evaluated(-0.2, -0.6, -0.6), 5),
+        (evaluated(-0.2, -0.6, -0.6), 10),
         ([], None),
     ],
 )

@@ -12,11 +12,15 @@ import pytest
 
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.evidence.stages import StageRules
+from swarm.job import TrainJob
+from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.protocol import TRAINING_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.types import StepResult
+from swarm.server.episodes.training_watch import TrainingWatch
+from swarm.server.journal.rows import ResumptionRow
+from swarm.types import EvalResult, StepResult
 from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
 from tests.swarm.server.conftest import Rig, ready
@@ -161,3 +165,37 @@ async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_a
         assert (await rig.client.post(f"{url}/policies/promote", json=moved)).status_code == 200
         controller.pool.stepped(list(controller.run.steps))
         assert controller.pool.stages.find("chat", "").stage == "canary"
+
+
+async def test_held_out_prompts_that_fall_after_a_person_let_training_go_on_pause_it_again() -> None:
+    rules = WatchRules.model_validate({"signal": {"action": "pause"}, "held_out": {"action": "pause"}})
+    rows: list[ResumptionRow] = []
+
+    def steps(*signals: int) -> list[StepResult]:
+        shared = {TASKS: 4.0, SPREAD: 0.3, REWARD: 0.5}
+        metrics = [shared | {TASKS_WITH_SIGNAL: float(signal)} for signal in signals]
+        return [
+            StepResult(step=number, batch_id=f"b{number}", metrics=of_step, seconds=1.0)
+            for number, of_step in enumerate(metrics, 1)
+        ]
+
+    def evaluated(**means: float) -> list[EvalResult]:
+        return [
+            EvalResult(step=int(name[1:]), episodes=400, metrics={EVAL_REWARD: mean}) for name, mean in means.items()
+        ]
+
+    job = TrainJob(model="tiny")
+    watch = TrainingWatch(rows.append, rules)
+    watch.look(steps(4, 4, 0, 0), evaluated(v0=0.8, v2=0.8, v3=0.2), job)
+    assert [alarm.kind for alarm in watch.alarms] == ["signal"] and watch.pauses
+    watch.resume()
+    # the version of the step after which it was resumed is evaluated, and is the second that is lower
+    evaluations = evaluated(v0=0.8, v2=0.8, v3=0.2, v4=0.2)
+    watch.look(steps(4, 4, 0, 0, 4), evaluations, job)
+    assert [(alarm.kind, alarm.since, alarm.pauses) for alarm in watch.alarms] == [("held_out", 4, True)]
+    again = TrainingWatch(rows.append, rules)
+    again.restore("", rows[-1].step, steps(4, 4, 0, 0, 4), evaluations, job)
+    assert again.alarms == watch.alarms
+    watch.resume()
+    watch.look(steps(4, 4, 0, 0, 4, 4), evaluations, job)
+    assert [alarm.pauses for alarm in watch.alarms] == [False]
