@@ -16,8 +16,9 @@ from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
 from swarm.status import ComparisonStatus
 
-#: Comparisons that are followed, the latest; of a long run only the newest challengers matter.
-MAX_COMPARISONS = 64
+#: Comparisons with one incumbent of a route that are followed, the latest, and in all: of a long run only the newest
+#: challengers matter.
+MAX_COMPARISONS, MAX_OF_ALL = 64, 10_000
 #: Groups whose pairs are known to have come: a repetition follows within minutes.
 MAX_GROUPS = 100_000
 
@@ -119,10 +120,10 @@ class Comparisons:
         newest: dict[tuple[str, str], Followed] = {}
         for followed in self.followed.values():
             terms = followed.comparison.terms
-            other = newest.get((terms.route, terms.incumbent))
+            other = newest.get(_key(terms))
             # under other terms the latest pair decides
             if other is None or _version(other.comparison.terms) <= _version(terms):
-                newest[terms.route, terms.incumbent] = followed
+                newest[_key(terms)] = followed
         return [_status(newest[name]) for name in sorted(newest)]
 
     def _take(self, pair: Pair) -> bool:
@@ -134,11 +135,18 @@ class Comparisons:
             del self._groups[next(iter(self._groups))]
         if digest not in self.followed:
             self.followed[digest] = Followed(pair.terms)
+            mine = [name for name, other in self.followed.items() if _key(other.comparison.terms) == _key(pair.terms)]
+            for name in mine[:-MAX_COMPARISONS]:
+                del self.followed[name]
         self.followed[digest].add(pair)
         self.followed.move_to_end(digest)
-        while len(self.followed) > MAX_COMPARISONS:
+        while len(self.followed) > MAX_OF_ALL:
             self.followed.popitem(last=False)
         return True
+
+
+def _key(terms: Terms) -> tuple[str, str]:
+    return terms.route, terms.incumbent
 
 
 def _version(terms: Terms) -> int:

@@ -68,6 +68,23 @@ def test_rows_give_the_same_statuses(made: list[tuple[int, int, float | None]]) 
     assert again.statuses() == found.statuses()
 
 
+@pytest.mark.anyio
+async def test_what_is_proven_of_one_route_is_forgotten_for_no_other(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    before = rolling(journal)
+    routes = range(MAX_COMPARISONS + 2)
+    for number in range(3):
+        for route in routes:
+            await before.episodes.record_pair(pair(f"{route} {number}", route=f"r{route}"))
+    statuses = before.status().comparisons
+    assert {status.verdict.requests for status in statuses} == {3} and len(statuses) == len(routes)
+    await journal.close()
+    after = Controller(CONFIG)
+    after.open(journal := Journal.open(tmp_path / "journal.db"))
+    assert after.status().comparisons == statuses
+    await journal.close()
+
+
 def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_weights() -> None:
     rows: list[PairRow] = []
     comparisons = Comparisons(rows.append, "run")
