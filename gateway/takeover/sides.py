@@ -68,6 +68,8 @@ class Sides:
     def go_on_from(self, before: Sides) -> None:
         """Know the conversations that ``before`` knows, which has the same route under earlier settings."""
         self._sides, self._share = before._sides, before._share
+        if self._sticky == before._sticky:
+            self._begun, before._begun = before._begun, self._begun
 
     @property
     def stage(self) -> ServingStage | None:

@@ -165,6 +165,17 @@ def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share(
     assert sum(route.gateways[0].take_begun(route.stage)) == 1
 
 
+def test_conversations_that_began_before_the_settings_were_read_anew_are_counted_once() -> None:
+    route = Route(gateways=2)
+    route.move(0.25)
+    for number in range(100):
+        route.draw(text=f"hello {number}")
+    before, after = route.gateways
+    after.go_on_from(before)
+    route.draw(text="new", gateway=1)
+    assert sum(after.take_begun(route.stage)) == 101 and before.take_begun(route.stage) == (0, 0)
+
+
 def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:
     route = Route(sticky="key")
     route.move(0.5)
