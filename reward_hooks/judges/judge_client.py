@@ -114,7 +114,7 @@ class JudgeClient:
                 result = parse(answer)
             except Unparsable as exc:
                 self._fail("judge_unparsable", f"gave an answer that cannot be read: {exc}", exc)
-            except (LookupError, TypeError, ValueError, AttributeError) as exc:
+            except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as exc:
                 self._fail("judge_unparsable", f"gave an answer of another shape ({type(exc).__name__}: {exc})", exc)
         except HookError:
             self._budget.count("failures")
@@ -217,7 +217,7 @@ async def _open_until_the_loop_ends(http: HttpClient) -> AsyncGenerator[HttpClie
 def _json(content: bytes) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -72,12 +72,13 @@ async def test_an_answer_stopped_by_new_weights_is_retried(scripted: ScriptedJud
         ([refusal(401, "bad key")], "judge_refused", "answered 401: bad key", 1),
         ([refusal(400, "unknown model")], "judge_refused", "unknown model", 1),
         ([Response("<html>")], "judge_unparsable", "no JSON", 1),
+        ([Response("[" * 100_000)], "judge_unparsable", "no JSON", 1),
         ([JSONResponse([1])], "judge_unparsable", "no chat completion", 1),
         ([JSONResponse({"choices": [{"message": None}]})], "judge_unparsable", "empty", 1),
         ([JSONResponse(completion("The first is better."))], "judge_unparsable", "no JSON object", 1),
         ([JSONResponse(completion('{"verdicts": [', finish_reason="length"))], "judge_unparsable", "cut off", 1),
     ],
-    ids=["500", "wait too long", "401", "400", "html", "list", "null", "prose", "cut off"],
+    ids=["500", "wait too long", "401", "400", "html", "deep", "list", "null", "prose", "cut off"],
 )
 async def test_each_failure_is_an_error_with_its_reason(
     scripted: ScriptedJudge, open_judge: OpenJudge, replies: list[Response], code: str, words: str, tries: int

@@ -159,6 +159,8 @@ async def test_pointwise_scores_each_criterion(scripted: ScriptedJudge, open_jud
         '{"verdicts": [{"answer": 1, "score": 5}, {"answer": 2}]}',
         '{"verdicts": [{"answer": 1, "score": 5}, {"answer": 2, "score": true}]}',
         '{"verdicts": [{"answer": null, "score": 5}, {"answer": 2, "score": 1}]}',
+        '{"verdicts": [{"answer": 1, "score": 5}, {"answer": 2, "score": 1e999}]}',
+        '{"verdicts": [{"answer": 1, "score": 5}, {"answer": Infinity, "score": 1}]}',
         '{"verdicts": {"1": 5, "2": 6}}',
     ],
 )
