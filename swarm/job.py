@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from swarm.errors import ConfigError
 from swarm.packs import added
 from swarm.types import Model
-from swarm.validation import parse_mapping, read_mapping, switch, validated
+from swarm.validation import parse_mapping, read_mapping, validated
 
 #: Where a value comes from, the strongest first; then :data:`OURS` and verl.
 SET, JOB, SERVER = "set", "job", "server defaults"
@@ -54,6 +54,11 @@ class EvalSampling(Model):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=-1)
+
+
+def switch(value: object) -> object:
+    """The words ``on`` and ``off``, which YAML reads as true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 class LoraSettings(Model):

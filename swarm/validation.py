@@ -35,11 +35,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def switch(value: object) -> object:
-    """The words ``on`` and ``off``, which YAML reads as true and false."""
-    return ("on" if value else "off") if isinstance(value, bool) else value
-
-
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
     """The mapping at the top of YAML (or JSON) text; empty for text without content.
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, FiniteFloat, ValidationInfo, field_validator
 
+from swarm.job import switch
 from swarm.types import Model
-from swarm.validation import switch
 
 Action: TypeAlias = Annotated[Literal["off", "warn", "pause", "rollback"], BeforeValidator(switch)]
 
