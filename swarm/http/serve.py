@@ -13,10 +13,10 @@ import errno
 import gc
 import json
 import logging
+import random
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
 SHUTDOWN_SECONDS = 10
+#: of which no system gives one to a connection, or to who listens at port 0, unless it is told to
+_LASTING_PORTS = range(20_000, 29_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,20 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def free_ports() -> Iterator[int]:
+    """Ports of loopback that nobody has now, in a random order. None is of those that systems give to whoever asks for
+    any, so that it is still free when a server listens that is long in starting."""
+    for port in random.Random().sample(_LASTING_PORTS, len(_LASTING_PORTS)):
+        try:
+            bind("127.0.0.1", port).close()
+        except ConfigError:
+            continue
+        yield port
+
+
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
-    with closing(bind("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
+    """The first of :func:`free_ports`."""
+    return next(free_ports())
 
 
 class NoWebSockets(asyncio.Protocol):

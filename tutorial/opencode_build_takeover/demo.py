@@ -24,12 +24,13 @@ from shown import draw, told
 from users import Users
 
 from swarm.client import SwarmClient
+from swarm.http.serve import free_port
 from swarm.protocol import PolicyStatus
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
-from study.experiment import CLI, ExperimentError, call, free_ports, pull, run_config, running, swarm_url  # noqa: E402
+from study.experiment import CLI, ExperimentError, call, pull, run_config, running, swarm_url  # noqa: E402
 
 MODEL = "smollm2-135m"
 CONCISE = HERE.parent / "opencode_build_concise_agent"
@@ -114,7 +115,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def run(out: Path, act: str, hooks: Path, every: int, more: int, pause: float) -> None:
     """One act, its picture and its sentences in ``out``."""
-    [port] = free_ports(1)
+    port = free_port()
     folder = out / act
     folder.mkdir(parents=True, exist_ok=True)
     base = HERE / "config.yaml"

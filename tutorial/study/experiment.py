@@ -9,13 +9,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Generator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import yaml
 
 from gateway.reports.report import Report, read_report
 from gateway.stats import GatewayStatus
+from swarm.http.serve import free_ports
 from swarm.importer import python_path
 
 CLI = [sys.executable, "-P", "-m", "gateway.cli"]
@@ -54,7 +55,7 @@ def run_config(base: Path, folder: Path, *, control: bool, **gateway: Any) -> tu
         The new file and its contents.
     """
     config = yaml.safe_load(base.read_text())
-    swarm_port, gateway_port = free_ports(2)
+    swarm_port, gateway_port = islice(free_ports(), 2)
     config["swarm"] |= {"port": swarm_port, "run_dir": str(folder / "run")}
     hooks = str((base.parent / config["gateway"]["hooks"]).resolve())
     config["gateway"] |= {"port": gateway_port, "hooks": hooks, "control": "shuffle" if control else "none"}
@@ -63,15 +64,6 @@ def run_config(base: Path, folder: Path, *, control: bool, **gateway: Any) -> tu
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path, config
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _environment() -> dict[str, str]:

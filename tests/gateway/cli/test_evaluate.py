@@ -17,7 +17,6 @@ from gateway.launch import plan
 from swarm.job import TrainJob
 from tests.gateway.cli.test_models import journal, saved, steps
 from tests.gateway.launch.test_up import COMMAND
-from tests.ports import free_ports
 from tests.processes import nothing_left_behind
 
 pytestmark = pytest.mark.slow
@@ -38,7 +37,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hook" / "on_compute_relative_reward.py").write_text(HOOK)
     (tmp_path / "held_out.jsonl").write_text("".join(f'{{"question": "q{number}"}}\n' for number in range(8)))
     monkeypatch.setattr(plan, "COMMAND", (*COMMAND, "tests.gateway.scripted_up", "steps"))
-    monkeypatch.setattr("gateway.launch.versions.free_port", lambda: free_ports(1)[0])
     return folder
 
 

@@ -107,7 +107,6 @@ class Site:
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incumbents, "_LOOK", 0.02)
-    monkeypatch.setattr(incumbents, "free_port", lambda: free_ports(1)[0])
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, run_app, uvicorn_config
+from swarm.http.serve import bind, free_port, run_app, uvicorn_config
 
 
 def test_port_zero_takes_a_free_one_and_listens() -> None:
@@ -27,6 +27,17 @@ def test_a_port_in_use_is_said() -> None:
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as error:
             bind("127.0.0.1", port)
     assert error.value.code == "port_in_use"
+
+
+def test_a_free_port_stays_free_until_a_server_that_is_long_in_starting_listens() -> None:
+    chosen = {free_port() for _ in range(50)}
+    given_out: set[int] = set()
+    for _ in range(20_000):
+        with socket.socket() as anybody:
+            anybody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            anybody.bind(("127.0.0.1", 0))
+            given_out.add(anybody.getsockname()[1])
+    assert not chosen & given_out, "who asks for any port gets it meanwhile"
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a" * 64 + ".invalid"])
