@@ -38,9 +38,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
 #: Types of models that keep the rows of a packed micro-batch apart with torch's own attention: transformers makes a
 #: mask for them by the positions. Others mix the rows, without an error (recurrent layers, masks of a model's own).
 PACKED_TYPES = (
-    *("gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
+    *("gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
 )
+
+#: Types of models that cap the scores of their attention: torch's own computes them without the cap, and says nothing.
+CAPPED_TYPES = ("gemma2", "vaultgemma")
 
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
@@ -88,6 +91,9 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job, model))
+    attention = "actor_rollout_ref.model.override_config"
+    if attention in values and read_object(model, "config.json").get("model_type") in CAPPED_TYPES:
+        values[attention] = {"attn_implementation": "eager"}
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"], values["trainer.keep_gb"] = job.keep_checkpoints, job.keep_gb
     values["trainer.sampling"] = job.sampling

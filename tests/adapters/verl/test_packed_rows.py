@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapters.verl.config import PACKED_TYPES
+from adapters.verl.config import CAPPED_TYPES, PACKED_TYPES, verl_config
+from swarm.job import TrainJob
 
 torch = pytest.importorskip("torch", reason="needs the cpu extra")
 
@@ -55,3 +57,23 @@ def test_a_packed_row_is_computed_as_if_it_were_alone(kind: str) -> None:
 
 def test_rows_that_a_model_mixes_are_noticed() -> None:
     assert apart("opt") > 1e-3
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", CAPPED_TYPES)
+def test_a_cap_on_the_scores_of_attention_is_computed(kind: str, device: Any, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = AutoConfig.for_model(kind, **SIZES, attn_logit_softcapping=1.0, initializer_range=0.5)
+    described.save_pretrained(tmp_path)
+    job = TrainJob(model=str(tmp_path), max_prompt_length=64, max_response_length=64)
+    chosen = verl_config(job, job.model, tmp_path, device).actor_rollout_ref.model.override_config
+
+    def logits(attention: str) -> Any:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(described, attn_implementation=attention).eval()
+        with torch.no_grad():
+            return model(torch.tensor([ROWS[0]]), use_cache=False).logits
+
+    assert (logits("sdpa") - logits("eager")).abs().max() > 0.1, "the cap shows"
+    assert (logits(chosen.get("attn_implementation", "eager")) - logits("eager")).abs().max() < 1e-6
