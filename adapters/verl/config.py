@@ -91,9 +91,12 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
     """What a job implies on ``device``, but for parsers, as dotted verl keys; arguments as of :func:`verl_config`."""
     values = job_values(job, model, run_dir) | (cpu_values(job, model) if device == "cpu" else cuda_values(job, model))
-    attention = "actor_rollout_ref.model.override_config"
-    if attention in values and read_object(model, "config.json").get("model_type") in CAPPED_TYPES:
-        values[attention] = {"attn_implementation": "eager"}
+    key, described = "actor_rollout_ref.model.override_config", read_object(model, "config.json")
+    if key in values and described.get("model_type") in CAPPED_TYPES:
+        values[key] = {"attn_implementation": "eager"}
+    # an update with dropout would be of other probabilities than those that were sampled
+    if drops := [name for name, value in described.items() if "drop" in name and isinstance(value, float) and value]:
+        values[key] = {**values.get(key, {}), **dict.fromkeys(drops, 0.0)}
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"], values["trainer.keep_gb"] = job.keep_checkpoints, job.keep_gb
     values["trainer.sampling"] = job.sampling

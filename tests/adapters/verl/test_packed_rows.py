@@ -1,4 +1,5 @@
-"""Rows one after another in one row, as GPUs without flash attention compute them: each as if it were alone."""
+"""Rows one after another in one row, as GPUs without flash attention compute them: each as if it were alone; and what a
+model computes in an update as where it samples."""
 
 from __future__ import annotations
 
@@ -77,3 +78,26 @@ def test_a_cap_on_the_scores_of_attention_is_computed(kind: str, device: Any, tm
 
     assert (logits("sdpa") - logits("eager")).abs().max() > 0.1, "the cap shows"
     assert (logits(chosen.get("attn_implementation", "eager")) - logits("eager")).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_an_update_drops_nothing_that_what_samples_keeps(kind: str, device: Any, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = AutoConfig.for_model(kind, **SIZES, n_embd=64, n_head=4, n_layer=2)
+    described.save_pretrained(tmp_path)
+    job = TrainJob(model=str(tmp_path), max_prompt_length=64, max_response_length=64)
+    chosen = dict(verl_config(job, job.model, tmp_path, device).actor_rollout_ref.model.override_config)
+    attention = chosen.pop("attn_implementation", "sdpa")
+
+    def apart() -> float:
+        model = AutoModelForCausalLM.from_config(described, attn_implementation=attention).train()
+        first, second = (model(torch.tensor([ROWS[0]]), use_cache=False).logits for _ in range(2))
+        return float((first - second).detach().abs().max())
+
+    assert apart() > 1e-4, "its own settings drop"
+    # as verl does
+    for name, value in chosen.items():
+        setattr(described, name, value)
+    assert apart() == 0
