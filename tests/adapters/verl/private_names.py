@@ -116,6 +116,7 @@ TABLE: tuple[Names, ...] = (
         "overridden or assigned: a server that outlives its trainer, and starts before it",
     ),
     Names(f"{_SERVER}:vLLMHttpServer", "_server_task engine global_steps get_server_address", "its loop, its version"),
+    Names(f"{_SERVER}:vLLMHttpServer", "_validate_configs", "overridden: vLLM knows how long a context may be"),
     # an adapter (lora.py)
     Names(f"{_SERVER}:vLLMHttpServer", "lora_as_adapter", "whether vLLM gets one"),
     Names(f"{_SERVER}:vLLMHttpServer", "run_server run_headless", "overridden: how many adapters a batch may hold"),
