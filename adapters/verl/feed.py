@@ -59,6 +59,8 @@ class BatchFeed:
         self._stopped = False
         self._step = 0
         self._log: Callable[[Mapping[str, float], int], None] = lambda metrics, step: None
+        #: the latest step that the run has done, see :class:`swarm.link.messages.BatchReady`
+        self.newest_step = 0
         #: our metrics of the batch that was collected last
         self.metrics: dict[str, float] = {}
         #: of the batch at hand, by verl's key: the reward of a row's episode, and what its advantage is beside that of
@@ -164,6 +166,7 @@ class BatchFeed:
                 match self._link.receive(timeout=1.0):
                     case BatchReady() as message if batch := self.requests.take(message):
                         self._log_all(message.evaluations)
+                        self.newest_step = message.newest_step
                         return batch
                     case Stop(evaluations=evaluations):
                         self._log_all(evaluations)

@@ -212,11 +212,14 @@ class SwarmTrainer(PPOTrainerSync):
         return computed
 
     def _compare_log_probs(self, batch: Any, metrics: dict[str, Any], allowed: float) -> None:
+        version = self._replicas.policy_version()
+        if self._feed.newest_step > version:
+            # the run went back to a checkpoint: tokens of lost weights have this number, too
+            return
         names = ["old_log_probs", "rollout_log_probs", "response_mask", "policy_versions"]
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
         columns = [np.concatenate([row.cpu().numpy() for row in data[name].unbind()]) for name in names]
-        version = self._replicas.policy_version()
         if (far := agreement.difference(*columns, version)) is not None:
             metrics["swarm/adapter_difference"] = far
             agreement.check(far, allowed, version)

@@ -126,10 +126,12 @@ class Goodbye(_Message, frozen=True, kw_only=True):
 
 class BatchReady(_Message, frozen=True, kw_only=True):
     """Server to ``rollout``: the batch for the step that ``RolloutReady`` announced, and what was evaluated since the
-    last one, for the trainer's loggers."""
+    last one, for the trainer's loggers. ``newest_step`` is the latest that the run has done, also if its weights were
+    lost: then tokens that they sampled wait under the same number as those of the step that is done in its place."""
 
     batch: TrainBatch
     evaluations: list[EvalResult] = []
+    newest_step: int = 0
 
 
 class Resume(_Message, frozen=True, kw_only=True):

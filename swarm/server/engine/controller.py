@@ -240,6 +240,11 @@ class Controller:
         """What was evaluated since the last call, for the trainer's loggers."""
         return self.pool.evaluations.take_changed() if self.has_job else []
 
+    @property
+    def newest_step(self) -> int:
+        """The latest step that the run has done, also if its weights were lost with the engine; 0 before the first."""
+        return max((step.step for step in self.run.steps), default=0)
+
     def step_done(self, result: StepResult) -> None:
         """Record a finished step in any state, see :meth:`TrainingRun.step_done`."""
         if self.run.step_done(result):

@@ -272,7 +272,7 @@ class Supervisor:
                 case RolloutReady():
                     deadline = deadline if goodbye.done() or lost is not None else None
                     if (again := controller.rollout_ready(message)) is not None:
-                        await link.send("rollout", BatchReady(batch=again))
+                        await link.send("rollout", BatchReady(batch=again, newest_step=controller.newest_step))
                 case WeightSync():
                     controller.weight_sync_begins()
                 case WeightsSynced(policy_version=version, sampled=sampled):
@@ -297,7 +297,8 @@ class Supervisor:
     async def _feed(self, link: EngineLink) -> str:
         while True:
             batch = await self._controller.next_batch()
-            message = BatchReady(batch=batch, evaluations=self._controller.take_evaluations())
+            evaluations, newest = self._controller.take_evaluations(), self._controller.newest_step
+            message = BatchReady(batch=batch, evaluations=evaluations, newest_step=newest)
             # to a trainer that is gone: the driver is about to say so, or its silence will
             with contextlib.suppress(LinkError):
                 await link.send("rollout", message)

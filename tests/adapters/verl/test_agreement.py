@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +81,44 @@ def config(**changes: Any) -> Any:
 )
 def test_what_is_allowed(changes: dict[str, Any], allowed: float | None) -> None:
     assert tolerance(config(**changes)) == allowed
+
+
+# verl's trainer without a cluster, whose batch has tokens of version 3 that other weights sampled
+STALE = """
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import transfer_queue as tq
+
+from adapters.verl.agreement import StaleAdapterError
+from adapters.verl.config import verl_config
+from swarm.job import TrainJob
+from tests.adapters.verl.compute_advantages import trainer_of
+
+job = TrainJob.model_validate({"model": "m", "device": "cpu", "lora": {"rank": 8}})
+trainer = trainer_of(verl_config(job, "m", Path(tempfile.gettempdir()), "cpu"), {}, {})
+trainer._replicas = SimpleNamespace(policy_version=lambda: 3)
+row = torch.ones(1, 100)
+data = {"old_log_probs": -row, "rollout_log_probs": -2 * row, "response_mask": row, "policy_versions": 3 * row}
+tq.kv_batch_get = lambda **_: data
+for newest in (3, 5):
+    trainer._feed.newest_step = newest
+    try:
+        trainer._compare_log_probs(SimpleNamespace(keys=["k"], tags=[{}], partition_id="train"), {}, 1e-3)
+        print("trained")
+    except StaleAdapterError:
+        print("refused")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_went_back_takes_tokens_of_lost_weights_for_no_stale_adapter() -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    done = subprocess.run(
+        [sys.executable, "-c", STALE], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-2:] == ["refused", "trained"]

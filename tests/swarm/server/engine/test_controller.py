@@ -438,6 +438,7 @@ async def test_a_run_that_crashed_goes_on_from_a_checkpoint_of_its_own(
         controller.rollout_ready(ready(number, batch.batch_id))
     controller.offline("crashed")
     assert controller.boot().resume is resumes
+    assert controller.newest_step == steps, "however far the checkpoint is behind"
     assert controller.job.resume is False
 
 
