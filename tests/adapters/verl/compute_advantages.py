@@ -1,8 +1,8 @@
 """A process of its own, because importing verl takes long: advantages by verl's real trainer code.
 
-Reads a list of ``{"advantage": ..., "groups": [[{"reward": ..., "timelines": n}, ...], ...]}`` from stdin and prints
-for each the advantages per group, episode and timeline, each with its token advantages. Only the TransferQueue is a
-stand-in: a dict of columns.
+Reads a list of ``{"advantage": ..., "groups": [[{"reward": ..., "timelines": n}, ...], ...]}``, perhaps with an
+``estimator`` of verl's in place of the job's, from stdin and prints for each the advantages per group, episode and
+timeline, each with its token advantages. Only the TransferQueue is a stand-in: a dict of columns.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
     store = Store([fields for group in rows for fields in group.fields])
     tq.kv_batch_get, tq.kv_batch_put = store.get, store.put
     meta = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
-    job = TrainJob.model_validate({"model": "m", "advantage": case["advantage"], "device": "cpu"})
+    overrides = {"algorithm.adv_estimator": case["estimator"]} if "estimator" in case else {}
+    fields = {"model": "m", "advantage": case["advantage"], "device": "cpu", "overrides": overrides}
+    job = TrainJob.model_validate(fields)
     config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
     rewards = {key: reward for group in rows for key, reward in zip(group.keys, group.rewards, strict=True)}
     credits = {key: credit for group in rows for key, credit in zip(group.keys, group.credits, strict=True)}

@@ -45,7 +45,10 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     rewards = [[episode["reward"] for episode in group] for group in GROUPS]
     credited = [[{**episode, "credit": credit} for episode, credit in zip(*pair, strict=True)] for pair in CREDITED]
     cases = [{"advantage": name, "groups": groups} for name in names for groups in (GROUPS, credited)]
-    asked = {"cases": cases, "rloo": rewards[:2]}
+    # whose baseline is the mean of all groups
+    plain = [[{"reward": reward, "timelines": 1}] * 2 for reward in (0.9, 0.1)]
+    other = {"advantage": "grpo", "estimator": "reinforce_plus_plus", "groups": plain}
+    asked = {"cases": [*cases, other], "rloo": rewards[:2]}
     done = subprocess.run(
         [sys.executable, "-m", "tests.adapters.verl.compute_advantages"],
         input=json.dumps(asked),
@@ -57,6 +60,8 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    above, below = answer["cases"].pop()
+    assert above[0][0][-1] > 0 > below[0][0][-1], "an estimator that an override names stays what it is"
     for case, found in zip(cases, answer["cases"], strict=True):
         name = case["advantage"]
         for group, rewarded, episodes in zip(case["groups"], rewards, found, strict=True):
