@@ -299,6 +299,10 @@ def _check(config: DictConfig) -> None:
         )
     if config.trainer.v1.trainer_mode != "sync":
         raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")
+    if config.critic.enable or config.algorithm.adv_estimator == "gae":
+        raise ConfigError(
+            "overrides: critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"
+        )
     _check_sizes(config)
 
 

@@ -201,6 +201,8 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"trainer.nnodes.more": 1}, "no key 'trainer.nnodes.more'"),
         ({"trainer.val_before_train": True}, "must stay off"),
         ({"trainer.v1.trainer_mode": "separate_async"}, "must stay 'sync'"),
+        ({"algorithm.adv_estimator": "gae"}, "need a critic"),
+        ({"critic.enable": True}, "need a critic"),
     ],
 )
 def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
