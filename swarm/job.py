@@ -242,6 +242,8 @@ class TrainJob(Model):
             )
         if self.n_gpu * self.nnodes % self.tensor_parallel_size:
             raise ValueError("n_gpu * nnodes must be divisible by tensor_parallel_size")
+        if self.n_gpu % self.tensor_parallel_size and self.tensor_parallel_size % self.n_gpu:
+            raise ValueError("a replica of tensor_parallel_size GPUs lies on one node, or fills whole nodes of n_gpu")
         return self
 
     @property
