@@ -29,15 +29,20 @@ class HeldOut(NamedTuple):
     episodes: int
 
 
-def rewards_of(steps: Iterable[StepResult]) -> dict[int, float]:
-    """The mean reward by step; of steps that were done again, from an earlier checkpoint, the last time."""
-    rewards: dict[int, float] = {}
+def line_of(steps: Iterable[StepResult]) -> list[StepResult]:
+    """The steps that led to the weights of now: of those that were done again, from an earlier checkpoint, the last
+    time."""
+    line: list[StepResult] = []
     for step in steps:
-        while rewards and next(reversed(rewards)) >= step.step:
-            rewards.popitem()
-        if REWARD in step.metrics:
-            rewards[step.step] = step.metrics[REWARD]
-    return rewards
+        while line and line[-1].step >= step.step:
+            line.pop()
+        line.append(step)
+    return line
+
+
+def rewards_of(steps: Iterable[StepResult]) -> dict[int, float]:
+    """The mean reward by step, of the :func:`line_of` them."""
+    return {step.step: step.metrics[REWARD] for step in line_of(steps) if REWARD in step.metrics}
 
 
 def learning_of(

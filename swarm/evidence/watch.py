@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
+from swarm.evidence.learning import line_of
 from swarm.measures import (
     EVAL_REWARD,
     LOGGED,
@@ -56,13 +57,14 @@ def watched(
     """What is beyond its limit after the last of ``steps``.
 
     Args:
-        steps: in order, each as the journal has it.
+        steps: in order, each as the journal has it; of those that were done again the last time counts.
         evaluations: by version, the oldest first.
         rules: limits; what has the action ``off`` is left out.
         summed_entropy: verl's entropy is a sum over the tokens of an answer, as it is with ``dr_grpo``.
     """
     if not steps:
         return []
+    steps = line_of(steps)
     alarms: list[Alarm] = []
     for name, says in _Steps(steps, rules, summed_entropy).rules():
         index = len(steps) - 1

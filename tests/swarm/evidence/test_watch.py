@@ -167,7 +167,8 @@ def test_a_step_beyond_a_limit_is_an_alarm_at_once(
     [((0,), []), ((0, 0), ["signal"]), ((0, 1), []), ((4, 0, 0), ["signal"]), ((0, 0, 4), []), ((), [])],
 )
 def test_two_steps_without_a_signal(counts: tuple[int, ...], alarms: list[str]) -> None:
-    steps = [step(swarm__tasks=4, swarm__tasks_with_signal=count) for count in counts]
+    silent = [step(swarm__tasks=4, swarm__tasks_with_signal=count) for count in counts]
+    steps = [each.model_copy(update={"step": number}) for number, each in enumerate(silent, 1)]
     found = watched(steps, [], RULES)
     assert [alarm.kind for alarm in found] == alarms
     assert all("so nothing was learned: make the reward finer" in alarm.text for alarm in found)
@@ -231,3 +232,10 @@ def test_rewards_without_squares_are_compared() -> None:
     steps = [step(swarm__reward_mean=1e200 * (-1) ** number) for number in range(100)]
     numbered = [each.model_copy(update={"step": number}) for number, each in enumerate(steps, 1)]
     assert watched(numbered, [], RULES) == []
+
+
+def test_steps_of_weights_that_are_lost_are_compared_with_none() -> None:
+    """The engine went back to its checkpoint: the reward rises once more from where it was then."""
+    steps = run(truth(reward=ramp(0.0, 1.0, begins=0.3)), seed=3, steps=100)
+    assert not raised(steps)
+    assert not raised(steps[:60] + steps[30:])
