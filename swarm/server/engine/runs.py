@@ -205,6 +205,8 @@ class TrainingRun:
         self.pool.evaluations.restore(self.run_id, evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
         self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)
+        # no challenger is taken back again: its steps are none of now
+        self.pool.watch.look(self.steps, self.pool.evaluations.results(), job)
 
     def _begin(self, job: TrainJob, reason: str, from_step: int = 0) -> None:
         self.run_id = new_uuid()

@@ -42,9 +42,14 @@ class TrainingWatch:
         self._step = self._resumed = 0
         self.alarms: list[Alarm] = []
 
-    def begin_run(self, run_id: str) -> None:
-        """Forget what was: another run begins."""
-        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, 0, []
+    def begin_run(self, run_id: str, from_step: int = 0) -> None:
+        """Forget what was after ``from_step``: another run begins there, whose steps up to it are to be looked at.
+
+        Whoever went back there knows of their alarms.
+        """
+        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, from_step, []
+        if from_step:
+            self._append(ResumptionRow(run_id, from_step))
 
     def restore(
         self,

@@ -138,6 +138,23 @@ async def test_training_waits_for_a_person_and_goes_on_when_told(
     assert [(one["since"], one["pauses"]) for one in (await status(rig))["alarms"]] == [(6, True)]
 
 
+@pytest.mark.parametrize("overrides", ["pause"], indirect=True)
+async def test_alarms_of_steps_that_a_run_goes_back_to_pause_nothing(
+    rig: Rig, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    await step(rig, 1, 1, 1, 1, 1)
+    await step(rig, 2, 1, 1, 1, 1)
+    await rig.post("/policies/resume", reason="it is known")
+    await step(rig, 3, 1, 1, 1, 1)
+    rig.controller.run.sync(rig.controller.job, from_step=2)
+    policies = (await rig.client.get("/policies")).json()
+    assert [(alarm["since"], alarm["pauses"]) for alarm in policies["alarms"]] == [(2, False)]
+    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+        assert (await rig.client.get(f"{url}/policies")).json() == policies
+    await step(rig, 3, 1, 1, 1, 1)
+    assert [(alarm["since"], alarm["pauses"]) for alarm in (await status(rig))["alarms"]] == [(2, False)]
+
+
 @pytest.mark.parametrize("overrides", ["rollback"], indirect=True)
 async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_are_pinned(
     rig: Rig, overrides: dict[str, Any], tmp_path: Path
