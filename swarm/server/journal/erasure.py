@@ -124,9 +124,10 @@ def tombstones(folder: Path) -> list[Tombstone]:
     """
     path = folder / TOMBSTONES
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # of text, U+0085 and U+2028 would end a line too, and names may have them
+        lines = path.read_bytes().splitlines(keepends=True)
         # one that a kill cut off had deleted nothing; a later line of the same one knows more
-        stones = [Tombstone.model_validate_json(line) for line in lines if line.endswith("\n")]
+        stones = [Tombstone.model_validate_json(line) for line in lines if line.endswith(b"\n")]
         return list({stone.id: stone for stone in stones}.values())
     except FileNotFoundError:
         return []

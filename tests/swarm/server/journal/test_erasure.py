@@ -299,6 +299,12 @@ async def test_a_tombstone_that_a_kill_cut_off_is_written_over(tmp_path: Path) -
     assert [one.subject.user for one in erasure.tombstones(tmp_path)] == ["", "u"]
 
 
+@pytest.mark.parametrize("session", ["\u00c5sa".encode().decode("latin-1"), "a\u2028b", "a\rb"])
+async def test_a_tombstone_is_read_whatever_the_name_has(tmp_path: Path, session: str) -> None:
+    erasure.bury(tmp_path, stone(Subject(session=session)))
+    assert [one.subject.session for one in erasure.tombstones(tmp_path)] == [session]
+
+
 async def test_a_batch_that_is_out_is_sent_again_without_what_was_deleted(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = Journal.open(path)
