@@ -99,7 +99,8 @@ class _StoringRendering(Rendering):
         if not self.data.get("store") or deleted():
             return
         items = [*_items(self.data.get("input")), *response["output"]]
-        if not self.consent.keeps([items, self.data.get("instructions")]):
+        # it repeats the instructions, the tools and the metadata
+        if not self.consent.keeps([items, response]):
             return
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 

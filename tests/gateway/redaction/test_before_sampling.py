@@ -142,6 +142,24 @@ async def test_a_kept_response_has_no_values(rig: server.Rig, tmp_path: Path) ->
         assert (await http.get(f"/v1/responses/{harmless.json()['id']}")).status_code == 200
 
 
+FUNCTION = {"type": "function", "name": "mail", "description": f"Write to {EMAIL}.", "parameters": {}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("redact", "more"),
+    [("group", {"metadata": {"customer": EMAIL}}), ("before_sampling", {"tools": [FUNCTION], "tool_choice": "none"})],
+)
+async def test_a_response_that_repeats_a_private_setting_is_not_kept(
+    rig: server.Rig, tmp_path: Path, stream: bool, redact: str, more: dict[str, Any]
+) -> None:
+    async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": redact}) as http:
+        answer = await http.post("/v1/responses", json={"model": "tiny", "input": "hello", "stream": stream, **more})
+        told = answer.json() if not stream else json.loads(answer.text.split("data: ")[-1])["response"]
+        assert EMAIL in json.dumps(told)
+        assert (await http.get(f"/v1/responses/{told['id']}")).status_code == 404
+
+
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_gets_placeholders_too(rig: server.Rig, tmp_path: Path, path: str, stream: bool) -> None:
