@@ -65,7 +65,7 @@ class Unfolding:
     """Follows one choice of a stream.
 
     Attributes:
-        head: ``id``, ``created`` and ``model`` of the first chunk; empty before it.
+        head: ``id``, ``created`` and ``model`` of the first chunk with a choice; empty before it.
         finish_reason, stop_reason: of the choice, once it has ended.
         usage: once a chunk had it.
     """
@@ -87,7 +87,7 @@ class Unfolding:
         Raises:
             UpstreamError: it continues a tool call that was closed, or begins one without a name.
         """
-        if not self.head:
+        if not self.head and chunk.get("choices"):
             self.head = {key: chunk.get(key) for key in ("id", "created", "model")}
         if chunk.get("usage"):
             self.usage = chunk["usage"]

@@ -163,7 +163,8 @@ class MessageStream(EventStream):
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         events: list[Event] = []
-        if not self._unfolding.head:
+        # Azure's first chunk has no choices, no id and no model
+        if not self._unfolding.head and chunk.get("choices"):
             message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
             # the engine sends the usage at the end; ``message_delta`` has it
             message["usage"] = {"input_tokens": 0, "output_tokens": 0}

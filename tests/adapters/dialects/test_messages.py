@@ -344,6 +344,16 @@ def test_an_empty_answer_has_a_text(content: str | None) -> None:
     assert assembled(events)["content"] == answer["content"]
 
 
+def test_a_message_has_the_id_of_the_chunk_that_says_something() -> None:
+    """Azure's first chunk tells what its filters found, and has neither id nor model."""
+    message: dict[str, Any] = {"role": "assistant", "content": "a"}
+    filters = {"id": "", "created": 0, "model": "", "choices": [], "prompt_filter_results": []}
+    stream = DIALECT.stream({})
+    events = sent(b"".join(map(stream.take, [filters, *answers.streamed([message])])) + stream.end())
+    whole = assembled(events)
+    assert (whole["id"], whole["model"]) == ("msg_7", "tiny")
+
+
 def test_a_stream_without_an_end_is_no_answer() -> None:
     stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
