@@ -155,10 +155,11 @@ class Upstream:
 
     def _body(self, incoming: Incoming) -> bytes:
         if incoming.values:
-            # a raw prompt asks for log-probabilities in another way
-            body, own = incoming.call.body, ("logprobs", "top_logprobs") if "prompt" in incoming.call.body else ()
             asked: dict[str, Any] = json.loads(incoming.raw)
-            body = {name: asked[name] if name in own else value for name, value in body.items() if name in asked}
+            body = {name: value for name, value in incoming.call.body.items() if name in asked}
+            if "prompt" in body:
+                # a raw prompt asks for log-probabilities in another way than a chat, which knows no echo
+                body |= {name: asked[name] for name in ("logprobs", "echo") if asked.get(name) is not None}
             return to_json({**body, "model": self._model} if self._model else body)
         if self._model is None:
             return bytes(incoming.raw)

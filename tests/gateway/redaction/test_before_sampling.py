@@ -222,6 +222,18 @@ async def test_of_several_prompts_an_upstream_gets_each_with_its_placeholders(
     assert sorted(sent) == ["hello", f"write to {MASKED}"]
 
 
+async def test_an_upstream_is_asked_for_the_prompt_too(upstream: Upstream, tmp_path: Path) -> None:
+    said = {"choices": [{"index": 0, "text": f"write to {MASKED}. I do", "finish_reason": "stop"}]}
+    upstream.answers["/v1/completions"] = lambda _: JSONResponse(said)
+    nobody: Any = None
+    settings: dict[str, Any] = {"upstream": {"base_url": upstream.url}, "data": {"redact": "before_sampling"}}
+    async with gateway_before(nobody, tmp_path, **settings) as http:
+        body = {"model": "tiny", "prompt": f"write to {EMAIL}", "echo": True, "best_of": 1, "logprobs": None}
+        answer = await http.post("/v1/completions", json=body)
+    assert answer.json()["choices"][0]["text"] == f"write to {EMAIL}. I do"
+    assert upstream.got[-1].body == {"model": "tiny", "prompt": f"write to {MASKED}", "echo": True}
+
+
 async def test_tokens_are_counted_of_placeholders(rig: server.Rig, upstream: Upstream, tmp_path: Path) -> None:
     """By the engine, and by an upstream, which gets pictures as they are."""
     counting = "/v1/messages/count_tokens"
