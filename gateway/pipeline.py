@@ -149,14 +149,16 @@ class Pipeline:
             may_keep(texts=False)
         return refuses
 
-    async def is_plain(self, model: str | None, caller: Caller) -> bool:
-        """Whether only an upstream answers the requests for ``model``, as they came: none are masked."""
+    async def is_plain(self, model: str | None, caller: Caller, *, alone: bool = False) -> bool:
+        """Whether an upstream answers the requests for ``model``, as they came: none are masked; with ``alone`` no
+        challenger ever does."""
         try:
             with self._routes.table.held() as table:
                 route = await table.find(model, caller)
         except SwarmGatewayError:
             return False
-        return route.plain and route.settings.data.redact != "before_sampling"
+        plain = route.training is None if alone else route.plain
+        return plain and route.settings.data.redact != "before_sampling"
 
     async def _admitted(self, incoming: Incoming, route: Route, table: RouteTable) -> Outcome:
         async with AsyncExitStack() as held:

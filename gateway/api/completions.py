@@ -44,7 +44,7 @@ class CompletionsEndpoint(DialectEndpoint):
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
         prompts = prompts_of(data)
         # a plain upstream gets the request as it came
-        if len(prompts) == 1 or await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
+        if len(prompts) == 1 or await gateway.pipeline.is_plain(incoming.call.model, incoming.caller, alone=True):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
         incoming.prospect.needed = len(bodies)

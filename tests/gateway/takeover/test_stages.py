@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from gateway.app import create_app
@@ -60,6 +60,22 @@ async def test_live_the_challenger_answers_and_the_incumbent_is_asked_behind(
     assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.25), pytest.approx(0.3))
     assert pair.position == pytest.approx(float(response.headers["x-swarm-position"]), abs=1e-6)
     assert len(upstream.got) == 1
+
+
+@pytest.mark.parametrize("stage", ["shadow", "live"])
+async def test_each_prompt_of_a_list_is_answered(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stage: str
+) -> None:
+    """By the side that each is drawn for: a group is of one prompt, whoever answers."""
+    upstream.answers["/v1/completions"] = lambda body: JSONResponse(
+        {"choices": [{"index": 0, "text": body["prompt"], "finish_reason": "stop"}]}
+    )
+    async with open_gateway(**serve(upstream, stage=stage), reward=REWARD) as http:
+        await known(http, stage)
+        answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "b"], "echo": True})
+        assert answer.status_code == 200, answer.text
+        choices = answer.json()["choices"]
+        assert [(choice["index"], choice["text"][0]) for choice in choices] == [(0, "a"), (1, "b")]
 
 
 async def test_what_the_challenger_cannot_the_incumbent_answers(
