@@ -63,7 +63,7 @@ class Rules:
         if self.more:
             placeholders = [match.span() for match in PLACEHOLDER.finditer(text)]
             for find in self.more:
-                for span in find(text):
+                for span in find(plain):
                     # what stands for something private is not
                     if not any(start <= span.start and span.end <= end for start, end in placeholders):
                         yield span

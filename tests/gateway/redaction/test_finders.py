@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -37,6 +39,17 @@ def test_patterns_and_functions_find_what_no_built_in_rule_knows() -> None:
     assert masking.masked(text) == "[PERSON_1] is [EMPLOYEE_1], [EMAIL_1]"
     assert unmasked("[PERSON_1]!", masking.values) == "Anna!" and not rules.private(masking.masked(text))
     assert rules.private("E-123456") and not rules.private("E-12345")
+
+
+def whole_words(text: str) -> Iterator[tuple[str, int, int]]:
+    return (("PERSON", *match.span()) for match in re.finditer(r"\bAnna\b", text))
+
+
+def test_they_find_it_behind_an_escape_of_json_too() -> None:
+    rules = data(patterns={"employee": r"\bE-[0-9]{6}\b"}, finders=[f"{__name__}:whole_words"]).rules
+    assert rules is not None
+    arguments = json.dumps({"said": "Yours,\nAnna\tE-123456"})
+    assert Masking(rules).masked(arguments) == r'{"said": "Yours,\n[PERSON_1]\t[EMPLOYEE_1]"}'
 
 
 def test_a_text_at_which_a_finder_fails_is_private(caplog: pytest.LogCaptureFixture) -> None:
