@@ -9,17 +9,18 @@ Agents SDK.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
-from adapters.dialects.jsons import encode
+from adapters.dialects.jsons import encode, object_in
 from adapters.dialects.response_answers import response_id
 from adapters.dialects.responses import ResponseStream
+from adapters.dialects.sse import SseDecoder
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
 from gateway.api.exchange import Rendering
 from gateway.api.others import Passthrough
@@ -27,7 +28,7 @@ from gateway.data.consent import Consent
 from gateway.observability.request import deleted, notes
 from gateway.runtime import Gateway
 from gateway.sessions.response_store import ResponseStore, StoredResponse, unknown_response
-from gateway.types import AnyRequest, Caller, Incoming, Relayed
+from gateway.types import AnyRequest, Caller, Incoming, Outcome, Relayed
 from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
 
 
@@ -73,6 +74,33 @@ class ResponsesEndpoint(DialectEndpoint):
             incoming.consent,
         )
 
+    async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
+        """A response of an upstream that stands in is stored, too: the swarm may answer the next turn."""
+        outcome = await super().answer(gateway, incoming, data)
+        if not isinstance(outcome, Relayed) or outcome.status != 200:
+            return outcome
+        if await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
+            return outcome
+        rendering = cast("_StoringRendering", self.rendering(gateway, incoming, data, {}))
+        if not isinstance(outcome.body, bytes):
+            return replace(outcome, body=_kept(outcome.body, rendering))
+        if (response := object_in(outcome.body)) is not None:
+            rendering.keep(response)
+        return outcome
+
+
+async def _kept(parts: AsyncIterator[bytes], rendering: _StoringRendering) -> AsyncIterator[bytes]:
+    """``parts`` of a stream of events, whose response is stored before its end goes out."""
+    decoder = SseDecoder()
+    async for part in parts:
+        for event in decoder.feed(part):
+            match object_in(event):
+                case {"type": "response.completed" | "response.incomplete", "response": dict(response)}:
+                    rendering.keep(cast("dict[str, Any]", response))
+                case _:
+                    pass
+        yield part
+
 
 @dataclass(frozen=True)
 class _StoringRendering(Rendering):
@@ -96,7 +124,7 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not self.data.get("store") or deleted():
+        if not self.data.get("store") or deleted() or not isinstance(response.get("output"), list):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         # it repeats the instructions, the tools and the metadata

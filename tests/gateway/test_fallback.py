@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from adapters.dialects.sse import encode_named
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
 from tests.standins.swarm import Swarm, as_one, completion, error, once, said, streamed
@@ -79,6 +80,37 @@ async def test_the_fallback_gets_the_kept_items_that_are_referred_to(
         items = [{**typed, "id": kept["id"]}, {"role": "user", "content": "and?"}]
         await http.post("/v1/responses", json={"model": "tiny", "input": items})
     assert upstream.got[-1].body["input"] == [kept, items[1]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_goes_on_from_the_response_of_a_fallback(
+    upstream: Upstream, open_gateway: OpenGateway, stream: bool
+) -> None:
+    """By whoever answers then, and though the fallback answers again."""
+    message = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "so"}],
+    }
+    theirs = {"id": "resp_theirs", "object": "response", "status": "completed", "output": [message]}
+    events = encode_named([{"type": "response.created"}, {"type": "response.completed", "response": theirs}])
+    upstream.answers["/v1/responses"] = lambda body: (
+        Response(events, media_type="text/event-stream") if body.get("stream") else JSONResponse(theirs)
+    )
+    async with open_gateway(**AWAY, upstream={"base_url": upstream.url}) as http:
+        asked = {"model": "tiny", "input": "hi", "stream": stream}
+        answer = await http.post("/v1/responses", json=asked)
+        assert answer.content == events if stream else answer.json() == theirs
+        more = {"model": "tiny", "input": "and?", "previous_response_id": "resp_theirs"}
+        answer = await http.post("/v1/responses", json=more)
+        assert answer.status_code == 200, answer.text
+        assert (await http.get("/v1/responses/resp_theirs")).json() == theirs
+        await http.delete("/v1/responses/resp_theirs")
+        await http.post("/v1/responses", json={**asked, "store": False})
+        assert (await http.post("/v1/responses", json=more)).status_code == 400
+    hi, so, more = upstream.got[1].body["input"]
+    assert (hi["content"], so, more["content"]) == ("hi", message, "and?")
 
 
 @pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.OFFLINE])
