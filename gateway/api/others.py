@@ -33,6 +33,8 @@ _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 _SLASHES = re.compile("//+")
+#: Of a form, such as for audio.
+_FORM_MODEL = re.compile(rb'form-data; name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]+)\r\n', re.IGNORECASE)
 
 
 class Passthrough(ApiEndpoint):
@@ -100,8 +102,11 @@ class AnyOther:
 
 
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
-    """The model that a JSON body names."""
-    if not headers.get("content-type", "").startswith("application/json"):
+    """The model that a JSON body or a form names."""
+    kind = headers.get("content-type", "")
+    if kind.startswith("multipart/form-data") and (named := _FORM_MODEL.search(body)) is not None:
+        return named[1].decode(errors="replace")
+    if not kind.startswith("application/json"):
         return None
     return model_of(object_in(body) or {})
 

@@ -72,6 +72,21 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
     assert (compressed.raw, compressed.headers["content-encoding"]) == (b"\x1f\x8bpacked", "gzip")
 
 
+async def test_a_form_leads_to_the_route_of_the_model_that_it_names(
+    upstream: Upstream, open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    def named(name: str) -> dict[str, Any]:
+        return {"name": name, "models": [name], "swarm_url": None, "upstream": {"base_url": f"{upstream.url}/{name}"}}
+
+    routes = [named("one"), named("two")]
+    async with open_gateway(swarm_url=None, hooks=None, routes=routes) as http:
+        files = {"file": ("a.wav", b"\x00\xff\r\n\r\n", "audio/wav")}
+        for data in ({"model": "two"}, {"language": "en", "model": "one"}):
+            answer = await http.post("/v1/audio/transcriptions", data=data, files=files)
+            assert answer.status_code == 200, answer.text
+    assert [seen.target for seen in upstream.got] == [f"/v1/{name}/audio/transcriptions" for name in ("two", "one")]
+
+
 @pytest.mark.parametrize(
     "path",
     [
