@@ -168,7 +168,7 @@ class ResponseItems:
         return part.kind == "call" and part.name in self._tools and self._tools[part.name].custom
 
     def id_of(self, part: AnswerPart) -> str:
-        """See :func:`response_id`."""
+        """It has the id of its response, so that no other item has it."""
         prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
         return f"{prefix}_{self.envelope['id'].removeprefix(ID_PREFIX)}_{part.index}"
 
@@ -194,11 +194,6 @@ class ResponseItems:
                 # an item that has just begun has no arguments yet
                 return {**call, "type": "custom_tool_call", "input": input_of(part.text) if part.text else ""}
         return {**call, "type": "function_call", "arguments": part.text}
-
-
-def response_id(item_id: str) -> str:
-    """The id of the response with the item ``item_id``, if that is ours."""
-    return ID_PREFIX + item_id.partition("_")[2].rpartition("_")[0]
 
 
 def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode, object_in
-from adapters.dialects.response_answers import response_id
 from adapters.dialects.responses import ResponseStream
 from adapters.dialects.sse import SseDecoder
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
@@ -186,11 +185,8 @@ def _referred(gateway: Gateway, caller: Caller, item: Any) -> Any:
             pass
         case _:
             return item
-    try:
-        output: list[Any] = gateway.responses.get(caller.key_id, response_id(item_id)).response["output"]
-    except NotFoundError:
-        return item
-    return next((kept for kept in output if kept["id"] == item_id), item)
+    kept = gateway.responses.item(caller.key_id, item_id)
+    return item if kept is None else kept
 
 
 def _items(content: Any) -> list[Any]:

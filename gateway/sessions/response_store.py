@@ -60,6 +60,8 @@ class ResponseStore:
         self._clock = clock
         #: with the time at which each expires
         self._responses: OrderedDict[tuple[str, str], tuple[float, StoredResponse]] = OrderedDict()
+        #: the keys of responses by those of their items
+        self._items: dict[tuple[str, str], tuple[str, str]] = {}
         self.size = 0
 
     def __len__(self) -> int:
@@ -70,9 +72,9 @@ class ResponseStore:
         if stored.size > self._max_bytes:
             return
         key = key_id, stored.response["id"]
-        if (earlier := self._responses.pop(key, None)) is not None:
-            self.size -= earlier[1].size
+        self._forget(key)
         self._responses[key] = (self._clock() + self._seconds, stored)
+        self._items |= {(key_id, item_id): key for item_id in _ids(stored)}
         self.size += stored.size
         self._trim()
 
@@ -87,21 +89,43 @@ class ResponseStore:
             raise unknown_response(response_id)
         return self._responses[key_id, response_id][1]
 
+    def item(self, key_id: str, item_id: str) -> dict[str, Any] | None:
+        """An item of the output of a response that the key ``key_id`` made."""
+        self._trim()
+        if (key := self._items.get((key_id, item_id))) is None:
+            return None
+        output: list[Any] = self._responses[key][1].response["output"]
+        return next(item for item in output if isinstance(item, dict) and item.get("id") == item_id)
+
     def delete(self, key_id: str, response_id: str) -> None:
         """Forget a response; raises as :meth:`get`."""
-        self.size -= self.get(key_id, response_id).size
-        del self._responses[key_id, response_id]
+        self.get(key_id, response_id)
+        self._forget((key_id, response_id))
 
     def erase(self, subject: Subject) -> int:
         """Forget all of the subject's; how many there were."""
-        mine = [(key, stored) for key, (_, stored) in self._responses.items() if subject.fits(stored.notes)]
-        for key, stored in mine:
-            self.size -= stored.size
-            del self._responses[key]
+        mine = [key for key, (_, stored) in self._responses.items() if subject.fits(stored.notes)]
+        for key in mine:
+            self._forget(key)
         return len(mine)
 
     def _trim(self) -> None:
         now = self._clock()
         while self._responses and (self.size > self._max_bytes or next(iter(self._responses.values()))[0] <= now):
-            _, (_, stored) = self._responses.popitem(last=False)
-            self.size -= stored.size
+            self._forget(next(iter(self._responses)))
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        _, stored = self._responses.pop(key, (0.0, None))
+        if stored is None:
+            return
+        self.size -= stored.size
+        for item_id in _ids(stored):
+            # a later response may have it, too
+            if self._items.get((key[0], item_id)) == key:
+                del self._items[key[0], item_id]
+
+
+def _ids(stored: StoredResponse) -> list[str]:
+    """Of the items of its output."""
+    items: list[Any] = stored.response.get("output") or []
+    return [item["id"] for item in items if isinstance(item, dict) and isinstance(item.get("id"), str)]

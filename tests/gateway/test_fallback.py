@@ -106,6 +106,10 @@ async def test_a_conversation_goes_on_from_the_response_of_a_fallback(
         answer = await http.post("/v1/responses", json=more)
         assert answer.status_code == 200, answer.text
         assert (await http.get("/v1/responses/resp_theirs")).json() == theirs
+        referring = [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]
+        answer = await http.post("/v1/responses", json={"model": "tiny", "input": referring})
+        assert answer.status_code == 200, answer.text
+        assert upstream.got[-1].body["input"][1] == message
         await http.delete("/v1/responses/resp_theirs")
         await http.post("/v1/responses", json={**asked, "store": False})
         assert (await http.post("/v1/responses", json=more)).status_code == 400
