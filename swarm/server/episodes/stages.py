@@ -237,7 +237,8 @@ class Stages:
         """
         if share is None and version is None:
             raise RequestError("say the share, or the version of the stage that you saw", param="share")
-        if share is not None and _is_done(seen, version, share, by, why):
+        after = seen.rules.after(seen.before) if share is None and seen.share > seen.before else share
+        if after is not None and _is_done(seen, version, after, by, why):
             return seen
         stage = self._unmoved(seen, version)
         if stage.rules.mode == "never":

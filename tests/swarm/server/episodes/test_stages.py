@@ -177,6 +177,8 @@ def test_a_repeated_move_changes_nothing() -> None:
         stages.promote(saw, None, "ann", "up")
     once = stages.promote(saw, saw.version, "ann", "up", share=0.05)
     assert stages.promote(once, saw.version, "ann", "up", share=0.05) is once
+    # also where the share follows from the version
+    assert stages.promote(once, saw.version, "ann", "up") is once
     with pytest.raises(ConflictError, match="has moved since"):
         stages.promote(once, saw.version, "bob", "up", share=0.05)
     held = stages.pin(once, once.version, "ann", "hold", pinned=True)
