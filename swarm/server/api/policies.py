@@ -97,7 +97,7 @@ class PolicyRoutes:
         stage = self.episodes.run.pool.stages.find(challenger, incumbent)
         status, followed = self._status(stage), self._comparison(stage)
         lines = _lines(stage, followed.comparison if followed is not None else None, status)
-        if followed is not None and not self._counts(stage, followed):
+        if followed is not None and not self._counts(followed):
             lines.append("the stage has other rules, another hook or another job: this verdict moves nothing")
         return PolicyExplanation(**dict(status), lines=lines)
 
@@ -170,18 +170,18 @@ class PolicyRoutes:
             if (terms := followed.comparison.terms)
             and (terms.route, terms.incumbent, terms.challenger, terms.stage) == wanted
         ]
-        return next(reversed([followed for followed in fitting if self._counts(stage, followed)] or fitting), None)
+        return next(reversed([followed for followed in fitting if self._counts(followed)] or fitting), None)
 
-    def _counts(self, stage: ServingStage, followed: Followed) -> bool:
-        """Whether a comparison is by the rules of the stage."""
-        return stage.rules.count(followed.comparison, self.episodes.run.pool.stages.job)
+    def _counts(self, followed: Followed) -> bool:
+        """Whether a comparison is by the rules of its stage."""
+        return self.episodes.run.pool.stages.counts(followed.comparison)
 
     def _status(self, stage: ServingStage) -> PolicyStatus:
         followed = self._comparison(stage)
         verdict = followed.verdict if followed is not None else None
         waits = ""
         # what is proven by other rules moves nobody, and asks nobody to
-        counts = followed is not None and self._counts(stage, followed)
+        counts = followed is not None and self._counts(followed)
         if verdict is not None and counts and (stage.pinned or stage.rules.mode != "auto"):
             if verdict.finding == "worse" and stage.share > 0:
                 waits = "rollback"

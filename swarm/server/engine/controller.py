@@ -105,7 +105,7 @@ class Controller:
             pool=pool.information() if pool else None,
             steps=list(self.run.steps)[-steps:] if steps else [],
             evaluations=evaluations if steps else [],
-            comparisons=pool.comparisons.statuses() if pool and pool.comparisons.followed else [],
+            comparisons=pool.comparisons.statuses(pool.stages.counts) if pool and pool.comparisons.followed else [],
             alarms=alarms,
             learning=learning_of(self.run.steps, evaluations, alarms),
             stages=[stage.shown for stage in pool.stages.current] if pool else [],

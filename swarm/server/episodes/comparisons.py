@@ -115,16 +115,17 @@ class Comparisons:
             self._append(RatingRow(self._run_id, answer, digest, rating.model_dump_json()))
             self._on_evidence(followed.comparison)
 
-    def statuses(self) -> list[ComparisonStatus]:
-        """For each incumbent of each route, what is proven of its newest challenger."""
-        newest: dict[tuple[str, str], Followed] = {}
+    def statuses(self, counts: Callable[[PairedEvidence], bool] = lambda _: True) -> list[ComparisonStatus]:
+        """For each incumbent of each route, what is proven of its newest challenger: by what ``counts``, if there is
+        some."""
+        newest: dict[tuple[str, str], tuple[tuple[int, bool], Followed]] = {}
         for followed in self.followed.values():
             terms = followed.comparison.terms
-            other = newest.get(_key(terms))
-            # under other terms the latest pair decides
-            if other is None or _version(other.comparison.terms) <= _version(terms):
-                newest[_key(terms)] = followed
-        return [_status(newest[name]) for name in sorted(newest)]
+            rank, other = (_version(terms), counts(followed.comparison)), newest.get(_key(terms))
+            # of several the latest pair decides
+            if other is None or other[0] <= rank:
+                newest[_key(terms)] = rank, followed
+        return [_status(newest[name][1]) for name in sorted(newest)]
 
     def _take(self, pair: Pair) -> bool:
         if pair.group_id in self._groups:

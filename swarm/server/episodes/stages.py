@@ -200,6 +200,11 @@ class Stages:
                     # it is to be the incumbent once more
                     self._set(other.set_recalled(False))
 
+    def counts(self, evidence: PairedEvidence) -> bool:
+        """Whether it is by the rules of its stage, and of the job's own model."""
+        stage = self.pointers.get((evidence.terms.route, evidence.terms.incumbent))
+        return stage is not None and stage.rules.count(evidence, self.job)
+
     def find(self, route: str, incumbent: str) -> ServingStage:
         """The pointer that is meant; without names the only one, of a route's several that of the latest version.
 

@@ -691,3 +691,6 @@ async def test_what_another_hook_judged_asks_nobody_to_promote(rig: server.Rig) 
     await judged("of the stage", 0.1, 0.9)
     policy = await judged("another", 0.9, 0.1)
     assert (policy["verdict"]["finding"], policy["waits"]) == ("worse", "")
+    # gateways ask their suites by what this says
+    [status] = (await rig.client.get("/status")).json()["comparisons"]
+    assert status["verdict"] == policy["verdict"]
