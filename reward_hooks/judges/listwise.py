@@ -59,8 +59,7 @@ class ListwiseConfig(JudgeConfig):
 
 
 class Listwise(Judge[ListwiseConfig]):
-    """Asks ``orders`` questions per group, but at most one per answer. Rewards are in [0, 1], or slightly outside after
-    a position bias was removed."""
+    """Asks ``orders`` questions per group, but at most one per answer. Rewards are in [0, 1]."""
 
     name = "listwise"
 
@@ -115,8 +114,9 @@ def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
     if len(verdicts) > 2:
         components["place_swing"] = swing
     reason = " / ".join(dict.fromkeys(verdict[2] for verdict in verdicts if verdict[2]))
-    # rounded: numerical noise must not break ties
-    return Reward(value=round(quality / HIGHEST, 9), components=components, reason=reason)
+    # an estimate may lie slightly beyond the scale; rounded: numerical noise must not break ties
+    value = round(min(1.0, max(0.0, quality / HIGHEST)), 9)
+    return Reward(value=value, components=components, reason=reason)
 
 
 def orders_of(first: Sequence[int], count: int) -> list[list[int]]:

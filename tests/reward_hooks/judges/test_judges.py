@@ -47,6 +47,19 @@ async def test_an_answer_whose_distribution_is_not_shown_is_compared_by_plain_sc
 
 
 @anyio
+async def test_rewards_without_the_effect_of_places_are_on_the_judges_scale(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    # the gate takes a reward beyond its bounds for none
+    scripted.bias = lambda place, count: 1.0 if place == 0 else 0.0
+    for qualities in ((8.6, 8.4, 8.8, 8.7, 8.3, 7.6, 8.9, 9.0), (0.4, 0.3, 0.0, 0.6, 0.2, 0.1, 0.7, 0.0)):
+        for number in range(8):
+            judge = open_judge("listwise")
+            rewards = await judge.on_compute_relative_reward(TASK, answers(*qualities), context(f"g{number}"))
+            assert all(0 <= reward.value <= 1 for reward in rewards), [reward.value for reward in rewards]
+
+
+@anyio
 async def test_pairs_of_which_one_shows_no_distribution_are_compared_by_plain_verdicts(
     scripted: ScriptedJudge, open_judge: OpenJudge
 ) -> None:
