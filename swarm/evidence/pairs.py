@@ -37,7 +37,7 @@ class GateRules(_Evidence):
     reference: bool = Field(
         default=True,
         description="the incumbent's answer is one more candidate of the group's reward hook; false: it is judged in a "
-        "call of its own, so that rewards of the group do not depend on it",
+        "call of its own, so that rewards of the group do not depend on it: not for hooks that rank or compare answers",
     )
     margin: float = Field(
         default=0.05,
