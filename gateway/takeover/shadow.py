@@ -147,7 +147,7 @@ class Shadow:
         try:
             answer, seconds = await whole_answer(ask, incoming)
             with self._taken(draw) as drawn:
-                pair = await run.compared(self.reference(training, answer, seconds, draw.stage, drawn))
+                pair = await run.compared(self.reference(training, incoming, answer, seconds, draw.stage, drawn))
                 if not run.samples and not pair.challenger.failed:
                     raise UpstreamError("its user left the challenger's stream", code=NOT_WHOLE)
         except SwarmGatewayError as exc:
@@ -192,7 +192,7 @@ class Shadow:
         fans_out = settings.when_batch_waits == "best"
         try:
             with self._taken(draw) as drawn:
-                reference = self.reference(training, answer, overheard.seconds, draw.stage, drawn)
+                reference = self.reference(training, incoming, answer, overheard.seconds, draw.stage, drawn)
                 end = await run_with_group(
                     training, incoming, None, partial(use, reference=reference), fans_out=fans_out
                 )
@@ -217,11 +217,17 @@ class Shadow:
             raise
 
     def reference(
-        self, training: Training, answer: SampledAnswer, seconds: float, stage: ServingStage | None, drawn: Drawn
+        self,
+        training: Training,
+        incoming: Incoming,
+        answer: SampledAnswer,
+        seconds: float,
+        stage: ServingStage | None,
+        drawn: Drawn,
     ) -> Reference:
-        """The incumbent's ``answer``, to be judged beside the challenger's."""
+        """The incumbent's ``answer`` to ``incoming``, to be judged beside the challenger's."""
         terms, openings = self.terms(training, stage), training.settings.refusal_openings
-        candidate = candidate_of(answer, seconds, index=0, source=INCUMBENT)
+        candidate = candidate_of(answer, seconds, index=0, request=incoming.call.body, source=INCUMBENT)
         tokens = count_of(answer, "completion_tokens")
         return Reference(candidate, tokens, terms, drawn, training.gate, openings)
 

@@ -190,7 +190,7 @@ class Examination:
             task = submission.task.model_copy(update={"metadata": metadata})
             run.shaped = replace(run.shaped, submission=submission.model_copy(update={"task": task}))
             run.sample(range(len(run.shaped.bodies)))
-            pair = await run.compared(self._shadow.reference(training, *answer, stage, Drawn()))
+            pair = await run.compared(self._shadow.reference(training, incoming, *answer, stage, Drawn()))
             if not run.samples and isinstance(failure := run.failure(), UnavailableError):
                 raise failure
             return pair

@@ -208,6 +208,22 @@ async def test_the_errors_of_the_incumbent_come_as_they_are(
     assert not swarm.claims
 
 
+@pytest.mark.parametrize("stage", ["shadow", "live"])
+async def test_the_tools_that_an_incumbent_may_call_are_those_that_it_was_asked_with(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stage: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    upstream.answers[CHAT] = lambda _: said(None, tool_calls=[call])
+    judge = "from reward_hooks.builtin.rules.tools import ToolCalls\non_compute_relative_reward = ToolCalls()\n"
+    async with open_gateway(**serve(upstream, stage=stage, watch_share=1.0), reward=judge) as http:
+        await known(http, stage)
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+        assert (await ask(http, tools=tools)).status_code == 200
+        await became(http, **({"trained": 1} if stage == "shadow" else {"compared": 1}))
+    [pair] = pairs_of(swarm)
+    assert (pair.incumbent.reward, pair.unjudged) == (1.0, "")
+
+
 @pytest.mark.parametrize("odd", [{"tool_calls": "none"}, {"tool_calls": [{"function": "look"}]}, {"usage": "many"}])
 async def test_an_answer_that_no_hook_could_be_given_is_the_users_and_leaves_no_episode_open(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, odd: dict[str, Any]
