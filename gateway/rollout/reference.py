@@ -88,14 +88,15 @@ class Reference:
         """
         hooks = self._gate or hooks
         self._ours, self._theirs, self._failure = (), None, "the hook failed"
+        like = {"session": candidates[0].session}
         if self._terms.rules.reference:
-            beside = self._candidate.model_copy(update={"index": len(candidates)})
+            beside = self._candidate.model_copy(update={"index": len(candidates), **like})
             rewards = (await hooks.score(task, [*candidates, beside], context)).rewards
             score, theirs = GroupScore(rewards=rewards[:-1]), rewards[-1].value
         else:
             score, theirs = await hooks.score(task, candidates, context), None
             try:
-                alone = self._candidate.model_copy(update={"index": 0})
+                alone = self._candidate.model_copy(update={"index": 0, **like})
                 theirs = (await hooks.score(task, [alone], context)).values[0]
             except HookError as exc:
                 self._failure = f"the hook failed on the incumbent's answer: {exc.code or exc.type}"

@@ -78,6 +78,18 @@ async def test_each_prompt_of_a_list_is_answered(
         assert [(choice["index"], choice["text"][0]) for choice in choices] == [(0, "a"), (1, "b")]
 
 
+async def test_a_hook_gets_the_turns_before_both_answers(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    judge = f"{REWARD.splitlines()[1]}\n    return [float(one.session is not None) for one in candidates]\n"
+    async with open_gateway(**serve(upstream, stage="live", watch_share=1), reward=judge) as http:
+        await known(http, "live")
+        for number in range(2):
+            assert (await ask(http, headers={"x-swarm-session": "s"})).headers["x-swarm-source"] == "challenger"
+            await became(http, compared=number + 1)
+    assert [(pair.challenger.reward, pair.incumbent.reward) for pair in pairs_of(swarm)] == [(0, 0), (1, 1)]
+
+
 async def test_what_the_challenger_cannot_the_incumbent_answers(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
