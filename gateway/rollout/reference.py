@@ -6,6 +6,7 @@ the hook gave, within its declared bounds; whatever else happens, the pair says 
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ class Reference:
     """The answer of an incumbent to the request of one group.
 
     Args:
-        candidate: its answer, with any index; ``source`` says whose it is.
+        candidate: its answer, with any index; ``source`` says whose it is. Its place among the group's is drawn.
         tokens: of the answer; ``None``: its server does not say.
         terms: under which both are compared, but for what only the group knows.
         drawn: who answered the user, and what else a pair has of that.
@@ -90,9 +91,13 @@ class Reference:
         self._ours, self._theirs, self._failure = (), None, "the hook failed"
         like = {"session": candidates[0].session}
         if self._terms.rules.reference:
-            beside = self._candidate.model_copy(update={"index": len(candidates), **like})
-            rewards = (await hooks.score(task, [*candidates, beside], context)).rewards
-            score, theirs = GroupScore(rewards=rewards[:-1]), rewards[-1].value
+            # by chance, so that a judge that prefers a place prefers no side
+            place = random.Random(context.group_id).randint(0, len(candidates))
+            mixed = [*candidates[:place], self._candidate.model_copy(update=like), *candidates[place:]]
+            mixed = [each.model_copy(update={"index": index}) for index, each in enumerate(mixed)]
+            rewards = (await hooks.score(task, mixed, context)).rewards
+            theirs = rewards.pop(place).value
+            score = GroupScore(rewards=rewards)
         else:
             score, theirs = await hooks.score(task, candidates, context), None
             try:

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.anyio
 #: The reward of k words is k / 10, the incumbent's too.
 JUDGE = """
 def on_compute_relative_reward(task, candidates, context):
-    assert [one.source for one in candidates[:-1]] == ["policy"] * (len(candidates) - 1)
-    assert candidates[-1].source == "incumbent", candidates[-1].source
+    assert sorted(one.source for one in candidates) == ["incumbent"] + ["policy"] * (len(candidates) - 1)
+    assert [one.index for one in candidates] == list(range(len(candidates)))
     return [len(one.text.split()) / 10 for one in candidates]
 """
 APART = """
@@ -121,6 +121,19 @@ async def test_a_group_that_a_weight_sync_parts_is_no_evidence_of_the_later_vers
     [pair] = pairs_of(swarm)
     # of version 8 a trial may begin, all of whose answers are its own
     assert pair.terms.challenger == 7
+
+
+async def test_a_judge_that_prefers_a_place_prefers_no_side(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    judge = f"{HOOK}    return [one.index / 4 for one in candidates]\n"
+    async with open_gateway(**serve(upstream), reward=judge) as http:
+        for number in range(16):
+            await ask(http)
+            await became(http, trained=number + 1)
+    found = [(pair.incumbent.reward, pair.challenger.reward) for pair in pairs_of(swarm)]
+    assert len({theirs for theirs, _ in found}) > 1, "it was always the last"
+    assert all(ours == pytest.approx((2.5 - theirs) / 4) for theirs, ours in found if theirs is not None)
 
 
 async def test_the_incumbent_may_be_judged_apart(swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway) -> None:
