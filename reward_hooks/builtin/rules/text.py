@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reward_hooks.contract import Candidate, Reward, Rule
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 
@@ -30,7 +30,7 @@ class Length(Rule):
     """The rule with its range; ``slack`` defaults to ``at_most``.
 
     ``unit`` is ``words`` (separated by white space: one word per sentence in Chinese or Japanese), ``characters``, or
-    the engine's own ``tokens``.
+    the engine's own ``tokens``, without which there is no reward (``no_usage``).
     """
 
     at_most: int
@@ -55,6 +55,8 @@ class Length(Rule):
 
     def _size(self, candidate: Candidate) -> int:
         if self.unit == "tokens":
+            if not candidate.completion_tokens and (candidate.text or candidate.tool_calls):
+                raise HookError("its server does not say how many tokens an answer has", code="no_usage")
             return candidate.completion_tokens
         text = candidate.text.strip()
         return len(text) if self.unit == "characters" else len(text.split())

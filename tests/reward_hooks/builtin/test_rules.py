@@ -148,7 +148,12 @@ def test_length_has_a_plateau_and_two_slopes() -> None:
     texts = ["", "a", "a b", "a b c", "a b c d", "a b c d e", "a b c d e f"]
     assert values(Length(4, 2, slack=2), texts) == [0, 0.5, 1, 1, 1, 0.5, 0]
     assert values(Length(3, unit="characters"), ["abc", "abcd", " abc "]) == [1, 0.666667, 1]
-    assert Length(10, unit="tokens").judge(TASK, candidate(completion_tokens=15)).value == 0.5
+    tokens = Length(10, 1, unit="tokens")
+    assert tokens.judge(TASK, candidate(completion_tokens=15)).value == 0.5
+    assert tokens.judge(TASK, candidate("")).value == 0
+    # such as the stream of an incumbent that tells no usage
+    with pytest.raises(HookError, match="does not say how many tokens"):
+        tokens.judge(TASK, candidate("a b c"))
 
 
 def test_words_wanted_and_banned() -> None:
