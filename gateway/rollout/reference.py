@@ -92,11 +92,11 @@ class Reference:
         like = {"session": candidates[0].session}
         if self._terms.rules.reference:
             # by chance, so that a judge that prefers a place prefers no side
-            place = random.Random(context.group_id).randint(0, len(candidates))
-            mixed = [*candidates[:place], self._candidate.model_copy(update=like), *candidates[place:]]
+            number = random.Random(context.group_id).randint(0, len(candidates))
+            mixed = [*candidates[:number], self._candidate.model_copy(update=like), *candidates[number:]]
             mixed = [each.model_copy(update={"index": index}) for index, each in enumerate(mixed)]
             rewards = (await hooks.score(task, mixed, context)).rewards
-            theirs = rewards.pop(place).value
+            theirs = rewards.pop(number).value
             score = GroupScore(rewards=rewards)
         else:
             score, theirs = await hooks.score(task, candidates, context), None
