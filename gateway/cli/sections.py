@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
-from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, read_config, resolve_files
+from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.config.takeover import OF_THE_JOB
 from gateway.launch.plan import BesidePlan, IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
@@ -130,7 +130,7 @@ def _incumbents(
     """
     servers = {server.name: server for server in plan.servers}
     routes, successions, beside = dict[IncumbentPlan, list[str]](), list[SuccessionPlan](), list[BesidePlan]()
-    for name, settings in ((ONLY_ROUTE, gateway), *((route.name, route) for route in gateway.routes)):
+    for name, settings in zip(gateway.route_names, gateway.routes or [gateway], strict=True):
         if (serve := settings.serve) is None:
             continue
         server, incumbent = servers.get(name, plan.servers[0]), serve.incumbent

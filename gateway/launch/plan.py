@@ -169,11 +169,13 @@ class UpPlan:
         """Whether users of some route before ``server`` are answered without its engine: by an upstream, or by a model
         beside the engines."""
         section, names = self.gateway_section or {}, {server.name for server in self.servers}
-        for route in (section, *(section.get("routes") or ())):
-            incumbent = (route.get("serve") or {}).get("incumbent") or {}
+        for route in section.get("routes") or (section,):
+            # what a route does not say is said above
+            upstream, serve = (route.get(key, section.get(key)) for key in ("upstream", "serve"))
+            incumbent = (serve or {}).get("incumbent") or {}
             name = route.get("name")
             is_before = name == server.name or (name not in names and server == self.servers[0])
-            if is_before and (route.get("upstream") or incumbent.get("upstream") or incumbent.get("model")):
+            if is_before and (upstream or incumbent.get("upstream") or incumbent.get("model")):
                 return True
         return False
 

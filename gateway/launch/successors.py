@@ -59,7 +59,8 @@ def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]
     """The gateway's ``section`` with the successors as incumbents, on routes that follow promotions."""
 
     def before(settings: dict[str, Any], route: str) -> dict[str, Any]:
-        successor, serve = successors.get(route), settings.get("serve") or {}
+        # what a route does not say is said above
+        successor, serve = successors.get(route), settings.get("serve", section.get("serve")) or {}
         if successor is None or (serve.get("incumbent") or {}).get("policy") != "promoted":
             return settings
         incumbent: dict[str, Any] = {"policy": successor.version}
@@ -67,7 +68,6 @@ def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]
             incumbent |= {"model": successor.name, "port": successor.port}
         return settings | {"serve": serve | {"incumbent": incumbent}}
 
-    section = before(section, ONLY_ROUTE)
-    if "routes" in section:
-        section = section | {"routes": [before(route, route["name"]) for route in section["routes"]]}
-    return section
+    if section.get("routes"):
+        return section | {"routes": [before(route, route["name"]) for route in section["routes"]]}
+    return before(section, ONLY_ROUTE)

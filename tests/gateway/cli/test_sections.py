@@ -92,6 +92,15 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
         read_plan(file)
 
 
+def test_what_stands_above_routes_is_none_of_them(tmp_path: Path) -> None:
+    serve = "serve: {incumbent: {policy: promoted, model: tiny}}"
+    text = "job: {model: tiny}\nswarm: {run_dir: run}\n"
+    text += f"gateway: {{hooks: hooks, {serve}, routes: [{{name: a}}, {{name: b}}]}}"
+    plan = read_plan(project(tmp_path, text))
+    assert [succession.route for succession in plan.successions] == ["a", "b"]
+    assert [incumbent.routes for incumbent in plan.incumbents] == [("a", "b")]
+
+
 def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp_path: Path) -> None:
     job = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\n"
     path = project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}")

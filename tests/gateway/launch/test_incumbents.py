@@ -404,3 +404,11 @@ def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_pa
     assert put["routes"][0]["serve"]["incumbent"] == {"model": "tiny", "port": 1, "policy": 2}
     assert section["routes"][0]["serve"]["incumbent"]["model"] == "base"
     assert read_successors(tmp_path / "none.yaml") == {}
+
+
+def test_a_route_that_has_its_incumbent_from_the_top_level_follows_promotions_too(tmp_path: Path) -> None:
+    successor = Successor(version=2, name="tiny", folder=tmp_path, port=1)
+    section: dict[str, Any] = {**SECTION, "routes": [{"name": "a"}, {"name": "b"}]}
+    put = with_successors(section, {"a": successor})
+    assert put["routes"][0]["serve"] == {**SECTION["serve"], "incumbent": {"model": "tiny", "port": 1, "policy": 2}}
+    assert put["routes"][1] == {"name": "b"} and put["serve"] == SECTION["serve"]

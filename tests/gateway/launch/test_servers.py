@@ -116,6 +116,12 @@ def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_witho
     shadowed = {"name": "other", "serve": {"incumbent": {"upstream": upstream}}}
     plan = UpPlan(servers=(one, other), gateway_section={"routes": [{"name": "one"}, shadowed]})
     assert [plan.spares(server) for server in (one, other)] == [False, True]
+    # what routes have from the top level is theirs
+    above = {"serve": shadowed["serve"], "routes": [{"name": "one"}, {"name": "other", "serve": None}]}
+    plan = UpPlan(servers=(one, other), gateway_section=above)
+    assert [plan.spares(server) for server in (one, other)] == [True, False]
+    above["routes"] = [{"name": "other"}]
+    assert [plan.spares(server) for server in (one, other)] == [False, True]
     alone = {"serve": {"incumbent": {"policy": "promoted"}}}
     for section, spared in ((alone, False), ({"upstream": upstream}, True), (shadowed, True), (None, False)):
         assert UpPlan(servers=(one,), gateway_section=section).spares(one) == spared
