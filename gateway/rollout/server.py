@@ -163,6 +163,7 @@ class Swarm:
         stages: who answers the users of routes with an incumbent.
         report: its last known status; empty before the first.
         down_since: the first failed status since the server last answered.
+        falls: the versions to which its engine went back, as far as statuses tell.
     """
 
     def __init__(self, url: str, token: str, name: str = "", share: Share | None = None) -> None:
@@ -182,6 +183,8 @@ class Swarm:
         #: why the server refuses this gateway; empty: it does not
         self._refusal = ""
         self.down_since: datetime | None = None
+        self.falls: list[int] = []
+        self._version = -1
         #: since when no engine serves, on the loop's clock
         self._gone_since: float | None = None
         self._reading: asyncio.Task[ServerReport] | None = None
@@ -369,6 +372,9 @@ class Swarm:
             on_disk = status.journal is None or not status.journal.pending
             self.stages.look(status.stage_changes, status.stages, on_disk=on_disk)
             job, engine = status.job, status.engine
+            if engine.global_step < self._version:
+                self.falls.append(engine.global_step)
+            self._version = engine.global_step
             now = ServerReport(
                 model=status.model or (job.model_name if job is not None else ""),
                 num_repeat=job.num_repeat if job is not None else None,

@@ -27,6 +27,14 @@ class _Answer(NamedTuple):
     swarm: Swarm
     terms: Terms
     side: Side
+    #: how often its engine had gone back by then
+    falls: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the weights that gave it are: what comes again under their number is other weights."""
+        version = self.terms.challenger if self.side == CHALLENGER else None
+        return version is not None and any(fall < version for fall in self.swarm.falls[self.falls :])
 
 
 class DeliveredAnswers:
@@ -54,13 +62,16 @@ class DeliveredAnswers:
         if len(self._terms) >= _MOST_TERMS:
             self._terms.clear()
         terms = self._terms.setdefault(terms, terms)
-        self._answers[_digest(incoming.caller.key_id, incoming.request_id)] = _Answer(training.swarm, terms, draw.side)
+        answer = _Answer(training.swarm, terms, draw.side, len(training.swarm.falls))
+        self._answers[_digest(incoming.caller.key_id, incoming.request_id)] = answer
         if len(self._answers) > _MOST:
             self._answers.popitem(last=False)
 
     def rate(self, key_id: str, request_id: str, rating: float | None) -> bool:
         """Whether this key has such an answer; its rating is recorded behind the caller's back."""
         answer = self._answers.get(name := _digest(key_id, request_id))
+        if answer is not None and answer.is_lost:
+            return False
         if answer is not None and rating is not None:
             answer.swarm.record_rating(SideRating(answer=name, terms=answer.terms, side=answer.side, rating=rating))
         return answer is not None

@@ -292,6 +292,23 @@ async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
         assert (await http.post("/v1/feedback", json={"label": "good"})).status_code == 400
 
 
+async def test_what_a_user_says_of_weights_that_are_lost_is_no_evidence_of_those_that_come_again(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
+        await known(http, "live")
+        asked = [(await ask(http)).headers["x-request-id"]]
+        # the engine dies, and does the steps after its checkpoint again
+        for version in (5, 7):
+            swarm.step = version
+            async with asyncio.timeout(30):
+                while (await http.get("/status")).json()["swarms"][0]["policy_version"] != version:
+                    pass
+        asked.append((await ask(http)).headers["x-request-id"])
+        feedback = [{"request_id": request_id, "label": "bad"} for request_id in asked]
+        assert [(await http.post("/v1/feedback", json=each)).status_code for each in feedback] == [404, 200]
+
+
 async def until_side(http: Http, side: str) -> httpx.Response:
     for number in range(100):
         response = await ask(http, headers={"x-swarm-session": f"another {number}"})
