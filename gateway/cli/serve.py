@@ -52,7 +52,8 @@ def serve(
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
     flags = {
-        "hooks": str(Path(hooks).resolve()) if hooks and Path(hooks).is_dir() else hooks,
+        # relative to here, not to the file
+        "hooks": str(Path(hooks).resolve()) if hooks and Path(hooks).exists() else hooks,
         "host": host,
         "port": port,
         "swarm_url": swarm_url,

@@ -126,3 +126,17 @@ def test_a_server_ends_when_its_parents_end_of_the_pipe_closes() -> None:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(30) == -signal.SIGTERM
+
+
+def test_hooks_of_the_command_line_start_from_here_and_not_from_the_file(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each says by its error which one was read
+    for folder in (config.parent, config.parent / "here"):
+        folder.mkdir(exist_ok=True)
+        (folder / "blend.yaml").write_text(f"{{parts: [{{hook: of_{folder.name}}}]}}")
+    monkeypatch.chdir(config.parent / "here")
+    with pytest.raises(ConfigError, match="'of_here'"):
+        CliRunner().invoke(
+            app, ["serve", "--check", "--config", str(config), "--hooks", "blend.yaml"], catch_exceptions=False
+        )
