@@ -13,12 +13,15 @@ def new(
     into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path(),
 ) -> None:
     """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""
+    from shlex import quote
+
     from gateway.scaffold import scaffold
 
     made = scaffold(name, into)
     typer.echo(f"{made}: edit on_compute_relative_reward.py, then")
-    typer.echo(f"  swarm-gateway hooks test {made} --data {made / 'groups.jsonl'}")
-    typer.echo(f"  swarm-gateway up {made / 'config.yaml'}")
+    folder, data, config = (quote(str(path)) for path in (made, made / "groups.jsonl", made / "config.yaml"))
+    typer.echo(f"  swarm-gateway hooks test {folder} --data {data}")
+    typer.echo(f"  swarm-gateway up {config}")
 
 
 def skill(

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
 
 def test_what_its_users_import_is_there(tmp_path: Path) -> None:
     assert callable(runpy.run_path(str(make("x", tmp_path) / "mock_user_request.py"))["main"])
+
+
+def test_the_commands_that_it_prints_can_be_run_as_they_stand(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["new", "x", "--into", str(tmp_path / "my agents")], catch_exceptions=False)
+    made = str(tmp_path / "my agents" / "opencode_build_x")
+    commands = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert commands == [
+        ["swarm-gateway", "hooks", "test", made, "--data", f"{made}/groups.jsonl"],
+        ["swarm-gateway", "up", f"{made}/config.yaml"],
+    ]
 
 
 def test_nothing_that_is_there_is_touched(tmp_path: Path) -> None:
