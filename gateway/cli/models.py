@@ -62,7 +62,7 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="name of a cached model, a model folder, or a hub's name")],
     host: Annotated[str, typer.Option(help="address to listen on; vLLM asks for no key")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on")] = 8001,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8001,
     name: Annotated[str, typer.Option(help="under which it is served; default: the model as named here")] = "",
     max_model_len: Annotated[int | None, typer.Option(min=1, help="tokens of prompt and answer together")] = None,
     max_new_tokens: Annotated[

@@ -60,6 +60,11 @@ def test_without_vllm_it_says_how_to_install_it(vllm: Path) -> None:
     assert result.exit_code != 0 and "vLLM is not installed here" in f"{result.output}{result.exception}"
 
 
+def test_a_port_that_is_none_is_refused(vllm: Path) -> None:
+    result = CliRunner().invoke(app, ["models", "serve", "some/model", "--port", "99999"])
+    assert result.exit_code == 2 and "'--port'" in result.output
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 def test_it_ends_with_its_parent(tmp_path: Path, vllm: Path) -> None:
     serve = (
