@@ -37,6 +37,18 @@ def tell(as_json: bool, value: Any, *lines: str) -> None:
             typer.echo(line)
 
 
+@contextmanager
+def told_as_json(as_json: bool) -> Generator[None]:
+    """Tell what is wrong with a file as a line of JSON, and leave with 2."""
+    try:
+        yield
+    except ConfigError as exc:
+        if not as_json:
+            raise
+        print_json({"ok": False, "error": exc.message})
+        raise typer.Exit(2) from exc
+
+
 def confirm_deletion(shown: Callable[[], list[str]]) -> None:
     """Show what is about to be deleted, and ask; ends the command unless it is confirmed.
 

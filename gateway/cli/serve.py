@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.output import announce, import_from, print_json, tell
+from gateway.cli.output import announce, import_from, tell, told_as_json
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,13 +105,8 @@ def _read_of_up(file: Path, servers: dict[str, str], incumbents: Path | None) ->
 def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:
     from gateway.app import check
 
-    try:
+    with told_as_json(as_json):
         routes = check(_read(config, flags))
-    except ConfigError as exc:
-        if not as_json:
-            raise
-        print_json({"ok": False, "error": exc.message})
-        raise typer.Exit(2) from exc
     tell(as_json, {"ok": True, "routes": routes}, f"{config or 'the flags'}: right, routes {', '.join(routes)}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gateway.cli.output import print_json, tell
+from gateway.cli.output import print_json, tell, told_as_json
 from gateway.cli.serve import LogFormat
 
 if TYPE_CHECKING:
@@ -114,10 +114,12 @@ def up(
 
     if fresh and step is not None:
         raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
-    plan = replace(read_plan(config), log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
-    if step is not None and len(plan.servers) > 1:
-        raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
-    warnings = check_plan(plan, only=check)
+    with told_as_json(as_json and check):
+        plan = read_plan(config)
+        plan = replace(plan, log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
+        if step is not None and len(plan.servers) > 1:
+            raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
+        warnings = check_plan(plan, only=check)
     if check:
         models = [server.job.model for server in plan.servers]
         lines = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]

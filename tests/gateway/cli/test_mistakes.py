@@ -6,6 +6,7 @@ What takes the engine's own code, which is not installed everywhere, or whole pr
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import socket
 import sys
@@ -201,6 +202,18 @@ def test_a_mistake_is_told_with_its_cause(mistake: Mistake, project: Path, told:
     assert len(message.strip().splitlines()) == 1 and message.startswith("swarm-gateway: ")
     assert not any(words in message for words in ("Value error", "Input should", "Field required", "Traceback"))
     assert not (project / "runs").exists(), "nothing was started"
+
+
+def test_scripts_read_what_is_wrong_with_a_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "my.yaml").write_text(UP.replace("model: tiny", "model: none"))
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--check", "--json"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = json.loads(capsys.readouterr().out)
+    assert caught.value.code == 2
+    assert said["ok"] is False and "there is no model folder" in said["error"]
 
 
 MACHINE = [
