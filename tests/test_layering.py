@@ -233,6 +233,12 @@ def pack_edges(module: str, source: Module) -> list[str]:
     return [] if module in PACK_ROOTS else [f"{module} -> {pack}" for pack in sorted(packs)]
 
 
+def test_what_new_makes_imports_no_pack_that_may_be_gone() -> None:
+    made = sorted((ROOT / "gateway" / "scaffold" / "template").glob("*.py.tmpl"))
+    assert made
+    assert [edge for file in made for edge in pack_edges("gateway.scaffold", Module.of(file.read_text()))] == []
+
+
 def test_an_edge_to_a_pack_is_reported() -> None:
     def edges(source: str, module: str = "gateway.app") -> list[str]:
         return pack_edges(module, Module.of(source))
