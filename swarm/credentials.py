@@ -181,7 +181,8 @@ class CredentialFile(Generic[C]):
     """
 
     def __init__(self, path: Path, kind: type[C], noun: str) -> None:
-        self.path = path
+        # a link to it is replaced by nobody, and all of its names have one lock
+        self.path = path.resolve()
         self._kind = kind
         self.noun = noun
         fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}

@@ -57,6 +57,18 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert listed(config)[0]["state"] == "revoked"
 
 
+def test_a_file_of_keys_that_is_a_link_stays_one_and_the_gateway_takes_its_keys(config: Path) -> None:
+    (config.parent / "secret").mkdir()
+    link = config.parent / "keys.json"
+    link.symlink_to("secret/keys.json")
+    first = run("create", "first", "--file", str(link)).stdout.strip()
+    read = read_gateway(config)
+    second = run("create", "second", "--file", str(link)).stdout.strip()
+    ring = KeyRing(read)
+    assert [ring.holder(key.encode()).caller.label for key in (first, second)] == ["first", "second"]
+    assert link.is_symlink()
+
+
 def test_as_json_and_by_file(tmp_path: Path) -> None:
     file = str(tmp_path / "keys.json")
     made = json.loads(run("create", "ops", "--admin", "--file", file, "--json").stdout)
