@@ -227,7 +227,10 @@ class TrainingRun:
 
 
 def _no_job() -> ConflictError:
-    return ConflictError("there is no training job: POST /sync_train_config first", code="no_job")
+    return ConflictError(
+        "there is no training job: give one (`swarm-gateway swarm engine start JOB`, or POST /sync_train_config)",
+        code="no_job",
+    )
 
 
 def _recovered_job(job_yaml: str) -> TrainJob:
