@@ -161,7 +161,7 @@ def _ranking(group: GroupResult, full: bool) -> list[str]:
         reward = group.rewards[index]
         parts = ", ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
         why = [short(reward.reason, _WIDTH), f"({parts})" if parts else ""]
-        lines.append("  ".join([f"  {rank}. answer {index}", f"reward {reward.value:.3f}", *filter(None, why)]))
+        lines.append("  ".join([f"  {rank}. answer {index + 1}", f"reward {reward.value:.3f}", *filter(None, why)]))
         text = group.answers[index]
         lines += [f"     {line}" for line in (map(printable, text.splitlines()) if full else [short(text, _WIDTH)])]
     return lines

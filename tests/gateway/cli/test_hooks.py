@@ -50,6 +50,8 @@ def test_rankings_reasons_and_numbers_are_printed(folder: Path) -> None:
     assert "1 with equal rewards" in out
     assert "+1.000 over 1 groups" in out
     assert "0.0% of pairs" in out
+    # counted as `groups show` counts them
+    assert "answer 1" in out and "answer 0" not in out
 
 
 def test_json_is_one_line_and_nothing_else(folder: Path) -> None:
