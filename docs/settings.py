@@ -50,7 +50,7 @@ and another where what was asked for failed.
 
 - Options that many have are not repeated: `--json`, `--swarm-url`, `--token`, `--gateway-url`, `--api-key`, `--route`.
 - In the folder of a running `up` no address is needed: commands find its server and use the run's own token. Another
-  folder's server is never taken for yours.
+  folder's swarm server is never taken for yours.
 - Every command that takes a file takes that of `up`, and reads its part: `serve` and `hooks test` the section
   `gateway`, `keys` its `keys_file`, `swarm start` the section `swarm`, `config` and `swarm engine start` the `job`.
 """

@@ -109,6 +109,12 @@ def run_folder(folder: Path | None) -> Path:
     return run_and_server[1].run_dir if run_and_server else DEFAULT_RUN
 
 
+def token_for(run: RunFile, token: str | None) -> str:
+    """What opens the servers of ``run``: its own token, unless the command line names another; the environment's is for
+    servers elsewhere."""
+    return run.token if token in (None, "", os.environ.get("SWARM_TOKEN")) else token
+
+
 def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:
     """A client of the server at ``swarm_url``, else of the one that runs here, else of the one at the usual address if
     its run folder is here.
@@ -119,11 +125,11 @@ def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) ->
     from swarm.client import SwarmClient
 
     if swarm_url is not None:
-        mine = [run.token for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
-        return SwarmClient(swarm_url, token=token or (mine[0] if mine else None), policy=policy)
+        mine = [run for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
+        return SwarmClient(swarm_url, token=token_for(mine[0], token) if mine else token, policy=policy)
     if (run_and_server := only_server()) is not None:
         run, server = run_and_server
-        return SwarmClient(server.url, token=token or run.token, policy=policy)
+        return SwarmClient(server.url, token=token_for(run, token), policy=policy)
     client = SwarmClient(DEFAULT_URL, token=token, policy=policy)
     try:
         check_owner(client)

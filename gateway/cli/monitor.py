@@ -74,14 +74,15 @@ def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> lis
     """
     import asyncio
 
-    from gateway.cli.here import DEFAULT_URL, client_for, runs_of
+    from gateway.cli.here import DEFAULT_URL, client_for, runs_of, token_for
     from gateway.tui.targets import Kind, make_targets, snapshot
     from swarm.client import RetryPolicy
 
     targets: list[Target] = []
     for run in runs_of(config):
         urls = [server.url for server in run.servers]
-        targets += make_targets(urls, tokens or [run.token], [run.gateway] if run.gateway else [], api_keys)
+        own = [token_for(run, token) for token in tokens or [None]]
+        targets += make_targets(urls, own, [run.gateway] if run.gateway else [], api_keys)
     if targets:
         return targets
     if config is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.here import gateway_run
+from gateway.cli.here import gateway_run, token_for
 from gateway.cli.output import print_json
 from gateway.cli.swarm import Token
 from swarm.errors import ConfigError
@@ -104,7 +104,7 @@ def replay(
     run = gateway_run(base_url)
     base_url = base_url or (f"{run.gateway}/v1" if run else _DEFAULT_URL)
     if swarm_url is None and run is not None and len(run.servers) == 1 and not no_train:
-        swarm_url, token = run.servers[0].url, token or run.token
+        swarm_url, token = run.servers[0].url, token_for(run, token)
     if steps is not None and swarm_url is None:
         raise ConfigError("--steps needs --swarm-url to see the steps: no `up` of this folder has that gateway")
     if report is not None and not no_train:

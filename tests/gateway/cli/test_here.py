@@ -8,18 +8,22 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from gateway.cli.here import gateway_run
+from gateway.cli.root import app
 from gateway.cli.sections import read_plan
 from gateway.launch import run_file
 from gateway.launch.plan import UpPlan
@@ -213,3 +217,27 @@ def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
         assert max(kinds.values()) < REQUESTS / 10, kinds.most_common(3)
 
     while_up(project, act)
+
+
+def test_a_token_of_the_environment_is_for_other_servers_than_those_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            brought.append(self.headers["authorization"])
+            self.send_error(404)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_TOKEN", "another-servers")
+    with HTTPServer(("127.0.0.1", 0), Server) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{http.server_port}"
+        server = run_file.RunServer(job="", url=url, run_dir=tmp_path)
+        run_file.write(run_file.of_this_process(None, [server], "", "own"))
+        for command in (["swarm", "status"], ["swarm", "status", "--swarm-url", url], ["monitor", "--json"]):
+            CliRunner().invoke(app, command)
+        CliRunner().invoke(app, ["swarm", "status", "--token", "named"])
+        http.shutdown()
+    assert brought == ["Bearer own"] * 3 + ["Bearer named"]
