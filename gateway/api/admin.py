@@ -165,10 +165,9 @@ def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:
         return named[0]
     by_server = {route.settings.swarm_url: route for route in reversed(mine) if route.settings.swarm_url is not None}
     if len(by_server) != 1:
-        names = ", ".join(route.name for route in mine if route.settings.swarm_url is not None) or "none"
-        raise RequestError(
-            f"say which route's swarm server is meant (`?route=NAME`); there are: {names}", param="route"
-        )
+        names = ", ".join(route.name for route in mine if route.settings.swarm_url is not None)
+        meant = f"say which route's swarm server is meant (`?route=NAME`); there are: {names}"
+        raise RequestError(meant if names else "no route has a swarm server: nothing is trained here", param="route")
     return next(iter(by_server.values()))
 
 

@@ -81,8 +81,10 @@ async def test_the_route_says_which_server(server: str, nobody: str, tmp_path: P
     ]
     one = key(tmp_path, admin=True, routes=["ours", "plain"])
     every = key(tmp_path, admin=True)
+    none = key(tmp_path, admin=True, routes=["plain"])
     async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", routes=routes) as http:
         cases = [
+            ("", none, 400, "no route has a swarm server"),
             ("", one, 200, ""),
             ("", every, 400, "ours, same, away"),
             ("?route=same", every, 200, ""),
