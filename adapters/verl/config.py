@@ -45,6 +45,13 @@ PACKED_TYPES = (
 #: Types of models that cap the scores of their attention: torch's own computes them without the cap, and says nothing.
 CAPPED_TYPES = ("gemma2", "vaultgemma")
 
+#: Keys of verl that the swarm server knows as fields of the job: it asks vLLM for the temperature, and counts by sizes.
+_OF_THE_SERVER = {
+    f"{ROLLOUT}.temperature": "temperature",
+    "data.train_batch_size": "batch_size",
+    "trainer.total_training_steps": "total_training_steps",
+}
+
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
 
@@ -77,6 +84,11 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
+    for key, name in _OF_THE_SERVER.items():
+        if OmegaConf.select(config, key) != getattr(job, name):
+            raise ConfigError(
+                f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key
+            )
     _check(config)
     if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(

@@ -181,13 +181,13 @@ def test_overrides_win(tmp_path: Path) -> None:
         tmp_path,
         overrides={
             "actor_rollout_ref.actor.clip_ratio": 0.3,
-            "actor_rollout_ref.rollout.temperature": 0.9,
+            "actor_rollout_ref.rollout.max_num_seqs": 9,
             "actor_rollout_ref.rollout.prometheus": {"port": 1234},
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs": 5,
         },
     )
     assert verl.actor_rollout_ref.actor.clip_ratio == 0.3
-    assert verl.actor_rollout_ref.rollout.temperature == 0.9
+    assert verl.actor_rollout_ref.rollout.max_num_seqs == 9
     assert verl.actor_rollout_ref.rollout.prometheus.port == 1234
     assert "served_model_name" in verl.actor_rollout_ref.rollout.prometheus
     assert verl.actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs == 5
@@ -201,6 +201,9 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"trainer.nnodes.more": 1}, "no key 'trainer.nnodes.more'"),
         ({"trainer.val_before_train": True}, "must stay off"),
         ({"trainer.v1.trainer_mode": "separate_async"}, "must stay 'sync'"),
+        ({"actor_rollout_ref.rollout.temperature": 0.9}, r"goes by job\.temperature, too"),
+        ({"data.train_batch_size": 16}, r"goes by job\.batch_size, too"),
+        ({"trainer.total_training_steps": 5}, r"goes by job\.total_training_steps, too"),
         ({"algorithm.adv_estimator": "gae"}, "need a critic"),
         ({"critic.enable": True}, "need a critic"),
     ],
