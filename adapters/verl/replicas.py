@@ -20,11 +20,12 @@ import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
 from adapters.verl import aborted, cached_prompts
+from adapters.verl.deadline import WEIGHT_SYNC
 from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
 
-#: seconds for a call that reads an attribute, or pauses or resumes vLLM
+#: seconds for a call that reads an attribute, or resumes vLLM
 CALL_TIMEOUT = 60.0
 #: seconds within which the actors of a dead trainer go
 END_TIMEOUT = 30.0
@@ -173,21 +174,22 @@ class VllmServers:
 
         Without clearing the cache vLLM would go on with keys and values of the old weights.
         """
-        self._on_engine(lambda engine: engine.pause_generation(mode="keep", clear_cache=True))
+        # a step of vLLM, which is waited for, may hold a long prompt: on a CPU that takes minutes
+        self._on_engine(lambda engine: engine.pause_generation(mode="keep", clear_cache=True), WEIGHT_SYNC)
 
     def resume(self) -> None:
         """Go on with the requests that :meth:`pause` held."""
-        self._on_engine(lambda engine: engine.resume_generation())
+        self._on_engine(lambda engine: engine.resume_generation(), CALL_TIMEOUT)
 
-    def _on_engine(self, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    def _on_engine(self, work: Callable[[Any], Coroutine[Any, Any, None]], seconds: float) -> None:
         def run(server: Any) -> None:
-            _on_loop(server, work(server.engine), CALL_TIMEOUT)
+            _on_loop(server, work(server.engine), seconds)
 
-        self._on_servers(run)
+        self._on_servers(run, seconds)
 
-    def _on_servers(self, work: Callable[[Any], Any]) -> list[Any]:
+    def _on_servers(self, work: Callable[[Any], Any], seconds: float = CALL_TIMEOUT) -> list[Any]:
         """What ``work`` gives in the process of each server."""
-        return ray.get([handle.__ray_call__.remote(work) for handle in self._handles], timeout=CALL_TIMEOUT)
+        return ray.get([handle.__ray_call__.remote(work) for handle in self._handles], timeout=seconds)
 
 
 def _install(server: Any, run_dir: Path) -> None:
