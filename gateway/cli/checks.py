@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gateway.cli.here import runs_of
 from gateway.cli.sections import parse_server
+from gateway.config.gateway import ONLY_ROUTE
 from gateway.config.takeover import ServeConfig
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import check_earlier
@@ -45,7 +46,7 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
         for server in plan.servers:
             _check_run_folder(server, plan)
     lacking = (warning for server in plan.servers if (warning := _lacks_space(server)))
-    return [*_not_downloaded(plan), *lacking, *_unsaved(plan)]
+    return [*_not_downloaded(plan), *lacking, *_unsaved(plan), *_unknown_routes(plan)]
 
 
 def _check_job(server: ServerPlan) -> None:
@@ -93,6 +94,18 @@ def _lacks_space(server: ServerPlan) -> str:
     of_run = checkpoints(folder, job.keep_checkpoints, Path(job.model), with_adapter=job.lora is not None)
     lacking = of_run.lacking()
     return f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir" if lacking else ""
+
+
+def _unknown_routes(plan: UpPlan) -> Iterator[str]:
+    """Each route of which less is to be kept, and that the gateway does not have: a misspelt name keeps everything."""
+    if (section := plan.gateway_section) is None:
+        return
+    names = [route["name"] for route in section.get("routes") or ()] or [ONLY_ROUTE]
+    parts = {server.of("swarm"): server.swarm_section for server in plan.servers}
+    for where, part in (parts | {"gateway.request_log": section.get("request_log") or {}}).items():
+        for name in part.get("keep_routes") or ():
+            if name not in names:
+                yield f"{where}.keep_routes: there is no route {name!r}; there is {', '.join(map(repr, names))}"
 
 
 def _unsaved(plan: UpPlan) -> Iterator[str]:

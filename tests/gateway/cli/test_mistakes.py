@@ -407,3 +407,21 @@ def test_a_model_that_is_not_downloaded_is_a_warning(
         main()
     [warning] = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "org/model is not on this machine" in warning and "`hf download org/model`" in warning
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["billing", "default"])
+def test_less_that_is_kept_of_no_route_is_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    less = f"keep_routes: {{{name}: {{keep_seconds: 3600}}}}"
+    text = UP.replace("swarm:\n", f"swarm:\n  {less}\n") + f"  request_log: {{path: log, {less}}}\n"
+    (project / "my.yaml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--check"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    out = capsys.readouterr().out
+    assert caught.value.code == 0, out
+    warnings = [line.partition("WARNING: ")[2] for line in out.splitlines() if "keep_routes" in line]
+    of = ["swarm", "gateway.request_log"] if name == "billing" else []
+    assert warnings == [f"{where}.keep_routes: there is no route 'billing'; there is 'default'" for where in of]
