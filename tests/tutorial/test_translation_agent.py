@@ -50,6 +50,19 @@ def test_each_error_has_a_name(grader: ModuleType, final: str, errors: list[str]
     assert 0 <= grader.reward_of(errors) <= 1
 
 
+def test_episodes_are_shown_whatever_separators_of_unicode_are_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = {"prompts": 1, "masked": 0, "trained": 1, "calls": 1, "timelines": 1, "unmerged": 2}
+    row = {"step": 1, "reward": 0.5, "components": {"error/talks": 1.0}, "tokens": tokens, "timelines": []}
+    episodes = tmp_path / "episodes.jsonl"
+    text = json.dumps(row | {"output": {"metadata": {"final": "un\u2028deux"}}}, ensure_ascii=False)
+    episodes.write_text(text + "\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["show.py", str(episodes)])
+    assert SourceFolder(TUTORIALS / "opencode_build_translation_agent").module("show").main() == 0
+    assert "reward 0.50" in capsys.readouterr().out
+
+
 def test_nothing_is_worth_nothing(grader: ModuleType) -> None:
     assert grader.errors_of(TASK, " \n") == grader.errors_of(TASK, "7") == list(grader.PATTERNS)
     assert grader.reward_of(list(grader.PATTERNS)) == 0.0

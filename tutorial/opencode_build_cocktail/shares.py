@@ -37,7 +37,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show who was in each batch.")
     parser.add_argument("episodes", type=Path, help="a .jsonl file of `swarm-gateway swarm export`")
     arguments = parser.parse_args()
-    rows = [json.loads(line) for line in arguments.episodes.read_text(encoding="utf-8").splitlines()]
+    with arguments.episodes.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     if not rows:
         print("shares: no episode has been trained yet", file=sys.stderr)
         return 1

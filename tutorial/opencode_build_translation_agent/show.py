@@ -49,7 +49,8 @@ def main() -> int:
     parser.add_argument("episodes", type=Path, help="a .jsonl file of `swarm-gateway swarm export`")
     parser.add_argument("--count", type=int, default=2, help="episodes to show, the latest ones")
     arguments = parser.parse_args()
-    rows = [json.loads(line) for line in arguments.episodes.read_text(encoding="utf-8").splitlines()]
+    with arguments.episodes.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     if not rows:
         print("show: no episode has been trained yet", file=sys.stderr)
         return 1
