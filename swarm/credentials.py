@@ -228,7 +228,8 @@ class CredentialFile(Generic[C]):
             ConfigError: there is none of that name, or the file cannot be read or written.
         """
         now = datetime.now(UTC)
-        with exclusively(self.path):
+        # a folder that is misspelt is not made
+        with exclusively(self.path) if self.path.exists() else contextlib.nullcontext():
             credentials = self.read()
             named = [credential for credential in credentials if credential.names()[0] == name] or [
                 credential for credential in credentials if credential.names()[1] == name and credential.revoked is None

@@ -83,3 +83,10 @@ def test_lifetimes() -> None:
     for text in ("", "d", "0d", "-1d", "1.5h", "30", "30s", "³d", "9999999d"):
         with pytest.raises(ConfigError, match="--expires"):
             parse_lifetime(text)
+
+
+def test_a_folder_that_is_misspelt_is_not_made(tmp_path: Path) -> None:
+    nowhere = tmp_path / "runs" / "defualt"
+    refused = CliRunner().invoke(app, ["swarm", "tokens", "revoke", "x", "--run-dir", str(nowhere)])
+    assert "there is no token 'x'" in str(refused.exception)
+    assert not nowhere.exists()
