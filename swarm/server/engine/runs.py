@@ -207,6 +207,8 @@ class TrainingRun:
         self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)
         # no challenger is taken back again: its steps are none of now
         self.pool.watch.look(self.steps, self.pool.evaluations.results(), job)
+        # whoever went back there knows of these alarms
+        self.pool.watch.resume()
 
     def _begin(self, job: TrainJob, reason: str, from_step: int = 0) -> None:
         self.run_id = new_uuid()

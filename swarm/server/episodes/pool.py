@@ -139,7 +139,7 @@ class EpisodePool:
         dropped = self.collection.begin_run(run_id, reason)
         self.evaluations.begin_run(run_id)
         self.comparisons.begin_run(run_id)
-        self.watch.begin_run(run_id, from_step)
+        self.watch.begin_run(run_id)
         self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
         if job != self._job:

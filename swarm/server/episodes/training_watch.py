@@ -39,22 +39,17 @@ class TrainingWatch:
         if self._watched is None:
             logger.warning("nobody watches over the training: the pack of alarms is not installed here")
         self._run_id = ""
-        self._step = self._resumed = 0
+        self._step, self._resumed = 0, 0.0
         self.alarms: list[Alarm] = []
 
-    def begin_run(self, run_id: str, from_step: int = 0) -> None:
-        """Forget what was after ``from_step``: another run begins there, whose steps up to it are to be looked at.
-
-        Whoever went back there knows of their alarms.
-        """
-        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, from_step, []
-        if from_step:
-            self._append(ResumptionRow(run_id, from_step))
+    def begin_run(self, run_id: str) -> None:
+        """Forget what was: another run begins."""
+        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, 0.0, []
 
     def restore(
         self,
         run_id: str,
-        resumed: int,
+        resumed: float,
         steps: Sequence[StepResult],
         evaluations: Sequence[EvalResult],
         job: TrainJob,
@@ -86,11 +81,11 @@ class TrainingWatch:
     def resume(self) -> None:
         """Training goes on whatever the alarms of now say; those that begin later pause it again."""
         if self.pauses:
-            self._resumed = self._step
-            self._append(ResumptionRow(self._run_id, self._step))
+            self._resumed = max(self._step, *map(_begun, self.alarms))
+            self._append(ResumptionRow(self._run_id, self._resumed))
             self.alarms = [alarm.model_copy(update={"pauses": False}) for alarm in self.alarms]
 
 
-def _begun(alarm: Alarm) -> int:
-    """The step after which it was first seen: a version is evaluated before the next step."""
-    return alarm.since + (alarm.kind == "held_out")
+def _begun(alarm: Alarm) -> float:
+    """After which step it began: a version is evaluated between its step and the next one."""
+    return alarm.since + (0.5 if alarm.kind == "held_out" else 0.0)

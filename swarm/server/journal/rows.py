@@ -200,10 +200,11 @@ class StageRow(_Row, frozen=True, gc=False):
 
 
 class ResumptionRow(_Row, frozen=True, gc=False):
-    """A person let training go on after ``step``, in spite of the alarms that had paused it."""
+    """A person let training go on after ``step``, in spite of the alarms that had paused it; a half more: after the
+    version of the step was evaluated, too."""
 
     run_id: str
-    step: int
+    step: float
 
 
 Row = (
@@ -277,7 +278,7 @@ class Recovered:
     pairs: list[PairRow] = field(default_factory=list[PairRow])
     ratings: list[RatingRow] = field(default_factory=list[RatingRow])
     stages: list[StageRow] = field(default_factory=list[StageRow])
-    resumed: int = 0
+    resumed: float = 0
     tombstones: list[Tombstone] = field(default_factory=list[Tombstone])
     quarantined: int = 0
     dropped: int = 0

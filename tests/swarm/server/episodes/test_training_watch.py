@@ -12,14 +12,15 @@ import pytest
 
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.evidence.stages import StageRules
-from swarm.job import TrainJob
+from swarm.job import TrainJob, dump_job
 from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.protocol import TRAINING_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.training_watch import TrainingWatch
-from swarm.server.journal.rows import ResumptionRow
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import ResumptionRow, RunRow
 from swarm.types import EvalResult, StepResult
 from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
@@ -184,35 +185,57 @@ async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_a
         assert controller.pool.stages.find("chat", "").stage == "canary"
 
 
+HELD_OUT = WatchRules.model_validate({"signal": {"action": "pause"}, "held_out": {"action": "pause"}})
+TINY = TrainJob(model="tiny")
+
+
+def steps_of(*signals: int) -> list[StepResult]:
+    shared = {TASKS: 4.0, SPREAD: 0.3, REWARD: 0.5}
+    metrics = [shared | {TASKS_WITH_SIGNAL: float(signal)} for signal in signals]
+    return [
+        StepResult(step=number, batch_id=f"b{number}", metrics=of_step, seconds=1.0)
+        for number, of_step in enumerate(metrics, 1)
+    ]
+
+
+def evaluated(**means: float) -> list[EvalResult]:
+    return [EvalResult(step=int(name[1:]), episodes=400, metrics={EVAL_REWARD: mean}) for name, mean in means.items()]
+
+
 async def test_held_out_prompts_that_fall_after_a_person_let_training_go_on_pause_it_again() -> None:
-    rules = WatchRules.model_validate({"signal": {"action": "pause"}, "held_out": {"action": "pause"}})
     rows: list[ResumptionRow] = []
-
-    def steps(*signals: int) -> list[StepResult]:
-        shared = {TASKS: 4.0, SPREAD: 0.3, REWARD: 0.5}
-        metrics = [shared | {TASKS_WITH_SIGNAL: float(signal)} for signal in signals]
-        return [
-            StepResult(step=number, batch_id=f"b{number}", metrics=of_step, seconds=1.0)
-            for number, of_step in enumerate(metrics, 1)
-        ]
-
-    def evaluated(**means: float) -> list[EvalResult]:
-        return [
-            EvalResult(step=int(name[1:]), episodes=400, metrics={EVAL_REWARD: mean}) for name, mean in means.items()
-        ]
-
-    job = TrainJob(model="tiny")
-    watch = TrainingWatch(rows.append, rules)
-    watch.look(steps(4, 4, 0, 0), evaluated(v0=0.8, v2=0.8, v3=0.2), job)
+    watch = TrainingWatch(rows.append, HELD_OUT)
+    watch.look(steps_of(4, 4, 0, 0), evaluated(v0=0.8, v2=0.8, v3=0.2), TINY)
     assert [alarm.kind for alarm in watch.alarms] == ["signal"] and watch.pauses
     watch.resume()
     # the version of the step after which it was resumed is evaluated, and is the second that is lower
     evaluations = evaluated(v0=0.8, v2=0.8, v3=0.2, v4=0.2)
-    watch.look(steps(4, 4, 0, 0, 4), evaluations, job)
+    watch.look(steps_of(4, 4, 0, 0, 4), evaluations, TINY)
     assert [(alarm.kind, alarm.since, alarm.pauses) for alarm in watch.alarms] == [("held_out", 4, True)]
-    again = TrainingWatch(rows.append, rules)
-    again.restore("", rows[-1].step, steps(4, 4, 0, 0, 4), evaluations, job)
+    again = TrainingWatch(rows.append, HELD_OUT)
+    again.restore("", rows[-1].step, steps_of(4, 4, 0, 0, 4), evaluations, TINY)
     assert again.alarms == watch.alarms
     watch.resume()
-    watch.look(steps(4, 4, 0, 0, 4, 4), evaluations, job)
+    watch.look(steps_of(4, 4, 0, 0, 4, 4), evaluations, TINY)
     assert [alarm.pauses for alarm in watch.alarms] == [False]
+
+
+async def test_an_alarm_of_held_out_prompts_that_a_restart_shows_at_once_is_let_go_on_once(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    journal.append(RunRow("run", dump_job(TINY), False))
+    evaluations = evaluated(v0=0.8, v2=0.8, v3=0.2, v4=0.2)
+    watch = TrainingWatch(journal.append, HELD_OUT)
+    watch.restore("run", 0, steps_of(4, 4, 4, 4), evaluations, TINY)
+    assert watch.pauses
+    watch.resume()
+    watch.look(steps_of(4, 4, 4, 4, 4), evaluations, TINY)
+    assert [(alarm.since, alarm.pauses) for alarm in watch.alarms] == [(4, False)]
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    again = TrainingWatch(journal.append, HELD_OUT)
+    again.restore("run", journal.recover().resumed, steps_of(4, 4, 4, 4, 4), evaluations, TINY)
+    assert again.alarms == watch.alarms
+    # another one that begins with the next step is news
+    again.look(steps_of(4, 4, 4, 0, 0), evaluations, TINY)
+    assert [(alarm.kind, alarm.since, alarm.pauses) for alarm in again.alarms if alarm.pauses] == [("signal", 5, True)]
+    await journal.close()
