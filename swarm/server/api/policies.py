@@ -163,12 +163,11 @@ class PolicyRoutes:
     def _comparison(self, stage: ServingStage) -> Followed | None:
         """The latest comparison of the challenger that is served, in its stage: of those that may move it, if there is
         one."""
-        wanted = (*stage.key, stage.challenger, stage.label)
         fitting = [
             followed
-            for followed in self.episodes.run.pool.comparisons.followed.values()
+            for followed in self.episodes.run.pool.comparisons.of(*stage.key)
             if (terms := followed.comparison.terms)
-            and (terms.route, terms.incumbent, terms.challenger, terms.stage) == wanted
+            and (terms.challenger, terms.stage) == (stage.challenger, stage.label)
         ]
         return next(reversed([followed for followed in fitting if self._counts(followed)] or fitting), None)
 

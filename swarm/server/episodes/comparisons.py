@@ -71,18 +71,25 @@ class Comparisons:
         #: the comparison of each
         self._groups: dict[str, str] = {}
         self.followed: OrderedDict[str, Followed] = OrderedDict()
+        #: those with each incumbent of a route, in the same order
+        self._with: dict[tuple[str, str], OrderedDict[str, Followed]] = {}
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins, and its weights are others."""
         self._run_id = run_id
         self._groups.clear()
         self.followed.clear()
+        self._with.clear()
+
+    def of(self, route: str, incumbent: str) -> list[Followed]:
+        """Those with one incumbent of a route, the one that got the last pair at the end."""
+        return list(self._with.get((route, incumbent), {}).values())
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
-        above = [name for name, followed in self.followed.items() if _version(followed.comparison.terms) > version]
+        above = {name for name, followed in self.followed.items() if _version(followed.comparison.terms) > version}
         for digest in above:
-            del self.followed[digest]
+            self._forget(digest)
         # a draw of a suite comes again under the same name
         self._groups = {group: digest for group, digest in self._groups.items() if digest not in above}
         if above:
@@ -134,16 +141,23 @@ class Comparisons:
         self._groups[pair.group_id] = digest
         if len(self._groups) > MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
+        mine = self._with.setdefault(_key(pair.terms), OrderedDict())
         if digest not in self.followed:
-            self.followed[digest] = Followed(pair.terms)
-            mine = [name for name, other in self.followed.items() if _key(other.comparison.terms) == _key(pair.terms)]
-            for name in mine[:-MAX_COMPARISONS]:
-                del self.followed[name]
+            self.followed[digest] = mine[digest] = Followed(pair.terms)
         self.followed[digest].add(pair)
-        self.followed.move_to_end(digest)
-        while len(self.followed) > MAX_OF_ALL:
-            self.followed.popitem(last=False)
+        for names in (self.followed, mine):
+            names.move_to_end(digest)
+        if len(mine) > MAX_COMPARISONS:
+            self._forget(next(iter(mine)))
+        if len(self.followed) > MAX_OF_ALL:
+            self._forget(next(iter(self.followed)))
         return True
+
+    def _forget(self, digest: str) -> None:
+        key = _key(self.followed.pop(digest).comparison.terms)
+        del self._with[key][digest]
+        if not self._with[key]:
+            del self._with[key]
 
 
 def _key(terms: Terms) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from swarm.evidence.pairs import Pair, SideResult, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import Verdict
 from swarm.server.engine.controller import Controller
+from swarm.server.episodes import comparisons as comparisons_module
 from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
 from swarm.server.episodes.stages import Stages
@@ -83,6 +85,30 @@ async def test_what_is_proven_of_one_route_is_forgotten_for_no_other(tmp_path: P
     after.open(journal := Journal.open(tmp_path / "journal.db"))
     assert after.status().comparisons == statuses
     await journal.close()
+
+
+def test_those_with_one_incumbent_are_found_without_a_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparisons_module, "MAX_OF_ALL", 150)
+    looks = 0
+
+    def counted(terms: Terms, key: Callable[[Terms], tuple[str, str]] = comparisons_module._key) -> tuple[str, str]:
+        nonlocal looks
+        looks += 1
+        return key(terms)
+
+    monkeypatch.setattr(comparisons_module, "_key", counted)
+    comparisons = Comparisons(lambda _: None, "run")
+    made = [(route, challenger) for challenger in range(MAX_COMPARISONS + 6) for route in ("a", "b", "c")]
+    for route, challenger in made:
+        comparisons.add(pair(f"{route} {challenger}", route=route, challenger=challenger))
+    assert looks <= 3 * len(made), "what one takes grows with how many there are"
+    assert len(comparisons.followed) == 150
+    comparisons.forget_above(MAX_COMPARISONS)
+    for route in ("a", "b", "c"):
+        followed = [each for each in comparisons.followed.values() if each.comparison.terms.route == route]
+        assert comparisons.of(route, "gpt") == followed != []
+    comparisons.forget_above(-1)
+    assert comparisons.of("a", "gpt") == [] and not comparisons.followed
 
 
 def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_weights() -> None:
