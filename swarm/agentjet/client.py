@@ -21,7 +21,7 @@ from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput, 
 from swarm.client.control import differences
 from swarm.client.episodes import AllFailedError, attempts_of
 from swarm.client.workflow import output_of
-from swarm.errors import ConfigError, RequestError, UnavailableError
+from swarm.errors import ConfigError, RequestError, StateError, SwarmGatewayError, UnavailableError
 from swarm.job import layered
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.states import EngineState
@@ -264,8 +264,11 @@ class SwarmClient:
         """Whether the agreement of this client is over without a sync; there had been ``syncs`` before."""
         try:
             status = self._client.status(episodes=0)
-        except UnavailableError:
-            # it may come back
+        except StateError:
+            # this client was closed
+            raise
+        except SwarmGatewayError:
+            # a server that is away, or a proxy before it, may come back, and a token be known again
             return False
         rolls = status.engine.engine_status is EngineState.ROLLING and status.training_seconds is None
         agrees = any(row.agreed for row in status.clients if row.client_uuid == self.client_uuid)

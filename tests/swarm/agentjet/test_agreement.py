@@ -7,16 +7,18 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from swarm.agentjet.client import SwarmClient
 from swarm.agentjet.compat import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
+from swarm.errors import AuthenticationError, SwarmGatewayError, UpstreamError
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
-from swarm.status import EngineStatus
+from swarm.status import EngineStatus, ServerStatus
 from tests.standins import engine
 from tests.standins.vllm import ScriptedVllm
 from tests.standins.vllm import listening as serving
@@ -127,6 +129,16 @@ async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_co
     monkeypatch.setattr("swarm.agentjet.client._LOOK_SECONDS", 0.05, raising=False)
     await start(swarm, ANY)
     client = await run(SwarmClient, swarm.url)
+    # its token is refused at first, and a proxy has lost the server then
+    troubles: list[SwarmGatewayError] = [UpstreamError("HTTP 502"), AuthenticationError("unknown token")]
+    ask = client._client.status
+
+    def status(**query: Any) -> ServerStatus:
+        if troubles:
+            raise troubles.pop()
+        return ask(**query)
+
+    monkeypatch.setattr(client._client, "status", status)
     try:
         episode = (await run(client.begin_episode))[0] if runs else ""
         agreeing = asyncio.create_task(run(client.agree_sync_weight))
