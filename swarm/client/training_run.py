@@ -105,6 +105,8 @@ class DatasetTraining:
             try:
                 at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
                 await sweep(until_stopped(), work, at_once)
+                # an evaluation that runs is the last one: others may train for days
+                self._stopping = True
             except asyncio.CancelledError:
                 self._stop()
                 if self._evaluating is not None:

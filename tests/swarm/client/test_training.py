@@ -370,6 +370,27 @@ async def test_steps_that_others_take_during_an_evaluation_are_evaluated_as_well
     assert report.last_step == 2
 
 
+async def test_whose_tasks_are_over_evaluates_no_steps_that_others_take(rolling: ScriptedServer) -> None:
+    taken = threading.Event()
+    reports: list[EvaluationReport] = []
+    rolling.script("/status", at(0), at(0), at(1, 2))
+
+    def show(progress: Progress) -> None:
+        if progress.step == 1:
+            taken.set()
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        assert taken.wait(20)
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        evaluation = Evaluation(lambda: TASKS, every_steps=1, on_done=reports.append)
+        options = TrainOptions(total_steps=9, evaluation=evaluation, on_progress=show)
+        begin_training([], client, agent, options).result()
+    # with slow evaluations there would be no end of them while others train
+    assert [report.step for report in reports] == [0]
+
+
 async def test_an_evaluation_of_weights_that_are_lost_later_is_made_again(rolling: ScriptedServer) -> None:
     reports: list[EvaluationReport] = []
     done = [threading.Event() for _ in range(4)]
