@@ -181,8 +181,7 @@ class CredentialFile(Generic[C]):
     """
 
     def __init__(self, path: Path, kind: type[C], noun: str) -> None:
-        # a link to it is replaced by nobody, and all of its names have one lock
-        self.path = path.resolve()
+        self.path = path
         self._kind = kind
         self.noun = noun
         fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}
@@ -214,7 +213,7 @@ class CredentialFile(Generic[C]):
         except OverflowError as exc:
             raise ConfigError(f"the {self.noun} would expire beyond the calendar: leave --expires out") from exc
         unique, name = new.names()
-        with exclusively(self.path):
+        with exclusively(self._target):
             others = self.read()
             if any(other.names()[1] == name and other.state(now) == "active" for other in others):
                 raise ConfigError(f"there is a {self.noun} {name!r} already: revoke it first, or choose another name")
@@ -229,7 +228,7 @@ class CredentialFile(Generic[C]):
         """
         now = datetime.now(UTC)
         # a folder that is misspelt is not made
-        with exclusively(self.path) if self.path.exists() else contextlib.nullcontext():
+        with exclusively(self._target) if self.path.exists() else contextlib.nullcontext():
             credentials = self.read()
             named = [credential for credential in credentials if credential.names()[0] == name] or [
                 credential for credential in credentials if credential.names()[1] == name and credential.revoked is None
@@ -247,8 +246,14 @@ class CredentialFile(Generic[C]):
             self._write([revoked.get(credential.sha256, credential) for credential in credentials])
         return revoked[named[-1].sha256]
 
+    @property
+    def _target(self) -> Path:
+        """Where a link leads now: nobody replaces the link, which may lead elsewhere later, and all names have one
+        lock."""
+        return Path(os.path.realpath(self.path))
+
     def _write(self, credentials: Sequence[C]) -> None:
-        replace_private(self.path, self._contents.model_validate({f"{self.noun}s": credentials}))
+        replace_private(self._target, self._contents.model_validate({f"{self.noun}s": credentials}))
 
 
 #: ``claim``: run episodes. ``admin``: everything. ``read``: status and metrics, which every token may.

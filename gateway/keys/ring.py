@@ -129,7 +129,7 @@ class KeyRing:
         """
         if config.keys_file is None:
             self._file = self._virtual = None
-        elif self._file is None or config.keys_file.resolve() != self._file.path:
+        elif self._file is None or config.keys_file != self._file.path:
             file = KeyFile(config.keys_file)
             self._virtual, self.refusals, self._file = Ring(file), Refusals(file.refusals_path), file
             if not self._virtual.credentials:

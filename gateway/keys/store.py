@@ -51,7 +51,6 @@ class KeyFile(CredentialFile[VirtualKey]):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, VirtualKey, "key")
-        path = self.path
         self._used_path = path.with_name(f"{path.name}.used")
         #: which keys and sessions said no
         self.refusals_path = path.with_name(f"{path.name}.refusals")

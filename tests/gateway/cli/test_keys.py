@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 from gateway.cli.root import app
 from gateway.cli.sections import read_gateway
 from gateway.keys.ring import KeyRing
+from gateway.keys.store import KeyFile
+from swarm.credentials import Ring, digest
 from swarm.errors import ConfigError
 
 CONFIG = """
@@ -67,6 +70,26 @@ def test_a_file_of_keys_that_is_a_link_stays_one_and_the_gateway_takes_its_keys(
     ring = KeyRing(read)
     assert [ring.holder(key.encode()).caller.label for key in (first, second)] == ["first", "second"]
     assert link.is_symlink()
+
+
+def test_a_gateway_follows_a_link_to_keys_that_leads_elsewhere_later(config: Path) -> None:
+    """As those of a mounted secret do: what was revoked meanwhile stays in force nowhere."""
+    for folder in ("first", "second"):
+        (config.parent / folder).mkdir()
+    link = config.parent / "keys.json"
+    link.symlink_to("first/keys.json")
+    key = run("create", "app", "--file", str(link)).stdout.strip()
+    shutil.copy(config.parent / "first" / "keys.json", config.parent / "second" / "keys.json")
+    file = KeyFile(link)
+    ring = Ring(file)
+    assert run("revoke", "app", "--file", str(config.parent / "second" / "keys.json")).exit_code == 0
+    link.unlink()
+    link.symlink_to("second/keys.json")
+    ring.refresh()
+    found = ring.find(digest(key))
+    assert found is not None and found.state(datetime.now(UTC)) == "revoked"
+    # what gateways write stays beside the name that they were given
+    assert file.audit_path.parent == config.parent
 
 
 def test_as_json_and_by_file(tmp_path: Path) -> None:
