@@ -300,6 +300,8 @@ class StudyProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                # what others print need not be UTF-8
+                errors="replace",
                 # Ctrl-C is for this process, which ends it
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": python_path()},

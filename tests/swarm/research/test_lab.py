@@ -115,7 +115,8 @@ def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(t
 
 
 def test_what_python_prints_at_its_start_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')\nprint(1)\n")
+    printed = "print('welcome to the cluster')\nprint(1, flush=True)\nsys.stdout.buffer.write(b'\\xff\\n')\n"
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{printed}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with StudyProcess("train", "no order", tmp_path / "log") as process:
         assert process.next(30.0) == {}, "its end is not seen"
