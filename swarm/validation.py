@@ -21,14 +21,19 @@ from swarm.errors import ConfigError
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error: the first one would count for nothing, without a word."""
+    """YAML in which a key that is given twice is an error: the first one would count for nothing, without a word. Of
+    several merges (``<<``) each counts."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: Any = super().compose_mapping_node(anchor)
         keys: set[tuple[str, str]] = set()
         for key, _ in node.value:
-            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
+            once = isinstance(key, yaml.ScalarNode) and key.tag != _MERGE
+            name = (key.tag, key.value) if once else None
             if name in keys:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
             keys |= {name} if name else set()

@@ -129,6 +129,8 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
         parse_job("model: m\nlr: 1e-5\nlr: 3e-3\n", "job.yaml")
     merged = "{a: &a {x: 1}, b: &b {<<: *a, x: 2}, c: {<<: *b, y: 3}}"
     assert parse_mapping(merged, "text") == {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2, "y": 3}}
+    both = "{a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b, z: 3}}"
+    assert parse_mapping(both, "text")["c"] == {"x": 1, "y": 2, "z": 3}, "each of two merges counts"
 
 
 def test_numbers_of_overrides_are_numbers_as_for_verl() -> None:
