@@ -25,8 +25,9 @@ _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 _ARGUMENTS = "arguments"
 #: A string of JSON, or a placeholder that stands for a number.
 _IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
-#: Where a value may begin that is known: no part of a word, but for the escape before it in JSON.
-_BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4}))"
+#: Where a value may begin that is known: no part of a word, but for the escape before it in JSON. A letter behind one
+#: backslash is part of an escape, unless it stands in no JSON.
+_BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=(?<!\\)\\\\)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4})|(?P<no_json>(?<!\w)))"
 #: Fields of the first chunk that a further one has, too.
 _HEAD = ("id", "object", "created", "model")
 
@@ -58,9 +59,12 @@ class Masking:
 
     def _masked(self, text: str, in_json: bool) -> str:
         if self._literals is not None:
-            text = self._literals.sub(lambda match: self._placeholders[match[0]], text)
+            text = self._literals.sub(
+                lambda match: match[0] if in_json and match["no_json"] is not None else self._placeholders[match[0]],
+                text,
+            )
         # where a part is gone, its neighbour may stand free and become one
-        while private := self._rules.spans(text):
+        while private := self._rules.spans(text, in_json=in_json):
             parts, end = [], 0
             for span in private:
                 placeholder = self._placeholder(span.kind, text[span.start : span.end], in_json)

@@ -23,6 +23,8 @@ Finder = Callable[[str], Iterable[Span]]
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Of JSON that stands in a text: what is written so is no part of what stands beside it.
 _ESCAPE = re.compile(r"\\(?:[nrt]|u[0-9a-fA-F]{4})")
+#: All of them, so that none begins at the second backslash of two.
+_ANY_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
 _MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 
@@ -33,9 +35,9 @@ class Rules:
 
     more: tuple[Finder, ...] = ()
 
-    def spans(self, text: str) -> list[Span]:
-        """The private parts of ``text``, in their order."""
-        candidates = list(self._candidates(text))
+    def spans(self, text: str, *, in_json: bool = False) -> list[Span]:
+        """The private parts of ``text``, in their order; ``in_json``: it is JSON, whose escapes stay whole."""
+        candidates = list(self._candidates(text, in_json))
         return candidates if len(candidates) < 2 else list(_apart(candidates))
 
     def private(self, value: Any) -> bool:
@@ -54,16 +56,31 @@ class Rules:
             case _:
                 return False
 
-    def _candidates(self, text: str) -> Iterator[Span]:
-        plain = _ESCAPE.sub(_blank, text) if "\\" in text else text
-        yield from secrets(plain)
-        yield from emails(plain)
-        yield from ip_addresses(plain)
-        yield from numbers(plain)
+    def _candidates(self, text: str, in_json: bool = False) -> Iterator[Span]:
+        if "\\" not in text:
+            yield from self._found_in(text)
+            return
+        escapes = _ANY_ESCAPE.finditer(text) if in_json else ()
+        inside = {at for escape in escapes for at in range(escape.start() + 1, escape.end())}
+        cover = bytearray(len(text))
+        for span in self._found_in(_ESCAPE.sub(_letter_or_blank if in_json else _blank, text)):
+            if inside.isdisjoint((span.start, span.end)):
+                cover[span.start : span.end] = b"x" * (span.end - span.start)
+                yield span
+        # also as it stands: a backslash may be no escape, as in C:\Users\nadia
+        for span in self._found_in(text):
+            if inside.isdisjoint((span.start, span.end)) and not any(cover[span.start : span.end]):
+                yield span
+
+    def _found_in(self, text: str) -> Iterator[Span]:
+        yield from secrets(text)
+        yield from emails(text)
+        yield from ip_addresses(text)
+        yield from numbers(text)
         if self.more:
             placeholders = [match.span() for match in PLACEHOLDER.finditer(text)]
             for find in self.more:
-                for span in find(plain):
+                for span in find(text):
                     # what stands for something private is not
                     if not any(start <= span.start and span.end <= end for start, end in placeholders):
                         yield span
@@ -72,6 +89,12 @@ class Rules:
 def _blank(escape: re.Match[str]) -> str:
     """As long as ``escape``."""
     return (" " if escape[0][1] in "tu" else "\n") * len(escape[0])
+
+
+def _letter_or_blank(escape: re.Match[str]) -> str:
+    """As long as ``escape``; a Latin letter is part of its word."""
+    letter = chr(int(escape[0][2:], 16)) if escape[0][1] == "u" else ""
+    return letter * len(escape[0]) if letter.isalpha() and letter < "\u0250" else _blank(escape)
 
 
 def media_in(fields: Mapping[str, Any]) -> Set[str]:

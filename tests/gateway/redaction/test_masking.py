@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.messages import MessageStream
+from gateway.redaction.finders import rules_of
 from gateway.redaction.masking import Masking, Unmasking, unmasked
 from gateway.redaction.rules import Rules
 
@@ -159,3 +161,33 @@ def test_what_is_held_goes_out_at_the_end_of_a_stream_without_one() -> None:
     unmasking = Unmasking({"[EMAIL_1]": EMAIL})
     said = [*unmasking.take({"choices": [{"index": 0, "text": "to [EMA"}]}), *unmasking.end()]
     assert "".join(part["choices"][0]["text"] for part in said) == "to [EMA"
+
+
+def test_a_name_behind_a_backslash_that_is_no_escape_is_masked() -> None:
+    arguments = json.dumps({"path": r"C:\Users\nadia\x", "by": "Yours,\nnadia"})
+    texts: list[Any] = [r"see C:\Users\nadia\x", {"function": {"name": "read", "arguments": arguments}}]
+    known, by_pattern = re.compile(r"(?<=I am )nadia"), re.compile(r"\bnadia\b")
+    for pattern, first in ((known, "I am nadia"), (by_pattern, "hello")):
+        masking = Masking(rules_of({"name": pattern}, []))
+        masked: list[Any] = masking.masked([first, *texts])
+        _, path, call = masked
+        assert path == r"see C:\Users\[NAME_1]\x"
+        read = json.loads(call["function"]["arguments"])
+        assert read == {"path": r"C:\Users\[NAME_1]\x", "by": "Yours,\n[NAME_1]"}
+        assert unmasked([path, call], masking.values) == texts
+
+
+def test_a_pattern_with_a_backslash_is_masked() -> None:
+    arguments = json.dumps({"account": r"CORP\robert"})
+    masking = Masking(rules_of({"account": re.compile(r"CORP\\+\w+")}, []))
+    call = {"function": {"name": "log_in", "arguments": arguments}}
+    masked: list[Any] = masking.masked([r"as CORP\robert", call])
+    assert masked[0] == "as [ACCOUNT_1]" and "robert" not in str(masked[1])
+
+
+def test_an_address_with_an_escaped_letter_is_masked_whole() -> None:
+    arguments = json.dumps({"to": "jos\u00e9@example.org"})
+    masking = Masking(Rules())
+    (call,) = masking.masked([{"function": {"name": "mail", "arguments": arguments}}])
+    assert call["function"]["arguments"] == '{"to": "[EMAIL_1]"}'
+    assert masking.values == {"[EMAIL_1]": "jos\u00e9@example.org"}
