@@ -33,8 +33,8 @@ _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 _SLASHES = re.compile("//+")
-#: Of a form, such as for audio.
-_FORM_MODEL = re.compile(rb'form-data; name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]+)\r\n', re.IGNORECASE)
+#: Of a form, such as for audio; bounded, for a part could begin in every line of a body.
+_FORM_MODEL = re.compile(rb'form-data; name="?model"?\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1000})\r\n')
 
 
 class Passthrough(ApiEndpoint):

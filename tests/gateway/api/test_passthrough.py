@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from gateway.api.others import _model
 from swarm.states import EngineState
 from tests.gateway.conftest import Http, OpenGateway, gateway_before
 from tests.standins.swarm import Swarm
@@ -85,6 +87,13 @@ async def test_a_form_leads_to_the_route_of_the_model_that_it_names(
             answer = await http.post("/v1/audio/transcriptions", data=data, files=files)
             assert answer.status_code == 200, answer.text
     assert [seen.target for seen in upstream.got] == [f"/v1/{name}/audio/transcriptions" for name in ("two", "one")]
+
+
+async def test_a_form_whose_every_line_could_begin_a_part_is_read_at_once() -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    began = time.perf_counter()
+    assert _model(headers, b"form-data; name=model\r\n" * 50_000) is None
+    assert time.perf_counter() - began < 10, "other requests wait meanwhile"
 
 
 @pytest.mark.parametrize(
