@@ -123,7 +123,10 @@ class _StoringRendering(Rendering):
         self._keep(response, len(encode(response)))
 
     def _keep(self, response: dict[str, Any], size: int) -> None:
-        if not self.data.get("store") or deleted() or not isinstance(response.get("output"), list):
+        if not self.data.get("store") or deleted():
+            return
+        # an upstream's may be of any shape
+        if not isinstance(response.get("id"), str) or not isinstance(response.get("output"), list):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         # it repeats the instructions, the tools and the metadata

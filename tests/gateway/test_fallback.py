@@ -117,6 +117,21 @@ async def test_a_conversation_goes_on_from_the_response_of_a_fallback(
     assert (hi["content"], so, more["content"]) == ("hi", message, "and?")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("id_fields", [{}, {"id": None}, {"id": ["resp"]}])
+async def test_a_response_of_a_fallback_without_an_id_is_passed_on(
+    upstream: Upstream, open_gateway: OpenGateway, stream: bool, id_fields: dict[str, Any]
+) -> None:
+    theirs = {**id_fields, "object": "response", "status": "completed", "output": []}
+    events = encode_named([{"type": "response.completed", "response": theirs}])
+    upstream.answers["/v1/responses"] = lambda _: (
+        Response(events, media_type="text/event-stream") if stream else JSONResponse(theirs)
+    )
+    async with open_gateway(**AWAY, upstream={"base_url": upstream.url}) as http:
+        answer = await http.post("/v1/responses", json={"model": "tiny", "input": "hi", "stream": stream})
+    assert answer.status_code == 200 and (answer.content == events if stream else answer.json() == theirs)
+
+
 @pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.OFFLINE])
 async def test_who_has_a_fallback_does_not_wait_for_an_engine_that_is_away(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, state: EngineState
