@@ -10,6 +10,7 @@ Agents SDK.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -78,7 +79,13 @@ class ResponsesEndpoint(DialectEndpoint):
         outcome = await super().answer(gateway, incoming, data)
         if not isinstance(outcome, Relayed) or outcome.status != 200:
             return outcome
-        if await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
+        async with AsyncExitStack() as held:
+            # the caller may leave meanwhile
+            if outcome.close is not None:
+                held.push_async_callback(outcome.close)
+            is_plain = await gateway.pipeline.is_plain(incoming.call.model, incoming.caller)
+            held.pop_all()
+        if is_plain:
             return outcome
         rendering = cast("_StoringRendering", self.rendering(gateway, incoming, data, {}))
         if not isinstance(outcome.body, bytes):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
@@ -12,6 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adapters.dialects.sse import encode_named
+from gateway.api.responses import ResponsesEndpoint
+from gateway.types import Relayed
 from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
 from tests.standins.swarm import Swarm, as_one, completion, error, once, said, streamed
@@ -130,6 +134,30 @@ async def test_a_response_of_a_fallback_without_an_id_is_passed_on(
     async with open_gateway(**AWAY, upstream={"base_url": upstream.url}) as http:
         answer = await http.post("/v1/responses", json={"model": "tiny", "input": "hi", "stream": stream})
     assert answer.status_code == 200 and (answer.content == events if stream else answer.json() == theirs)
+
+
+async def test_the_answer_of_a_fallback_is_closed_if_its_caller_leaves_before_it_is_kept() -> None:
+    """Else it kept its place on the route for good."""
+    closed, looked = asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    class Pipeline:
+        async def answer(self, _: Any) -> Relayed:
+            return Relayed(200, {}, b"{}", close)
+
+        async def is_plain(self, *_: Any) -> bool:
+            looked.set()
+            await asyncio.Event().wait()
+            return False
+
+    gateway, incoming = cast("Any", SimpleNamespace(pipeline=Pipeline())), cast("Any", Mock())
+    answering = asyncio.create_task(ResponsesEndpoint().answer(gateway, incoming, {}))
+    await looked.wait()
+    answering.cancel()
+    await asyncio.wait({answering})
+    assert closed.is_set()
 
 
 @pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.OFFLINE])
