@@ -59,15 +59,21 @@ def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]
     """The gateway's ``section`` with the successors as incumbents, on routes that follow promotions."""
 
     def before(settings: dict[str, Any], route: str) -> dict[str, Any]:
+        successor = successors.get(route)
         # what a route does not say is said above
-        successor, serve = successors.get(route), settings.get("serve", section.get("serve")) or {}
-        if successor is None or (serve.get("incumbent") or {}).get("policy") != "promoted":
-            return settings
-        incumbent: dict[str, Any] = {"policy": successor.version}
-        if successor.port is not None:
-            incumbent |= {"model": successor.name, "port": successor.port}
-        return settings | {"serve": serve | {"incumbent": incumbent}}
+        match settings.get("serve", section.get("serve")):
+            case {"incumbent": {"policy": "promoted"}, **serve} if successor is not None:
+                incumbent: dict[str, Any] = {"policy": successor.version}
+                if successor.port is not None:
+                    incumbent |= {"model": successor.name, "port": successor.port}
+                return settings | {"serve": serve | {"incumbent": incumbent}}
+            case _:
+                return settings
 
-    if section.get("routes"):
-        return section | {"routes": [before(route, route["name"]) for route in section["routes"]]}
-    return before(section, ONLY_ROUTE)
+    # the gateway's own check says what is wrong
+    match section.get("routes"):
+        case [_, *_] as routes:
+            named = [before(it, str(it.get("name"))) if isinstance(it, dict) else it for it in routes]
+            return section | {"routes": named}
+        case _:
+            return before(section, ONLY_ROUTE)

@@ -412,3 +412,18 @@ def test_a_route_that_has_its_incumbent_from_the_top_level_follows_promotions_to
     put = with_successors(section, {"a": successor})
     assert put["routes"][0]["serve"] == {**SECTION["serve"], "incumbent": {"model": "tiny", "port": 1, "policy": 2}}
     assert put["routes"][1] == {"name": "b"} and put["serve"] == SECTION["serve"]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"routes": [{"models": ["x"]}]},
+        {"routes": [None, "x"]},
+        {"routes": {"name": "a"}},
+        {"serve": "live"},
+        {"serve": {"incumbent": "promoted"}},
+    ],
+)
+def test_successors_leave_a_wrong_file_to_the_check_that_says_what_is_wrong(section: dict[str, Any]) -> None:
+    successor = Successor(version=7, name="tiny", folder=Path("7"), port=1)
+    assert with_successors(section, {"a": successor, "default": successor}) == section
