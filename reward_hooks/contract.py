@@ -64,6 +64,9 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 #: Names of rules for requests that pass through; they stand in headers and metrics.
 RULE_NAME = r"^[A-Za-z0-9._-]{1,60}$"
 
+#: Code of a hook's error where it needs the tokens of an answer whose server does not tell them.
+NO_USAGE = "no_usage"
+
 #: Rewards closer than this are equal: they give no GRPO advantage.
 EQUAL_WITHIN = 1e-9
 

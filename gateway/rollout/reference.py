@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from gateway.rollout.sampling import Sample, Shaped
 from gateway.rollout.submission import refuses
 from reward_hooks import Candidate, GroupScore, HookContext, HookRunner
-from reward_hooks.contract import sendable, texts_of
+from reward_hooks.contract import NO_USAGE, sendable, texts_of
 from swarm.errors import HookError, SwarmGatewayError
 from swarm.evidence.pairs import MAX_NAME, Pair, Side, SideResult, Terms
 from swarm.types import Task
@@ -95,9 +95,17 @@ class Reference:
             number = random.Random(context.group_id).randint(0, len(candidates))
             mixed = [*candidates[:number], self._candidate.model_copy(update=like), *candidates[number:]]
             mixed = [each.model_copy(update={"index": index}) for index, each in enumerate(mixed)]
-            rewards = (await hooks.score(task, mixed, context)).rewards
-            theirs = rewards.pop(number).value
-            score = GroupScore(rewards=rewards)
+            try:
+                rewards = (await hooks.score(task, mixed, context)).rewards
+            except HookError as exc:
+                if exc.code != NO_USAGE:
+                    raise
+                # an incumbent's server may tell no usage of any stream: the group trains all the same
+                self._failure = f"the hook failed on the incumbent's answer: {exc.code}"
+                score, theirs = await hooks.score(task, candidates, context), None
+            else:
+                theirs = rewards.pop(number).value
+                score = GroupScore(rewards=rewards)
         else:
             score, theirs = await hooks.score(task, candidates, context), None
             try:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reward_hooks.contract import Candidate, Reward, Rule
+from reward_hooks.contract import NO_USAGE, Candidate, Reward, Rule
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
@@ -56,7 +56,7 @@ class Length(Rule):
     def _size(self, candidate: Candidate) -> int:
         if self.unit == "tokens":
             if not candidate.completion_tokens and (candidate.text or candidate.tool_calls):
-                raise HookError("its server does not say how many tokens an answer has", code="no_usage")
+                raise HookError("its server does not say how many tokens an answer has", code=NO_USAGE)
             return candidate.completion_tokens
         text = candidate.text.strip()
         return len(text) if self.unit == "characters" else len(text.split())

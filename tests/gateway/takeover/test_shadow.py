@@ -237,6 +237,19 @@ async def test_the_tools_that_an_incumbent_may_call_are_those_that_it_was_asked_
     assert (pair.incumbent.reward, pair.unjudged) == (1.0, "")
 
 
+async def test_a_hook_that_counts_tokens_trains_behind_an_incumbent_that_does_not_tell_them(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    upstream.answers[CHAT] = lambda _: JSONResponse({**completion("so"), "usage": {}})
+    judge = "from reward_hooks.builtin.rules.text import Length\n"
+    judge += "on_compute_relative_reward = Length(10, 1, unit='tokens')\n"
+    async with open_gateway(**serve(upstream), reward=judge) as http:
+        await ask(http)
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.incumbent.reward is None and pair.unjudged.endswith("the incumbent's answer: no_usage")
+
+
 @pytest.mark.parametrize("odd", [{"tool_calls": "none"}, {"tool_calls": [{"function": "look"}]}, {"usage": "many"}])
 async def test_an_answer_that_no_hook_could_be_given_is_the_users_and_leaves_no_episode_open(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, odd: dict[str, Any]
