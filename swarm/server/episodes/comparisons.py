@@ -18,7 +18,7 @@ from swarm.status import ComparisonStatus
 
 #: Comparisons with one incumbent of a route that are followed, the latest, and in all: of a long run only the newest
 #: challengers matter.
-MAX_COMPARISONS, MAX_OF_ALL = 64, 10_000
+MAX_COMPARISONS, MAX_OF_ALL = 64, 1_000
 #: Groups whose pairs are known to have come: a repetition follows within minutes.
 MAX_GROUPS = 100_000
 

@@ -36,7 +36,7 @@ from swarm.types import StepResult
 MAX_ENDINGS = 20_000
 MAX_STEPS = 1_000
 #: comparisons with one incumbent of a route, by the latest pair, whose pairs memory starts with, and in all
-MAX_COMPARISONS, MAX_OF_ALL = 64, 10_000
+MAX_COMPARISONS, MAX_OF_ALL = 64, 1_000
 
 
 def past_ending(connection: sqlite3.Connection, episode_uuid: str) -> Ending | None:
@@ -96,8 +96,8 @@ def recover(connection: sqlite3.Connection) -> Recovered:
             for row in query(
                 "SELECT group_id, terms, pair FROM pairs WHERE run_id = ? AND terms IN (SELECT terms FROM"
                 " (SELECT terms, last, row_number() OVER (PARTITION BY json_extract(pair, '$.terms.route',"
-                " '$.terms.incumbent') ORDER BY last DESC) AS place FROM (SELECT terms, pair, max(rowid) AS last"
-                " FROM pairs WHERE run_id = ? GROUP BY terms)) WHERE place <= ? ORDER BY last DESC LIMIT ?)"
+                " '$.terms.incumbent') ORDER BY last DESC) AS latest FROM (SELECT terms, pair, max(rowid) AS last"
+                " FROM pairs WHERE run_id = ? GROUP BY terms)) WHERE latest <= ? ORDER BY last DESC LIMIT ?)"
                 " ORDER BY rowid",
                 (run_id, run_id, MAX_COMPARISONS, MAX_OF_ALL),
             )

@@ -125,7 +125,7 @@ async def test_who_agrees_to_train_nothing_goes_on(swarm: Swarm, method: str) ->
 async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_come(
     swarm: Swarm, runs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swarm.agentjet.client._PATIENCE", 10.0)
+    monkeypatch.setattr("swarm.agentjet.client._PATIENCE", 60.0)
     monkeypatch.setattr("swarm.agentjet.client._LOOK_SECONDS", 0.05, raising=False)
     await start(swarm, ANY)
     client = await run(SwarmClient, swarm.url)

@@ -408,7 +408,7 @@ async def test_an_evaluation_of_weights_that_are_lost_later_is_made_again(rollin
         evaluation = Evaluation(lambda: TASKS, every_steps=1, on_done=on_done)
         options = TrainOptions(total_steps=2, patient=True, evaluation=evaluation, max_parallel=2)
         call = begin_training(itertools.cycle(TASKS), client, lambda task, api: reward(task), options)
-        ended = call.done(10)
+        ended = call.done(60)
         for event in done:
             event.set()
         call.done(20)
