@@ -43,4 +43,5 @@ def test_tries_give_what_rows_give(tmp_path: Path) -> None:
         assert max(worst["log_probs"], worst["entropy"]) <= 1e-4, way
         assert worst["gradient"] <= 1e-5 and worst["cosine"] >= 0.999999, way
         assert {1} < set(found["parts"]), f"{way}: budgets that force splits, and that do not"
-    assert told["refused"] == {"sliding window": True, "attention dropout": True, "no window": False}
+    # a job sets all dropout to 0
+    assert told["refused"] == {"sliding window": True, "attention dropout": False, "no window": False}
