@@ -349,7 +349,9 @@ def _of_reward(finding: Finding, around: Interval, requests: int, rules: GateRul
         case "better":
             return f"better by {mean} {where}"
         case "worse":
-            return f"worse by {-around.mean:.2f} [{-around.high:.2f}, {-around.low:.2f}] in {requests} requests"
+            # 0 - x, for the negative of 0 is printed as -0
+            ends = f"[{0 - around.high:.2f}, {0 - around.low:.2f}]"
+            return f"worse by {-around.mean:.2f} {ends} in {requests} requests"
         case "not_worse":
             return f"not worse than {rules.margin:g}: {around.mean:+.2f} {where}"
         case "undecided":
