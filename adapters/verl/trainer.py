@@ -228,11 +228,12 @@ class SwarmTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, *args, **kwargs)
         # rows that verl pads with have neither
         rewards, credits = ([of.get(key, 0.0) for key in batch.keys] for of in (self._feed.rewards, self._feed.credits))
-        trained = None if self.config.algorithm.use_kl_in_reward else rewards
-        factors = episode_factors(batch.keys, trained, leave_one_out=self._leave_one_out)
-        if self.config.algorithm.adv_estimator != GRPO:
-            # one that an override names: its baseline need not be the group's
-            factors = [1.0] * len(factors)
+        if self.config.algorithm.adv_estimator == GRPO:
+            trained = None if self.config.algorithm.use_kl_in_reward else rewards
+            factors = episode_factors(batch.keys, trained, leave_one_out=self._leave_one_out)
+        else:
+            # an override names the estimator: its baseline need not be the group's
+            factors = [1.0] * len(batch.keys)
         return put_right(batch, factors, credits)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:

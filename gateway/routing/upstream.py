@@ -121,8 +121,8 @@ class Upstream:
         }
         path = quote(request.path, safe=_PLAIN)
         target = f"{path}?{request.query}" if request.query else path
-        body, asked = request.body, object_in(request.body) if self._model else None
-        if asked is not None and "model" in asked and request.path.startswith(_MODELS_OWN):
+        body = request.body
+        if self._model and request.path.startswith(_MODELS_OWN) and "model" in (asked := object_in(body) or {}):
             body = to_json({**asked, "model": self._model})
         relayed = await self._send(request.method, target, body, kept, stream=True)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
 SHUTDOWN_SECONDS = 10
-#: of which no system gives one to a connection, or to who listens at port 0, unless it is told to
+#: below the ports that systems give to connections and to servers at port 0, unless somebody has set it otherwise
 _LASTING_PORTS = range(20_000, 29_000)
 
 

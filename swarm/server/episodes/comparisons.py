@@ -13,12 +13,10 @@ from typing import Any
 from swarm.evidence.pairs import Pair, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import PairedEvidence, Verdict
+from swarm.server.journal.recovery import MAX_COMPARISONS, MAX_OF_ALL
 from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
 from swarm.status import ComparisonStatus
 
-#: Comparisons with one incumbent of a route that are followed, the latest, and in all: of a long run only the newest
-#: challengers matter.
-MAX_COMPARISONS, MAX_OF_ALL = 64, 1_000
 #: Groups whose pairs are known to have come: a repetition follows within minutes.
 MAX_GROUPS = 100_000
 

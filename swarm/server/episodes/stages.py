@@ -127,7 +127,7 @@ class Stages:
                     rules, version = rules.model_copy(update={"trial_every": None, "after_rollback": "train"}), 0
                 stage = ServingStage.begun(*key, rules, self._wall(), secrets.token_hex(16), version)
             else:
-                # somebody who may hold no training began it without
+                # a gateway that may hold no training has begun the stage without this version
                 stage = stage.set_version(followed.incumbent_version) if may_hold else stage
                 stage = stage.set_rules(rules, self._wall()) if sets_rules else stage
             self._set(stage if self._served is None else stage.serving(self._served, self._wall()))

@@ -35,7 +35,8 @@ from swarm.types import StepResult
 #: endings, claims and steps that memory starts with; older endings are looked up one by one
 MAX_ENDINGS = 20_000
 MAX_STEPS = 1_000
-#: comparisons with one incumbent of a route, by the latest pair, whose pairs memory starts with, and in all
+#: comparisons with one incumbent of a route, by the latest pair, that are followed, whose pairs memory starts with, and
+#: in all: of a long run only the newest challengers matter
 MAX_COMPARISONS, MAX_OF_ALL = 64, 1_000
 
 
