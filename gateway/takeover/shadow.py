@@ -189,7 +189,7 @@ class Shadow:
             pair = reference.pair(run.shaped, run.outcomes)
             return _End(pair, (drop or "") if done else DropReason.SUBMIT_TIMEOUT)
 
-        fans_out = settings.when_batch_waits == "best"
+        fans_out = settings.when_batch_waits == "best" and self._decides(draw.stage)
         try:
             with self._taken(draw) as drawn:
                 reference = self.reference(training, incoming, answer, overheard.seconds, draw.stage, drawn)
@@ -205,6 +205,10 @@ class Shadow:
         # the end of its group did not take the pair along
         await _record(training, end.pair)
         return COMPARED if end.drop in NO_EPISODE_NEEDED and not end.pair.unjudged else end.drop
+
+    def _decides(self, stage: ServingStage | None) -> bool:
+        """Whether a comparison that trains nothing may move somebody: between two trials in the shadow none does."""
+        return self._serve.gate.trial_every is None or stage is None or stage.trial or stage.share > 0
 
     @contextmanager
     def _taken(self, draw: Draw) -> Generator[Drawn]:

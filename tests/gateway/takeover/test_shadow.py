@@ -396,6 +396,25 @@ async def test_while_nothing_trains_both_are_compared_all_the_same(
     assert (pair.challenger.reward, pair.incumbent.reward) == (pytest.approx(0.2), pytest.approx(0.3))
 
 
+async def test_between_two_trials_only_what_trains_is_sampled(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    needs_no_groups(swarm)
+    gate = {"mode": "auto", "trial_every": 20}
+    async with open_gateway(**serve(upstream, gate=gate), reward=JUDGE) as http:
+        await known(http, "shadow")
+        await ask(http)
+        await became(http, batch_waits=1)
+        assert not pairs_of(swarm)
+        swarm.step = 20
+        swarm.stages.serves(20)
+        while not pairs_of(swarm):
+            # until the gateway knows of the trial
+            assert (await ask(http)).headers["x-swarm-source"] == "incumbent"
+    [pair, *_] = pairs_of(swarm)
+    assert pair.challenger.answers == 4
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_dialect_that_the_incumbent_lacks_is_translated_and_compared(
