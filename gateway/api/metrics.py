@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gateway.observability.scrubbing import without_credentials
 from gateway.routing.breaker import BreakerState
-from gateway.stats import RECENT_GROUPS, Stats
+from gateway.stats import RECENT_GROUPS, Recent, Stats
 from swarm.http.exposition import counter, exposition, gauge
 
 if TYPE_CHECKING:
@@ -51,81 +51,55 @@ class GatewayCollector(Collector):
 
 
 def _groups(stats: dict[str, Stats]) -> Iterator[Metric]:
-    def by(counts: Callable[[Stats], Mapping[str, float]]) -> dict[tuple[str, str], float]:
-        return {
-            (name, kind): count for name, route_stats in stats.items() for kind, count in counts(route_stats).items()
-        }
+    def by(name: str, about: str, label: str, counts: Callable[[Stats], Mapping[str, float]]) -> Metric:
+        values = {(route, kind): count for route, each in stats.items() for kind, count in counts(each).items()}
+        return counter(name, about, values, "route", label)
 
-    chosen = by(lambda route: route.answers)
-    yield counter("gateway_answers", "Answers by how they were chosen", chosen, "route", "chosen")
-    groups = {name: route.groups for name, route in stats.items()}
-    recent = {name: route.recent for name, route in stats.items() if route.recent.groups}
-    trained = {name: counted.trained for name, counted in groups.items()}
+    def lately(name: str, about: str, total: Callable[[Recent], float]) -> Metric:
+        windows = {route: each.recent for route, each in stats.items() if each.recent.groups}
+        means = {route: total(window) / window.groups for route, window in windows.items()}
+        return gauge(name, f"{about} over the latest {RECENT_GROUPS} judged groups of the route", means, "route")
+
+    yield by("gateway_answers", "Answers by how they were chosen", "chosen", lambda route: route.answers)
+    trained = {name: route.groups.trained for name, route in stats.items()}
     yield counter("gateway_trained_groups", "Groups that the swarm server acknowledged", trained, "route")
-    yield counter(
-        "gateway_dropped_groups",
-        "Groups that were not trained",
-        by(lambda route: route.groups.dropped),
-        "route",
-        "reason",
-    )
-    yield counter(
+    yield by("gateway_dropped_groups", "Groups that were not trained", "reason", lambda route: route.groups.dropped)
+    yield by(
         "gateway_submitted_groups",
         "Groups by whether their rewards differ",
-        by(lambda route: {"true": route.groups.informative, "false": route.groups.uninformative}),
-        "route",
         "informative",
+        lambda route: {"true": route.groups.informative, "false": route.groups.uninformative},
     )
-    lately = f"over the latest {RECENT_GROUPS} judged groups of the route"
-    yield gauge(
-        "gateway_informative_group_share",
-        f"Share (0 to 1) of groups whose rewards differ, {lately}",
-        {name: window.with_signal / window.groups for name, window in recent.items()},
-        "route",
-    )
-    yield gauge(
-        "gateway_reward_mean",
-        f"Mean reward of all answers, in the hook's own units, {lately}",
-        {name: window.reward / window.groups for name, window in recent.items()},
-        "route",
-    )
-    yield gauge(
-        "gateway_reward_spread",
-        f"Standard deviation of the rewards within a group, its mean {lately}",
-        {name: window.spread / window.groups for name, window in recent.items()},
-        "route",
-    )
-    yield counter(
+    share = "Share (0 to 1) of groups whose rewards differ,"
+    yield lately("gateway_informative_group_share", share, lambda window: window.with_signal)
+    mean = "Mean reward of all answers, in the hook's own units,"
+    yield lately("gateway_reward_mean", mean, lambda window: window.reward)
+    spread = "Standard deviation of the rewards within a group, its mean"
+    yield lately("gateway_reward_spread", spread, lambda window: window.spread)
+    yield by(
         "gateway_tokens",
         "Completion tokens of groups: delivered, or wasted on answers that nobody got",
-        by(lambda route: {"delivered": route.tokens.delivered, "wasted": route.tokens.wasted}),
-        "route",
         "fate",
+        lambda route: dict(route.tokens),
     )
-    yield counter(
+    yield by(
         "gateway_prompt_tokens",
         "Prompt tokens of groups, once each: computed, or cached by the engine; without engines that do not tell",
-        by(lambda route: {"computed": route.prompts.computed, "cached": route.prompts.cached}),
-        "route",
         "source",
+        lambda route: dict(route.prompts),
     )
     malformed = {name: route.malformed_calls for name, route in stats.items()}
     yield counter("gateway_malformed_calls", "Tool calls whose arguments are no JSON object", malformed, "route")
-    passed, failures = by(lambda route: route.passed_through), by(lambda route: route.hook_failures)
-    yield counter("gateway_passed", "Requests answered once by a rule of pass_through", passed, "route", "rule")
-    yield counter("gateway_hook_failures", "Hook calls without a result, by kind", failures, "route", "code")
-    withheld = by(lambda route: route.withheld)
-    yield counter(
-        "gateway_withheld", "Requests and groups neither kept nor trained for private data", withheld, "route", "where"
-    )
-    fallbacks = by(lambda route: route.fallbacks)
-    yield counter(
-        "gateway_fallbacks", "Requests that were not answered by the swarm's group", fallbacks, "route", "reason"
-    )
-    shadows = by(lambda route: route.shadows)
-    yield counter(
-        "gateway_shadows", "Requests that an incumbent answered, by the challenger's group", shadows, "route", "outcome"
-    )
+    passed = "Requests answered once by a rule of pass_through"
+    yield by("gateway_passed", passed, "rule", lambda route: route.passed_through)
+    failures = "Hook calls without a result, by kind"
+    yield by("gateway_hook_failures", failures, "code", lambda route: route.hook_failures)
+    withheld = "Requests and groups neither kept nor trained for private data"
+    yield by("gateway_withheld", withheld, "where", lambda route: route.withheld)
+    fallbacks = "Requests that were not answered by the swarm's group"
+    yield by("gateway_fallbacks", fallbacks, "reason", lambda route: route.fallbacks)
+    shadows = "Requests that an incumbent answered, by the challenger's group"
+    yield by("gateway_shadows", shadows, "outcome", lambda route: route.shadows)
 
 
 def _limits(gateway: Gateway) -> Iterator[Metric]:
