@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import Counter, Histogram
 from starlette.types import Message
@@ -27,6 +27,8 @@ from swarm.types import Notes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+    from gateway.observability.tracing import OtelTracer
 
 #: ``queue``: waiting for a place. ``join``: waiting for an earlier request's response. ``claim``: for episodes.
 #: ``sample``: for the answers that the response needs. ``hook``: in reward hooks. ``submit``: until the swarm server
@@ -82,19 +84,6 @@ class Metrics:
         self.phase = cache(phases.labels)
 
 
-class Tracer(Protocol):
-    """Makes the spans of one gateway."""
-
-    def span(self, name: str, headers: dict[str, str] | None = None) -> AbstractContextManager[Span]:
-        """A span; the parent of spans made inside, also in tasks started there; ``headers`` name the trace that it
-        continues."""
-        ...
-
-    def headers(self) -> dict[str, str]:
-        """Headers that make the current span the parent of another server's spans."""
-        ...
-
-
 @dataclass(eq=False)
 class RequestRecord:
     """One request and its response; times are seconds.
@@ -125,7 +114,7 @@ class RequestRecord:
 
     request_id: str
     metrics: Metrics
-    tracer: Tracer | None = None
+    tracer: OtelTracer | None = None
     traceparent: str = ""
     method: str = ""
     path: str = ""
