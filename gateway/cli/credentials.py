@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.config.gateway import GatewayConfig
-    from gateway.keys.store import KeyFile, PageScope
+    from gateway.keys.store import KeyFile
     from swarm.credentials import Credential
 
 keys = typer.Typer(help="Keys of applications, kept as digests; a running gateway takes them.", no_args_is_help=True)
@@ -82,7 +82,7 @@ def create_key(
         max_in_flight=max_in_flight,
         train=train,
         side=side,
-        page=cast("PageScope | None", page and str(page)),
+        page=page and str(page),
         lifetime=parse_lifetime(expires),
     )
     if as_json:

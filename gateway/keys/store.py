@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -58,39 +58,18 @@ class KeyFile(CredentialFile[VirtualKey]):
         self.audit_path = path.with_name(f"{path.name}.audit.jsonl")
 
     def create(
-        self,
-        label: str,
-        *,
-        routes: Sequence[str] | None = None,
-        admin: bool = False,
-        requests_per_minute: int | None = None,
-        max_in_flight: int | None = None,
-        train: bool | None = None,
-        side: Side | None = None,
-        page: PageScope | None = None,
-        lifetime: timedelta | None = None,
+        self, label: str, *, routes: Sequence[str] | None = None, lifetime: timedelta | None = None, **fields: Any
     ) -> tuple[VirtualKey, str]:
-        """A new key; its text, the second of what is returned, is shown here and never again.
+        """A new key, with more ``fields`` of :class:`VirtualKey`; its text, the second of what is returned, is shown
+        here and never again.
 
         Raises:
             ConfigError: an active key has the label, a value is out of range, or the file cannot be read or written.
         """
         name = secrets.token_hex(_ID_BYTES)
         text = f"{KEY_PREFIX}{name}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-        key = self.add(
-            text,
-            lifetime,
-            id=name,
-            label=label,
-            routes=sorted(set(routes)) if routes is not None else None,
-            admin=admin,
-            requests_per_minute=requests_per_minute,
-            max_in_flight=max_in_flight,
-            train=train,
-            side=side,
-            page=page,
-        )
-        return key, text
+        opened = sorted(set(routes)) if routes is not None else None
+        return self.add(text, lifetime, id=name, label=label, routes=opened, **fields), text
 
     def last_used(self) -> dict[str, datetime]:
         """When each key was last used, by its id, as far as gateways have noted; to about half a minute."""
