@@ -240,11 +240,8 @@ class Pipeline:
             reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
             fans_out = policy.fans_out and settings.num_repeat != 1
             if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
-                if silent or withheld:
-                    return await self._untrained_single(incoming, route, training, reason, within)
-                outcome = await _single(route, training, incoming, within)
-                self._sessions.count_untrained(incoming, route.name, reason)
-                return outcome
+                outcome = await self._single(incoming, route, training, reason, within)
+                return _with_reason(outcome, reason) if silent or withheld else outcome
             if consent:
                 session = self._sessions.link(incoming, route.name, settings, training.hooks)
             else:
@@ -270,7 +267,8 @@ class Pipeline:
                     with suppress(PassedThroughError):
                         again = Untrained(reason, patient=False)
                         return await best(training, incoming, session, policy, again, within=within)
-                return await self._untrained_single(incoming, route, training, reason, within, patient=False)
+                outcome = await self._single(incoming, route, training, reason, within, patient=False)
+                return _with_reason(outcome, reason)
 
             return await self._fallback(incoming, route, exc, from_engine)
 
@@ -286,11 +284,11 @@ class Pipeline:
     ) -> Outcome:
         """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
-            return await self._untrained_single(incoming, route, training, reason, within)
+            return _with_reason(await self._single(incoming, route, training, reason, within), reason)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, exc)
 
-    async def _untrained_single(
+    async def _single(
         self,
         incoming: Incoming,
         route: Route,
@@ -300,9 +298,20 @@ class Pipeline:
         *,
         patient: bool = True,
     ) -> Outcome:
-        outcome = await _single(route, training, incoming, within, patient=patient)
+        """One answer of the engine's; ``reason``: why nothing is trained."""
+        answered_by(route.name, "single")
+        with phase("sample"):
+            try:
+                # a stream that has begun by then goes on
+                async with asyncio.timeout(within):
+                    outcome = await single(training, incoming, patient=patient)
+            except TimeoutError as exc:
+                if within is None:
+                    raise
+                raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
+        route.stats.answers[Choice.SINGLE] += 1
         self._sessions.count_untrained(incoming, route.name, reason)
-        return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
+        return outcome
 
     async def _fallback(
         self,
@@ -424,21 +433,9 @@ def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
 
 
-async def _single(
-    route: Route, training: Training, incoming: Incoming, within: float | None, *, patient: bool = True
-) -> Outcome:
-    answered_by(route.name, "single")
-    with phase("sample"):
-        try:
-            # a stream that has begun by then goes on
-            async with asyncio.timeout(within):
-                outcome = await single(training, incoming, patient=patient)
-        except TimeoutError as exc:
-            if within is None:
-                raise
-            raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
-    route.stats.answers[Choice.SINGLE] += 1
-    return outcome
+def _with_reason(outcome: Outcome, reason: str) -> Outcome:
+    """``outcome``, which says why it is not trained."""
+    return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
 
 async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:
