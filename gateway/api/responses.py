@@ -123,7 +123,7 @@ class _StoringRendering(Rendering):
         return body
 
     def events(self) -> _StoringStream:
-        return _StoringStream(cast("ResponseStream", self.dialect.stream(self.data)), self)
+        return _StoringStream(self)
 
     def keep(self, response: dict[str, Any]) -> None:
         """Store a whole response."""
@@ -142,25 +142,18 @@ class _StoringRendering(Rendering):
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 
 
-class _StoringStream:
+class _StoringStream(ResponseStream):
     """The bytes of a response that is stored once its stream has ended."""
 
-    def __init__(self, stream: ResponseStream, rendering: _StoringRendering) -> None:
-        self._stream = stream
+    def __init__(self, rendering: _StoringRendering) -> None:
+        super().__init__(rendering.data)
         self._rendering = rendering
-        self.keepalive = stream.keepalive
-
-    def take(self, chunk: Mapping[str, Any]) -> bytes:
-        return self._stream.take(chunk)
 
     def end(self) -> bytes:
-        last = self._stream.end()
+        last = super().end()
         # stored before its id goes out: the next request may be here before this one has ended
-        self._rendering.keep(self._stream.response)
+        self._rendering.keep(self.response)
         return last
-
-    def fail(self, exc: SwarmGatewayError) -> bytes:
-        return self._stream.fail(exc)
 
 
 class KeptResponse(Passthrough):
