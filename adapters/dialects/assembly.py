@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from adapters.dialects.dialect import SampledAnswer
+from adapters.dialects.dialect import KNOWN_IN_BODY, SampledAnswer
 from swarm.errors import UpstreamError
 
 #: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
 _JOINED = frozenset({"content", "reasoning_content", "reasoning", "refusal", "arguments"})
-_KNOWN_IN_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 Chunk = dict[str, Any]
@@ -59,7 +58,7 @@ class Assembly:
         """Add the next chunk."""
         self._model = chunk.get("model") or self._model
         self.usage = chunk.get("usage") or self.usage
-        self._more |= {name: value for name, value in chunk.items() if name not in _KNOWN_IN_CHUNK}
+        self._more |= {name: value for name, value in chunk.items() if name not in KNOWN_IN_BODY}
         for choice in cast("list[Chunk]", chunk.get("choices") or []):
             self._take(choice)
 

@@ -18,7 +18,8 @@ Body = dict[str, Any]
 #: Response header that lists what was left out of the request.
 _LEFT_OUT = "x-swarm-left-out"
 _LONGEST_HEADER = 1000
-_KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
+#: Fields of a body, or of a chunk, that every one has.
+KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
 
 
@@ -95,7 +96,7 @@ class SampledAnswer:
         Raises:
             UpstreamError: it has no choice with a message and a finish reason.
         """
-        whole, choices = _choices(body)
+        choices, whole = choices_of(body), cast("Body", body)
         return cls._of(choices[0], str(whole.get("model", "")), whole.get("usage") or {}, _beside(whole))
 
     @classmethod
@@ -109,7 +110,7 @@ class SampledAnswer:
         Raises:
             UpstreamError: the number of choices is another one, or a choice lacks a message or a finish reason.
         """
-        whole, choices = _choices(body)
+        choices, whole = choices_of(body), cast("Body", body)
         if len(choices) != len(tokens):
             raise _no_completion()
         by_index = {choice.get("index"): choice for choice in choices}
@@ -172,22 +173,17 @@ def choices_of(completion: object) -> list[dict[str, Any]]:
     Raises:
         UpstreamError: it is no chat completion.
     """
-    return _choices(completion)[1]
-
-
-def _choices(completion: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    whole = cast("dict[str, Any]", completion) if isinstance(completion, dict) else {}
-    choices: Any = whole.get("choices")
+    choices: Any = cast("Body", completion).get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices:
         raise _no_completion()
     for choice in cast("list[Any]", choices):
         if not isinstance(choice, dict) or not isinstance(cast("dict[str, Any]", choice).get("message"), dict):
             raise _no_completion()
-    return whole, cast("list[dict[str, Any]]", choices)
+    return cast("list[dict[str, Any]]", choices)
 
 
 def _beside(whole: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in whole.items() if name not in _KNOWN_IN_BODY}
+    return {name: value for name, value in whole.items() if name not in KNOWN_IN_BODY}
 
 
 def unreadable(why: str) -> UpstreamError:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from swarm.errors import RequestError
 
+T = TypeVar("T")
 #: Levels of objects and lists: JSON may nest deeper than copying and encoding can follow.
 _DEEPEST = 100
 #: An index in the path of a field, also at the start of a note.
@@ -69,15 +70,18 @@ class Fields:
         """Whatever the field holds; ``None`` if it is absent."""
         return self._left.pop(name, None)
 
+    def needed(self, name: str, value: T | None) -> T:
+        """``value``, which was taken from field ``name`` and must be there."""
+        if value is None:
+            refuse(self.at(name), "is required")
+        return value
+
     def text(self, name: str) -> str | None:
         return self._typed(name, str, "a string")
 
     def required(self, name: str) -> str:
         """A string that must be there."""
-        value = self.text(name)
-        if value is None:
-            refuse(self.at(name), "is required")
-        return value
+        return self.needed(name, self.text(name))
 
     def flag(self, name: str) -> bool | None:
         return self._typed(name, bool, "true or false")
@@ -113,10 +117,7 @@ class Fields:
 
     def schema(self, name: str) -> dict[str, Any]:
         """An object that must be there, as it is."""
-        value = self.whole(name)
-        if value is None:
-            refuse(self.at(name), "is required")
-        return value
+        return self.needed(name, self.whole(name))
 
     def whole(self, name: str) -> dict[str, Any] | None:
         """The object in field ``name`` as it is."""

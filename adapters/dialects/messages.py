@@ -86,9 +86,7 @@ class MessagesDialect(Dialect):
         """The chat body without model and delivery, and the fields that are left."""
         check_depth(data)
         top = Fields(data)
-        max_tokens = top.integer("max_tokens")
-        if max_tokens is None:
-            refuse("max_tokens", "is required")
+        max_tokens = top.needed("max_tokens", top.integer("max_tokens"))
         messages = conversation_of(top).messages
         if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
             # there is nothing to continue

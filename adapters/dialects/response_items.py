@@ -235,7 +235,7 @@ def _add_message(conversation: ConversationBuilder, item: Fields, before: str) -
     if role == "assistant":
         # two consecutive messages are two; with a call or a thought between them they are one answer
         answer = conversation.assistant(goes_on=before != "message")
-        value = _needed(item, "content")
+        value: Any = item.needed("content", item.take("content"))
         if isinstance(value, str):
             answer.say(value)
             return
@@ -275,17 +275,10 @@ def _thoughts(item: Fields, name: str) -> list[str]:
 
 
 def _content(item: Fields, name: str) -> Content:
-    value = _needed(item, name)
+    value: Any = item.needed(name, item.take(name))
     if isinstance(value, str):
         return value
     return content_of([_part(part, part.required("type")) for part in item.listed(value, name)])
-
-
-def _needed(item: Fields, name: str) -> Any:
-    value = item.take(name)
-    if value is None:
-        refuse(item.at(name), "is required")
-    return value
 
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
