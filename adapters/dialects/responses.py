@@ -3,22 +3,54 @@
 Invariant: nothing that affects the answer is dropped silently. A field of the wrong type, or one whose absence would
 change the answer, is a 400 that names it; anything else that the chat form cannot express is left out and noted. Hints
 (keys of prompt caches, tiers, labels) are not even noted. Nothing is stored here: a conversation comes whole with each
-request, or is completed before it comes here.
+request, or is completed before it comes here. The items of a stream's last event are those of the plain response;
+``response.completed`` goes out only after the whole answer was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from adapters.dialects.chat_answers import parts_of
-from adapters.dialects.dialect import Body, Dialect, LLMRequest, SampledAnswer, choices_of, unreadable
+from adapters.dialects.chat import ChatDialect
+from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
+from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
-from adapters.dialects.response_answers import CUT, ID_PREFIX, SEALED, ResponseItems, ResponseStream
-from adapters.dialects.response_items import conversation_of, tools_of
+from adapters.dialects.response_items import conversation_of, input_of, sealed, tools_by_function, tools_of
+from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
-_FINISH_REASONS = {reason: finish for finish, reason in CUT.items()}
+Event = dict[str, Any]
+
+_ID_PREFIX = "resp_"
+#: Value of ``include`` that asks for reasoning in a form that a client can send back if nothing is stored.
+_SEALED = "reasoning.encrypted_content"
+#: Settings of the request that a response repeats, and their defaults.
+_REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "store": False,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "user": None,
+}
+#: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
+_FAULTS = {429: "rate_limit_exceeded"}
+#: Why a response is incomplete, by the finish reason of the chat form.
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_FINISH_REASONS = {reason: finish for finish, reason in _CUT.items()}
 
 
 class ResponsesDialect(Dialect):
@@ -30,7 +62,7 @@ class ResponsesDialect(Dialect):
     """
 
     path = "/v1/responses"
-    id_prefix = ID_PREFIX
+    id_prefix = _ID_PREFIX
     translatable = True
     spelled = {"max_completion_tokens": "max_output_tokens"}
 
@@ -92,6 +124,193 @@ class ResponsesDialect(Dialect):
         return {"error": {**body["error"], "param": "input"}} if exc.code == CONTEXT_LENGTH else body
 
 
+class ResponseStream(EventStream):
+    """Events named by their ``type``."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+        self._unfolding = Unfolding()
+        self._items: ResponseItems | None = None
+        self._count = 0
+        #: the whole response, once the stream has ended
+        self.response: dict[str, Any] = {}
+
+    def take(self, chunk: Mapping[str, Any]) -> bytes:
+        events, items = self._begun(chunk)
+        for step in self._unfolding.take(chunk):
+            events += self._events(items, step)
+        return self._encoded(events)
+
+    def end(self) -> bytes:
+        seen = self._unfolding
+        finish = seen.end()
+        events, items = self._begun({})
+        self.response = items.ended(seen.parts, finish, seen.usage)
+        return self._encoded([*events, {"type": f"response.{self.response['status']}", "response": self.response}])
+
+    def fail(self, exc: SwarmGatewayError) -> bytes:
+        events, items = self._begun({})
+        parts = self._unfolding.parts
+        code = "server_error" if exc.status >= 500 else _FAULTS.get(exc.status, "invalid_prompt")
+        response = items.envelope | {
+            "status": "failed",
+            "error": {"code": code, "message": exc.message},
+            "output": [items.item(part, "incomplete" if part is parts[-1] else None) for part in parts],
+        }
+        return self._encoded([*events, {"type": "response.failed", "response": response}])
+
+    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], ResponseItems]:
+        """The first events, unless they went out already; SDKs accept no others before them."""
+        if self._items is not None:
+            return [], self._items
+        self._items = items = ResponseItems(self._data, head)
+        return [
+            {"type": f"response.{state}", "response": items.envelope} for state in ("created", "in_progress")
+        ], items
+
+    def _encoded(self, events: list[Event]) -> bytes:
+        for event in events:
+            event["sequence_number"] = self._count
+            self._count += 1
+        return encode_named(events)
+
+    def _events(self, items: ResponseItems, step: Step) -> list[Event]:
+        """The events of one step; its part may have more pieces by now."""
+        part, where = step.part, {"output_index": step.part.index}
+        inside = where | {"item_id": items.id_of(part)}
+        call, custom = part.kind == "call", items.is_custom(part)
+        kind = "function_call_arguments" if call else "reasoning_text" if part.kind == "reasoning" else "output_text"
+        more = {"logprobs": []} if part.kind == "text" else {}
+        if not call:
+            inside["content_index"] = 0
+        if step.what == "open":
+            empty = replace(part, pieces=[])
+            item = items.item(empty, "in_progress") | ({} if call else {"content": []})
+            opened: list[Event] = [{"type": "response.output_item.added", **where, "item": item}]
+            if not call:
+                opened.append({"type": "response.content_part.added", **inside, "part": _content(empty)})
+            return opened
+        if step.what == "more":
+            # a custom tool's input goes out once the arguments around it are complete
+            return [] if custom else [{"type": f"response.{kind}.delta", **inside, "delta": step.text, **more}]
+        cut = "incomplete" if self._unfolding.finish_reason in _CUT and part is self._unfolding.parts[-1] else None
+        done = items.item(part, cut)
+        if custom:
+            input_ = done["input"]
+            closed: list[Event] = [
+                {"type": "response.custom_tool_call_input.delta", **inside, "delta": input_},
+                {"type": "response.custom_tool_call_input.done", **inside, "input": input_},
+            ]
+        elif call:
+            closed = [{"type": f"response.{kind}.done", **inside, "name": done["name"], "arguments": part.text}]
+        else:
+            closed = [
+                {"type": f"response.{kind}.done", **inside, "text": part.text, **more},
+                {"type": "response.content_part.done", **inside, "part": _content(part)},
+            ]
+        return [*closed, {"type": "response.output_item.done", **where, "item": done}]
+
+
+class ResponseItems:
+    """Makes the items of one response.
+
+    Args:
+        data: the request.
+        head: ``id``, ``created`` and ``model`` of the answer.
+
+    Attributes:
+        envelope: the response before its first item.
+    """
+
+    def __init__(self, data: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        self.envelope = _envelope(data, head)
+        self._tools = tools_by_function(data)
+        self._sealed = _SEALED in (data.get("include") or ())
+
+    def ended(self, parts: Sequence[AnswerPart], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole response."""
+        cut = _CUT.get(str(finish))
+        last = len(parts) - 1
+        return {
+            **self.envelope,
+            "status": "completed" if cut is None else "incomplete",
+            "incomplete_details": None if cut is None else {"reason": cut},
+            "output": [self.item(part, "incomplete" if cut and part.index == last else None) for part in parts],
+            "usage": _usage(usage),
+        }
+
+    def is_custom(self, part: AnswerPart) -> bool:
+        """Whether it calls a custom tool."""
+        return part.kind == "call" and part.name in self._tools and self._tools[part.name].custom
+
+    def id_of(self, part: AnswerPart) -> str:
+        """It has the id of its response, so that no other item has it."""
+        prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
+        return f"{prefix}_{self.envelope['id'].removeprefix(_ID_PREFIX)}_{part.index}"
+
+    def item(self, part: AnswerPart, status: str | None) -> dict[str, Any]:
+        """``status``: ``None`` if the part is complete."""
+        item = {"id": self.id_of(part), "status": status or "completed"}
+        match part.kind:
+            case "reasoning":
+                seal = {"encrypted_content": sealed(part.text)} if self._sealed else {}
+                return {**item, "type": "reasoning", "summary": [], "content": [_content(part)], **seal}
+            case "text":
+                return {**item, "type": "message", "role": "assistant", "content": [_content(part)]}
+            case "call":
+                return {**item, **self._call(part)}
+
+    def _call(self, part: AnswerPart) -> dict[str, Any]:
+        call: dict[str, Any] = {"call_id": part.call_id, "name": part.name}
+        if (tool := self._tools.get(part.name)) is not None:
+            call["name"] = tool.name
+            if tool.namespace is not None:
+                call["namespace"] = tool.namespace
+            if tool.custom:
+                # an item that has just begun has no arguments yet
+                return {**call, "type": "custom_tool_call", "input": input_of(part.text) if part.text else ""}
+        return {**call, "type": "function_call", "arguments": part.text}
+
+
+def _envelope(data: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
+    """The response before its first item."""
+    repeated = {name: default if data.get(name) is None else data[name] for name, default in _REPEATED.items()}
+    return {
+        "id": _ID_PREFIX + str(head.get("id") or uuid.uuid4().hex).removeprefix(ChatDialect.id_prefix),
+        "object": "response",
+        "created_at": head.get("created") or int(time.time()),
+        "model": head.get("model") or data.get("model"),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "background": False,
+        "service_tier": "default",
+        "truncation": "disabled",
+        **repeated,
+    }
+
+
+def _content(part: AnswerPart) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": part.text}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": prompt + completion,
+    }
+
+
 def _without_effect(top: Fields) -> None:
     """Take the fields that do not affect the answer, and refuse those that would."""
     for name in ("conversation", "prompt"):
@@ -108,7 +327,7 @@ def _without_effect(top: Fields) -> None:
     for item in cast("list[object]", include or []):
         if item == "message.output_text.logprobs":
             refuse("include", f"{item!r} cannot be given")
-        if item != SEALED:
+        if item != _SEALED:
             top.note(f"{item!s:.60} cannot be given", "include")
 
 
