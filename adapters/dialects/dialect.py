@@ -275,7 +275,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, body: Body) -> SampledAnswer:
-        """The first choice of another server's whole answer; :mod:`adapters.dialects.reading` translates what this
+        """The first choice of another server's whole answer; :func:`adapters.dialects.answer_in` translates what this
         raises for a malformed one.
 
         Raises:

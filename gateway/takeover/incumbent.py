@@ -12,10 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from adapters.dialects import SampledAnswer
+from adapters.dialects import SampledAnswer, answer_in
 from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.dialect import unreadable
-from adapters.dialects.reading import answer_in
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.evidence.pairs import Side
 

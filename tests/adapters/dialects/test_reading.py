@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.dialects import DIALECTS, ChatDialect, CompletionsDialect, Dialect, MessagesDialect, SampledAnswer
-from adapters.dialects.reading import answer_in
+from adapters.dialects import (
+    DIALECTS,
+    ChatDialect,
+    CompletionsDialect,
+    Dialect,
+    MessagesDialect,
+    SampledAnswer,
+    answer_in,
+)
 from adapters.dialects.sse import DONE, encode_event
 from swarm.errors import UpstreamError
 from tests.adapters.dialects.answers import chunks, completion, joined, messages
@@ -98,6 +105,6 @@ def test_an_entry_in_the_table_of_dialects_is_read_here_too(monkeypatch: pytest.
         def read_stream(self, events: Iterable[dict[str, Any]]) -> SampledAnswer:
             return self.read({"text": "".join(event["text"] for event in events)})
 
-    monkeypatch.setattr("adapters.dialects.reading.DIALECTS", (*DIALECTS, Plain()))
+    monkeypatch.setattr("adapters.dialects.DIALECTS", (*DIALECTS, Plain()))
     assert answer_in("/v1/plain", [b'{"text": "hi"}'], streamed=False).text == "hi"
     assert answer_in("/v1/plain", [b'data: {"text": "h"}\n\ndata: {"text": "i"}\n\n'], streamed=True).text == "hi"
