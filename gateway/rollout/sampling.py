@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.jsons import error_in, object_in
@@ -65,16 +65,6 @@ class Sample:
     policy_version: int | None
 
 
-class Address(Protocol):
-    """Where to sample: an OpenAI base URL and its key."""
-
-    @property
-    def base_url(self) -> str: ...
-
-    @property
-    def api_key(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class UnrecordedGroup:
     """A group of ``size`` without episodes, at the engine's own address: its answers are sampled like those of a
@@ -82,7 +72,7 @@ class UnrecordedGroup:
 
     base_url: str
     api_key: str = field(repr=False)
-    size: int
+    size: int = 1
 
     def __len__(self) -> int:
         return self.size
@@ -90,6 +80,10 @@ class UnrecordedGroup:
     def __getitem__(self, index: int) -> UnrecordedGroup:
         """Where the answer at ``index`` is sampled alone."""
         return self
+
+
+#: Where to sample: an OpenAI base URL and its key.
+Address = EpisodeEndpoint | EpisodeGroup | UnrecordedGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -142,14 +142,6 @@ class Waiting:
         return max(0.0, self._started + bound - asyncio.get_running_loop().time())
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The address of a swarm server's engine, for requests that belong to no episode."""
-
-    base_url: str
-    api_key: str = field(repr=False)
-
-
 class Swarm:
     """One swarm server, shared by the routes that lead to it; a route with a share of each batch has one of its own.
 
@@ -157,7 +149,7 @@ class Swarm:
         url: its address.
         client: control calls, under the name of the share, if there is one.
         sampler: calls to an episode's address, and to the engine's.
-        engine: where the engine is without an episode.
+        engine: where the engine answers once, without an episode.
         open_groups: scored groups that wait for feedback.
         background: work that outlives its request.
         stages: who answers the users of routes with an incumbent.
@@ -173,7 +165,7 @@ class Swarm:
         name = name or os.environ.get(NAME_VARIABLE, "")
         self.client = AsyncSwarmClient(url, token or None, name or None, policy=_QUICK_RETRIES, code="")
         self._http = HttpClient()
-        self.engine = Engine(f"{url.rstrip('/')}/v1", token)
+        self.engine = UnrecordedGroup(f"{url.rstrip('/')}/v1", token)
         self.open_groups = OpenGroups(self.client)
         self.sampler = Sampler(self._http)
         self.stages = StageFollower(self.client)
@@ -295,7 +287,7 @@ class Swarm:
 
     def unrecorded_group(self, count: int) -> UnrecordedGroup:
         """A group of ``count`` answers without episodes."""
-        return UnrecordedGroup(self.engine.base_url, self.engine.api_key, count)
+        return replace(self.engine, size=count)
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
