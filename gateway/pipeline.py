@@ -440,17 +440,13 @@ def _with_reason(outcome: Outcome, reason: str) -> Outcome:
 
 async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:
     """The model's route and its upstream; for a model of no route, such as for embeddings, the only route with one."""
-    route: Route | None = None
-    unknown: NotFoundError | None = None
     try:
         route = await table.find(request.model, request.caller)
-    except NotFoundError as exc:
-        unknown = exc
-    if route is None:
+    except NotFoundError:
         able = [route for route in table.routes if route.upstream is not None and request.caller.opens(route.name)]
-        route = able[0] if len(able) == 1 else None
-        if route is None and len(able) > 1 and unknown is not None:
-            raise unknown
+        if len(able) > 1:
+            raise
+        route = able[0] if able else None
     if route is None or route.upstream is None:
         where = "this gateway" if route is None else f"the route {route.name!r}"
         raise NotFoundError(

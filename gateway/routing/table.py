@@ -277,14 +277,14 @@ class LiveRoutes:
         """Route new requests by ``plan``; old connections are closed in the background."""
         async with self._changing:
             old = self.table
-            self._now = await self._connected(plan)
-            self._follow()
-            self._examine()
+            await self._begin(plan)
             self._older.append(old)
             self._background.start(self._retire(old), "closing the connections of an old configuration")
 
-    async def _connected(self, plan: Plan) -> RouteTable:
-        return RouteTable(plan, [await self._route(planned) for planned in plan.routes])
+    async def _begin(self, plan: Plan) -> None:
+        self._now = RouteTable(plan, [await self._route(planned) for planned in plan.routes])
+        self._follow()
+        self._examine()
 
     async def _route(self, planned: PlannedRoute) -> Route:
         settings, stats = planned.settings, self.stats.setdefault(planned.name, Stats())
@@ -315,19 +315,15 @@ class LiveRoutes:
     def _follow(self) -> None:
         """Follow the stages of the current routes, and of no others."""
         for swarm in self._swarms.values():
-            trainings = [
-                (route.name, training)
-                for route in self.table.routes
-                if (training := route.trainings.get("")) is not None and training.swarm is swarm
-            ]
             swarm.stages.follow(
                 FollowedRoute(
-                    route=name,
+                    route=route.name,
                     incumbent=serve.incumbent_name,
                     incumbent_version=serve.incumbent.version,
                     rules=training.stage_rules,
                 )
-                for name, training in trainings
+                for route in self.table.routes
+                if (training := route.training) is not None and training.swarm is swarm
                 if (serve := training.settings.serve) is not None
             )
 
@@ -360,9 +356,7 @@ class LiveRoutes:
                 group.create_task(_close(swarm, seconds))
 
     async def __aenter__(self) -> Self:
-        self._now = await self._connected(self._first)
-        self._follow()
-        self._examine()
+        await self._begin(self._first)
         return self
 
     async def __aexit__(self, *_: object) -> None:

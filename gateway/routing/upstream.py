@@ -199,7 +199,7 @@ class Upstream:
                     raise self._broken(exc) from exc
                 call.failed = answer.status >= 500
             self._check(answer.status)
-            headers = {name: value for name, value in _lowered(answer.headers) if _passes(name)}
+            headers = {low: value for name, value in answer.headers.items() if _passes(low := name.lower())}
             if whole is not None:
                 return Relayed(answer.status, headers, whole)
             held = stack.pop_all()
@@ -257,10 +257,6 @@ def _has_dots(target: str) -> bool:
         if path == encoded:
             return False
     return True
-
-
-def _lowered(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(name.lower(), value) for name, value in headers.items()]
 
 
 def _passes(name: str) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
@@ -211,12 +210,10 @@ class Sessions:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         for conversation in self._memory:
             self._end(conversation, "shutdown")
-        await self._ending.__aexit__(exc_type, exc, tb)
+        await self._ending.__aexit__(*exc)
 
     @property
     def size(self) -> int:
