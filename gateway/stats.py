@@ -66,12 +66,12 @@ class Sentences(Kinds):
         return self[first]
 
 
-def hook_failed(error: HookError, codes: Counter[str], sentences: Counter[str]) -> None:
+def hook_failed(error: HookError, counts: Stats | SessionCounts) -> None:
     """Count a hook's failure by its code, and by the sentence about it that quotes nobody; tell the first of its kind
     and then each power of ten."""
     code = error.code or error.type
-    codes[code] += 1
-    text = error.public_message or code
+    counts.hook_failures[code] += 1
+    text, sentences = error.public_message or code, counts.hook_errors
     count = sentences.add(text) if isinstance(sentences, Sentences) else 1
     if count == 10 ** (len(str(count)) - 1):
         times = f" ({count} times)" if count > 1 else ""

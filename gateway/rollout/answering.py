@@ -182,7 +182,7 @@ async def shape(training: Training, incoming: Incoming, report: ServerReport) ->
             submission = await training.hooks.submit(request, context)
     except HookError as exc:
         logger.debug("group %s is not trained: %s", group_id, exc)
-        hook_failed(exc, training.stats.hook_failures, training.stats.hook_errors)
+        hook_failed(exc, training.stats)
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc
     if isinstance(submission, PassThrough):

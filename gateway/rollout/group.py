@@ -144,7 +144,7 @@ class GroupRun:
         except HookError as exc:
             logger.debug("group %s has no rewards: %s", self.shaped.group_id, exc)
             self._failure, score = exc, None
-            hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
+            hook_failed(exc, self.training.stats)
         self._show(indices, candidates, score)
         return score
 
@@ -158,7 +158,7 @@ class GroupRun:
                 shaped, hooks = self.shaped, self.training.hooks
                 await reference.judge(hooks, shaped.submission.task, self._candidates({}), shaped.context)
             except HookError as exc:
-                hook_failed(exc, self.training.stats.hook_failures, self.training.stats.hook_errors)
+                hook_failed(exc, self.training.stats)
         pair = reference.pair(self.shaped, self.outcomes)
         if (difference := pair.difference) is not None:
             self._tell(lambda watcher: watcher.compared(self.shaped.group_id, difference))

@@ -287,7 +287,7 @@ class Sessions:
                     conversation.report.credit_dropped += bool(credit)
         except HookError as exc:
             logger.debug("session %s earns nothing: %s", conversation.session_id, exc)
-            hook_failed(exc, self.counts.hook_failures, self.counts.hook_errors)
+            hook_failed(exc, self.counts)
         finally:
             _release(conversation)
 
