@@ -1,16 +1,28 @@
-"""Whether the texts of a request may be kept and trained: by its header, its key, its route, and what they hold.
+"""Whether the texts of a request may be kept and trained: by its header, its key, its route, and what they hold; and
+who said no once for all that comes: keys and sessions, in a file beside the gateway's keys.
 
 Invariant: a no of the header or of the key holds, whatever else says yes; where nobody has said anything, the route
-decides. Until that is known, nothing may be kept.
+decides. Until that is known, nothing may be kept. A key's no for all is on disk before it is acknowledged, and holds at
+each gateway that has the file, over restarts. So does a session's, but where there is no file, or it cannot be written:
+then it holds until the gateway ends. Names of sessions are nowhere on disk, only their digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-from swarm.errors import RequestError
+from swarm.credentials import exclusively, mark_of, read_private, replace_private
+from swarm.errors import ConfigError, RequestError
+from swarm.subjects import user_digest
+from swarm.types import Model
+
+logger = logging.getLogger(__name__)
 
 #: What a route takes silence for: of ``opt_out`` for a yes, of ``opt_in`` for a no.
 ConsentRule = Literal["opt_out", "opt_in"]
@@ -21,6 +33,8 @@ Redaction = Literal["none", "group", "before_sampling"]
 TRAIN_HEADER = "x-swarm-train"
 #: A no for all that is left of the session.
 NO_SESSION = "false; session"
+#: Sessions that are remembered, the latest; their file is then some 400 KB.
+_MOST_SESSIONS = 10_000
 
 
 class PrivacyRules(Protocol):
@@ -80,3 +94,96 @@ def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:
     if key is False or header is False:
         return False
     return rule == "opt_out" or key is True or header is True
+
+
+class _Refused(Model):
+    """``keys`` by their ids, ``sessions`` by digests of key and name, the latest last."""
+
+    keys: list[str] = []
+    sessions: list[str] = []
+
+
+class Refusals:
+    """The keys and sessions whose texts may not be kept.
+
+    Args:
+        path: of the file, which need not exist; ``None``: there is none.
+
+    Raises:
+        ConfigError: the file is there and cannot be read.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._mark = path and mark_of(path)
+        self._writing = asyncio.Lock()
+        #: what this gateway heard itself
+        self._heard: OrderedDict[str, None] = OrderedDict()
+        self._take(_Refused() if path is None else _read(path))
+
+    def refuses(self, key_id: str, session: str = "") -> bool:
+        """Whether this key, or this session of it, says no; an empty name is no session."""
+        names = _digests(key_id, session) if session else ()
+        return key_id in self._keys or any(name in self._heard or name in self._sessions for name in names)
+
+    async def hear(self, key_id: str, session: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request's key or session says no, by its ``headers`` or before."""
+        says_no = headers.get(TRAIN_HEADER, "").lower() == NO_SESSION
+        if session and says_no and not self.refuses(key_id, session):
+            try:
+                await self.add(key_id, session)
+            except ConfigError as exc:
+                logger.error("a session's no holds until this gateway ends, and here alone: %s", exc.message)
+        return self.refuses(key_id, session)
+
+    async def add(self, key_id: str, session: str) -> None:
+        """Note a no: of this session of the key, whatever the key if that is empty; without a session of the key.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        keys = [] if session else [key_id]
+        if session:
+            self._heard[_digests(key_id, session)[0]] = None
+            while len(self._heard) > _MOST_SESSIONS:
+                self._heard.popitem(last=False)
+        if (path := self._path) is not None:
+            async with self._writing:
+                # those of other requests too, which then find theirs written
+                heard = [name for name in self._heard if name not in self._sessions]
+                if keys or heard:
+                    self._take(await asyncio.shield(asyncio.to_thread(_add, path, keys, heard)))
+
+    def refresh(self) -> None:
+        """Read the file if it has changed; of one that is gone the last contents count. Any thread may do this."""
+        path = self._path
+        if path is None or (mark := mark_of(path)) in (None, self._mark):
+            return
+        self._mark = mark
+        try:
+            self._take(_read(path))
+        except ConfigError as exc:
+            logger.error("%s; whoever said no so far is heeded", exc.message)
+
+    def _take(self, refused: _Refused) -> None:
+        self._keys, self._sessions = frozenset(refused.keys), frozenset(refused.sessions)
+
+
+def _digests(key_id: str, session: str) -> tuple[str, str]:
+    """Of a session with this key, and with any."""
+    return user_digest(f"{key_id}\n{session}"), user_digest(f"\n{session}")
+
+
+def _read(path: Path) -> _Refused:
+    return read_private(path, _Refused, "refusals")
+
+
+def _add(path: Path, keys: Sequence[str], sessions: Sequence[str]) -> _Refused:
+    with exclusively(path):
+        old = _read(path)
+        new = _Refused(
+            keys=list(dict.fromkeys([*old.keys, *keys])),
+            sessions=list(dict.fromkeys([*old.sessions, *sessions]))[-_MOST_SESSIONS:],
+        )
+        replace_private(path, new)
+    return new

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapters.dialects import dialect_of
 from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
-from gateway.data.refusals import Refusals
+from gateway.data.consent import Refusals
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.observability.request import asked_by, may_keep
 from gateway.types import Caller

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config.gateway import GatewayConfig
-from gateway.data.refusals import Refusals
+from gateway.data.consent import Refusals
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
@@ -59,7 +59,7 @@ async def test_without_a_file_or_where_it_cannot_be_written_a_sessions_no_holds_
 
 
 async def test_the_oldest_sessions_leave_and_no_key_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.data.refusals._MOST_SESSIONS", 3)
+    monkeypatch.setattr("gateway.data.consent._MOST_SESSIONS", 3)
     refusals = Refusals(tmp_path / "refusals")
     await refusals.add("a", "")
     for number in range(5):
