@@ -11,16 +11,13 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import load_attribute
-
-if TYPE_CHECKING:
-    from swarm.client import SwarmClient
 
 app = typer.Typer(help="A swarm server for AgentJet's clients, and its monitor.", no_args_is_help=True)
 _OURS = ("gateway", "swarm", "adapters")
@@ -134,17 +131,13 @@ def _announce(url: str) -> None:
 
 def _serves(url: str) -> bool:
     """Whether a swarm server is there that this user's clients may use."""
-    try:
-        with _client(url) as client:
-            client.get_engine_status()
-    except SwarmGatewayError:
-        return False
-    return True
-
-
-def _client(url: str) -> SwarmClient:
     from swarm.client import RetryPolicy, SwarmClient
 
     if urlsplit(url).hostname in ("0.0.0.0", "::"):
         url = f"http://127.0.0.1:{urlsplit(url).port}"
-    return SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1))
+    try:
+        with SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1)) as client:
+            client.get_engine_status()
+    except SwarmGatewayError:
+        return False
+    return True

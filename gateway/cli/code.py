@@ -129,8 +129,8 @@ def diff(
             raise ConfigError("no synced code is selected: engines run the server's own")
         before = _files(client.code_archive(_named(server_code, first)))
         after = _files(client.code_archive(_named(server_code, new)) if new else _packed(folder, packages).content)
-    changes = {name: _change(before, after, name) for name in sorted({*before, *after})}
-    changes = {name: how for name, how in changes.items() if how}
+    names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    changes = {name: "added" if name not in before else "changed" if name in after else "removed" for name in names}
     lines = [line for name in changes for line in _lines(before, after, name)]
     tell(as_json, {"from": first, "to": new or str(folder.resolve()), "changed": changes}, *lines)
     raise typer.Exit(1 if changes else 0)
@@ -179,7 +179,7 @@ def _contents(code: CodeArchive) -> dict[str, Any]:
 def _say_what(code: CodeArchive) -> None:
     from swarm.code_snapshots import left_out_lines
 
-    at = f" at {code.revision[:12]}{'+changes' if code.revision.endswith('+changes') else ''}" if code.revision else ""
+    at = f" at {_short(code.revision)}" if code.revision else ""
     typer.echo(f"{len(code.manifest)} files{at}, {len(code.content) / 1e6:.2f} MB packed, {code.digest[:16]}")
     for reason, names in left_out_lines(code.left_out).items():
         typer.echo(f"left out, because {reason}: {names}", err=True)
@@ -218,12 +218,11 @@ def _line(snapshot: CodeSnapshot, server_code: CodeStatus) -> str:
     marks = [
         mark for mark, id in (("selected", server_code.selected), ("running", server_code.running)) if id == snapshot.id
     ]
-    changes = "+changes" if snapshot.revision.endswith("+changes") else ""
     parts = [
         snapshot.id,
         f"{datetime.fromtimestamp(snapshot.created, UTC):%Y-%m-%d %H:%M} UTC",
         f"{snapshot.files} files",
-        f"{snapshot.revision[:12]}{changes}" if snapshot.revision else "no revision",
+        _short(snapshot.revision) or "no revision",
         snapshot.sender,
         snapshot.message,
         ", ".join(marks),
@@ -231,17 +230,13 @@ def _line(snapshot: CodeSnapshot, server_code: CodeStatus) -> str:
     return "  ".join(part for part in parts if part)
 
 
+def _short(revision: str) -> str:
+    return revision[:12] + ("+changes" if revision.endswith("+changes") else "")
+
+
 def _files(archive: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(archive)) as reader:
         return {name: reader.read(name) for name in reader.namelist() if not name.endswith("/")}
-
-
-def _change(before: dict[str, bytes], after: dict[str, bytes], name: str) -> str:
-    if name not in before:
-        return "added"
-    if name not in after:
-        return "removed"
-    return "" if before[name] == after[name] else "changed"
 
 
 def _lines(before: dict[str, bytes], after: dict[str, bytes], name: str) -> list[str]:

@@ -143,9 +143,7 @@ def diff(
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key.partition(" ")[0] in sections]
     absent = object()
     changes = {
-        key: [None if side.get(key, absent) is absent else side[key] for side in sides]
-        for key in keys
-        if sides[0].get(key, absent) != sides[1].get(key, absent)
+        key: [side.get(key) for side in sides] for key in keys if sides[0].get(key, absent) != sides[1].get(key, absent)
     }
     lines = [f"{key}: {_text(before)} -> {_text(after)}" for key, (before, after) in changes.items()]
     tell(as_json, {"from": old, "to": new, "changed": changes}, *lines)
