@@ -72,8 +72,8 @@ def create_key(
 ) -> None:
     """Make a key and print it, this once. A running gateway takes it within about a second."""
     opened, settings = _open(file, config)
-    if settings is not None and route:
-        _check_routes(settings, route)
+    if settings is not None and (unknown := [name for name in route or () if name not in settings.route_names]):
+        raise ConfigError(f"there is no route {unknown[0]!r}; there are: {', '.join(settings.route_names)}")
     key, text = opened.create(
         label,
         routes=route or None,
@@ -230,10 +230,3 @@ def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfi
     if settings.keys_file is None:
         raise ConfigError(f"{config} has no keys_file: add one, such as `keys_file: keys.json`")
     return KeyFile(settings.keys_file), settings
-
-
-def _check_routes(settings: GatewayConfig, routes: list[str]) -> None:
-    existing = settings.route_names
-    unknown = [name for name in routes if name not in existing]
-    if unknown:
-        raise ConfigError(f"there is no route {unknown[0]!r}; there are: {', '.join(existing)}")

@@ -288,13 +288,13 @@ class LastingProcess:
         self._deaths, self.serves = self._deaths + 1, False
         # what it started goes with it
         self.child.stop(0.0)
+        death = ended(self.child)
         if self._deaths > MAX_RESTARTS:
-            raise ended(self.child)
-        reason = str(ended(self.child))
-        pause = EngineFailure(reason=reason, count=self._deaths).pause(self._restart_pause)
+            raise death
+        pause = EngineFailure(reason=death.message, count=self._deaths).pause(self._restart_pause)
         self._restart_at, self._warned_of = now + pause, ""
         values = {"attempt": self._deaths, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
-        values |= {"name": self.child.name, "reason": reason, "last_lines": ended(self.child).last_lines}
+        values |= {"name": self.child.name, "reason": death.message, "last_lines": death.last_lines}
         self._on_event(f"{self._kind}_restarting", values)
 
     def _say(self, text: str) -> None:

@@ -115,7 +115,7 @@ def verdict(differences: Sequence[float]) -> str:
     """In one sentence whether the later version is better, by its differences to the earlier one, one per prompt."""
     count = len(differences)
     if count < LEAST_PROMPTS:
-        return f"nothing can be told from {_prompts(count)}: give {LEAST_PROMPTS} at least"
+        return f"nothing can be told from {count} prompt{'s' * (count != 1)}: give {LEAST_PROMPTS} at least"
     mean, low, high = mean_interval(differences, CONFIDENCE)
     interval = f"{abs(mean):.3f} [{low:.3f}, {high:.3f}] on {count} prompts"
     if low > 0:
@@ -127,10 +127,6 @@ def verdict(differences: Sequence[float]) -> str:
     if wanted is None or wanted > _MOST_PROMPTS:
         return words
     return f"{words}; about {max(1, wanted - count)} more prompts would tell a difference of this size"
-
-
-def _prompts(count: int) -> str:
-    return f"{count} prompt{'s' * (count != 1)}"
 
 
 async def judge_alone(report: Report, hooks: Hooks) -> Report:

@@ -91,20 +91,15 @@ class Plan:
         """
         load = cache(load_hooks)
 
-        def hooks_of(settings: RouteSettings) -> Hooks | None:
+        def parts_of(settings: RouteSettings) -> tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]:
+            hooks: Hooks | None = None
             if settings.serve is not None:
                 # a key that is missing is a mistake of the configuration
                 upstream_of(settings, settings.serve)
-            if settings.swarm_url is None or settings.hooks is None:
-                return None
-            _check_sessions(settings, hooks := load(settings.hooks))
-            return hooks
-
-        def gate_hooks_of(settings: RouteSettings) -> Hooks | None:
-            return load(settings.gate_hook) if settings.gate_hook is not None else None
-
-        def parts_of(settings: RouteSettings) -> tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]:
-            return hooks_of(settings), gate_hooks_of(settings), suites_of(settings)
+            if settings.swarm_url is not None and settings.hooks is not None:
+                _check_sessions(settings, hooks := load(settings.hooks))
+            gate_hooks = load(settings.gate_hook) if settings.gate_hook is not None else None
+            return hooks, gate_hooks, suites_of(settings)
 
         if not config.routes:
             # a plain upstream itself knows which models it has, and so does an incumbent
