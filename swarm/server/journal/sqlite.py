@@ -11,13 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from swarm.server.journal.codec import (
-    clean,
-    pack_call,
-    pack_counts,
-    pack_json,
-    pack_trajectory,
-)
+from msgspec import Struct, structs
+
+from swarm.server.journal.codec import clean, pack_call, pack_counts, pack_json, pack_trajectory
 from swarm.server.journal.rows import (
     AgreementRow,
     BatchRow,
@@ -43,28 +39,13 @@ from swarm.server.journal.rows import (
 from swarm.tokens import TrainBatch
 
 Values = Sequence[Any] | Mapping[str, Any]
-#: SQL, and the parameters that it is executed with for some rows of one type
-Statement = tuple[str, Callable[[Sequence[Any]], Iterable[Values]]]
+#: SQL that names fields of a row; or SQL, and the parameters that it is executed with for some rows of one type
+Statement = str | tuple[str, Callable[[Sequence[Any]], Iterable[Values]]]
 
 
-def _episodes(rows: Sequence[EpisodeRow]) -> Iterable[Values]:
-    return [
-        (
-            clean(row.episode_uuid),
-            clean(row.client_uuid),
-            row.episode_type,
-            row.key_digest,
-            row.idle_timeout,
-            row.max_seconds,
-            row.claimed_at,
-            clean(row.claim_key),
-            clean(row.task_hint),
-            clean(row.group_uuid),
-            row.group_size,
-            row.run_id,
-        )
-        for row in rows
-    ]
+def _fields(rows: Sequence[Struct]) -> Iterable[Values]:
+    for row in rows:
+        yield {name: clean(value) if isinstance(value, str) else value for name, value in structs.asdict(row).items()}
 
 
 def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
@@ -124,21 +105,14 @@ def _members(batch: TrainBatch) -> str:
 
 #: The statements of each type of row. Types come in this order within a transaction, because busy servers mix the first
 #: four; the rows after them, of any type, keep the order in which they came.
-_BULK: dict[type[Any], tuple[Statement, ...]] = {
+_BULK: dict[type[Row], tuple[Statement, ...]] = {
     EpisodeRow: (
-        (
-            "INSERT OR IGNORE INTO episodes (uuid, client_uuid, type, key_digest, idle_timeout, max_seconds,"
-            " claimed_at, claim_key, task_hint, group_uuid, group_size, run_id)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            _episodes,
-        ),
+        "INSERT OR IGNORE INTO episodes (uuid, client_uuid, type, key_digest, idle_timeout, max_seconds,"
+        " claimed_at, claim_key, task_hint, group_uuid, group_size, run_id)"
+        " VALUES (:episode_uuid, :client_uuid, :episode_type, :key_digest, :idle_timeout, :max_seconds,"
+        " :claimed_at, :claim_key, :task_hint, :group_uuid, :group_size, :run_id)",
     ),
-    KeyRow: (
-        (
-            "INSERT OR IGNORE INTO keys (episode, digest) VALUES (?, ?)",
-            lambda rows: [(clean(row.episode_uuid), row.key_digest) for row in rows],
-        ),
-    ),
+    KeyRow: ("INSERT OR IGNORE INTO keys (episode, digest) VALUES (:episode_uuid, :key_digest)",),
     CallRow: (
         (
             "INSERT OR IGNORE INTO calls (episode, call_id, data) VALUES (?, ?, ?)",
@@ -152,10 +126,7 @@ _BULK: dict[type[Any], tuple[Statement, ...]] = {
             " AND call_id NOT IN (SELECT value FROM json_each(?))",
             lambda rows: [(_names(rows), json.dumps([clean(row.kept_call) for row in rows if row.kept_call]))],
         ),
-        (
-            "DELETE FROM keys WHERE episode IN (SELECT value FROM json_each(?))",
-            lambda rows: [(_names(rows),)],
-        ),
+        ("DELETE FROM keys WHERE episode IN (SELECT value FROM json_each(?))", lambda rows: [(_names(rows),)]),
         (
             "UPDATE episodes SET state = ?, how = ?, ended_at = ?, task_id = ?, reward = ?, output = ?,"
             " drop_reason = ?, end_key = ?, tokens = ?, route = ?,"
@@ -166,26 +137,15 @@ _BULK: dict[type[Any], tuple[Statement, ...]] = {
         ),
     ),
 }
-_SPARSE: dict[type[Any], tuple[Statement, ...]] = {
+_SPARSE: dict[type[Row], tuple[Statement, ...]] = {
     RunRow: (
-        (
-            "INSERT INTO runs (run_id, job_yaml, stopped) VALUES (?, ?, ?)"
-            " ON CONFLICT (run_id) DO UPDATE SET job_yaml = excluded.job_yaml, stopped = excluded.stopped",
-            lambda rows: [(row.run_id, row.job_yaml, row.stopped) for row in rows],
-        ),
+        "INSERT INTO runs (run_id, job_yaml, stopped) VALUES (:run_id, :job_yaml, :stopped)"
+        " ON CONFLICT (run_id) DO UPDATE SET job_yaml = excluded.job_yaml, stopped = excluded.stopped",
     ),
     CountsRow: (
-        (
-            "UPDATE runs SET trained = ?, dropped = ?, quarantined = ? WHERE run_id = ?",
-            lambda rows: [(row.trained, row.dropped, row.quarantined, row.run_id) for row in rows],
-        ),
+        "UPDATE runs SET trained = :trained, dropped = :dropped, quarantined = :quarantined WHERE run_id = :run_id",
     ),
-    QuarantineRow: (
-        (
-            "UPDATE episodes SET quarantine_reason = ? WHERE uuid = ?",
-            lambda rows: [(clean(row.reason), clean(row.episode_uuid)) for row in rows],
-        ),
-    ),
+    QuarantineRow: ("UPDATE episodes SET quarantine_reason = :reason WHERE uuid = :episode_uuid",),
     StateRow: (
         (
             "UPDATE episodes SET state = ?, batch_id = coalesce(?, batch_id), step = coalesce(?, step),"
@@ -203,19 +163,11 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
         ),
     ),
     GroupRow: (
-        (
-            "INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES (?, ?, ?)",
-            lambda rows: [(clean(row.task_id), row.lost, row.version) for row in rows],
-        ),
-        ("DELETE FROM losses WHERE lost = 0", lambda rows: [()]),
+        "INSERT OR REPLACE INTO losses (task_id, lost, version) VALUES (:task_id, :lost, :version)",
+        "DELETE FROM losses WHERE task_id = :task_id AND lost = 0",
     ),
-    AgreementRow: (
-        (
-            "INSERT OR IGNORE INTO agreements (client_uuid) VALUES (?)",
-            lambda rows: [(clean(row.client_uuid),) for row in rows],
-        ),
-    ),
-    NoAgreementsRow: (("DELETE FROM agreements", lambda rows: [()]),),
+    AgreementRow: ("INSERT OR IGNORE INTO agreements (client_uuid) VALUES (:client_uuid)",),
+    NoAgreementsRow: ("DELETE FROM agreements",),
     BatchRow: (
         (
             "INSERT OR REPLACE INTO batch (id, batch_id, members, attempts) VALUES (1, ?, ?, ?)",
@@ -244,61 +196,29 @@ _SPARSE: dict[type[Any], tuple[Statement, ...]] = {
         ),
     ),
     PairRow: (
-        (
-            "INSERT OR IGNORE INTO pairs (run_id, group_id, terms, pair) VALUES (?, ?, ?, ?)",
-            lambda rows: [(row.run_id, clean(row.group_id), row.terms, clean(row.pair)) for row in rows],
-        ),
+        "INSERT OR IGNORE INTO pairs (run_id, group_id, terms, pair) VALUES (:run_id, :group_id, :terms, :pair)",
     ),
     RatingRow: (
-        (
-            # the answer keeps its place in the order
-            "INSERT INTO ratings (run_id, answer, terms, rating) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (run_id, answer) DO UPDATE SET rating = excluded.rating",
-            lambda rows: [(row.run_id, row.answer, row.terms, clean(row.rating)) for row in rows],
-        ),
+        # the answer keeps its place in the order
+        "INSERT INTO ratings (run_id, answer, terms, rating) VALUES (:run_id, :answer, :terms, :rating)"
+        " ON CONFLICT (run_id, answer) DO UPDATE SET rating = excluded.rating",
     ),
-    ForgottenEvidenceRow: tuple(
-        (
-            f"DELETE FROM {table} WHERE run_id = ? AND {version} > ?",
-            lambda rows: [(row.run_id, row.version) for row in rows],
-        )
-        for table, version in (
-            ("pairs", "json_extract(pair, '$.terms.challenger')"),
-            ("ratings", "json_extract(rating, '$.terms.challenger')"),
-            ("evaluations", "step"),
-        )
+    ForgottenEvidenceRow: (
+        "DELETE FROM pairs WHERE run_id = :run_id AND json_extract(pair, '$.terms.challenger') > :version",
+        "DELETE FROM ratings WHERE run_id = :run_id AND json_extract(rating, '$.terms.challenger') > :version",
+        "DELETE FROM evaluations WHERE run_id = :run_id AND step > :version",
     ),
     StageRow: (
-        (
-            "INSERT OR IGNORE INTO stages (run_id, route, incumbent, version, stage) VALUES (?, ?, ?, ?, ?)",
-            lambda rows: [
-                (row.run_id, clean(row.route), clean(row.incumbent), row.version, clean(row.stage)) for row in rows
-            ],
-        ),
-        (
-            # before the latest only moves and pins stay: who promoted what, and why
-            "DELETE FROM stages AS before WHERE run_id = :run AND route = :route AND incumbent = :incumbent AND version"
-            " = (SELECT max(version) FROM stages WHERE run_id = :run AND route = :route AND incumbent = :incumbent AND"
-            " version < :version) AND EXISTS (SELECT 1 FROM stages AS first WHERE first.run_id = :run AND first.route ="
-            " :route AND first.incumbent = :incumbent AND first.version < before.version AND"
-            " json_extract(first.stage, '$.at', '$.pinned') = json_extract(before.stage, '$.at', '$.pinned'))",
-            lambda rows: [
-                {
-                    "run": row.run_id,
-                    "route": clean(row.route),
-                    "incumbent": clean(row.incumbent),
-                    "version": row.version,
-                }
-                for row in rows
-            ],
-        ),
+        "INSERT OR IGNORE INTO stages (run_id, route, incumbent, version, stage)"
+        " VALUES (:run_id, :route, :incumbent, :version, :stage)",
+        # before the latest only moves and pins stay: who promoted what, and why
+        "DELETE FROM stages AS before WHERE run_id = :run_id AND route = :route AND incumbent = :incumbent AND version"
+        " = (SELECT max(version) FROM stages WHERE run_id = :run_id AND route = :route AND incumbent = :incumbent AND"
+        " version < :version) AND EXISTS (SELECT 1 FROM stages AS first WHERE first.run_id = :run_id AND first.route ="
+        " :route AND first.incumbent = :incumbent AND first.version < before.version AND"
+        " json_extract(first.stage, '$.at', '$.pinned') = json_extract(before.stage, '$.at', '$.pinned'))",
     ),
-    ResumptionRow: (
-        (
-            "INSERT OR IGNORE INTO resumptions (run_id, step) VALUES (?, ?)",
-            lambda rows: [(row.run_id, row.step) for row in rows],
-        ),
-    ),
+    ResumptionRow: ("INSERT OR IGNORE INTO resumptions (run_id, step) VALUES (:run_id, :step)",),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
@@ -308,5 +228,6 @@ def write(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     """Store ``rows`` inside the open transaction, one ``executemany`` per statement of each run of one type."""
     for kind, run in groupby(sorted(rows, key=lambda row: _RANK.get(type(row), len(_RANK))), type):
         of_kind = list(run)
-        for sql, values in _STATEMENTS[kind]:
+        for statement in _STATEMENTS[kind]:
+            sql, values = (statement, _fields) if isinstance(statement, str) else statement
             connection.executemany(sql, values(of_kind))
