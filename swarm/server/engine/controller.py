@@ -17,8 +17,9 @@ from swarm.link.messages import RolloutReady
 from swarm.server.config import ServerConfig
 from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.requests import EpisodeRequests
-from swarm.server.engine.runs import MAX_STEPS, JournalPort, TrainingRun
+from swarm.server.engine.runs import MAX_STEPS, TrainingRun
 from swarm.server.episodes.pool import EpisodePool
+from swarm.server.journal.journal import Journal
 from swarm.states import EngineEvent, EngineState, TrainerState
 from swarm.status import EngineStatus, ServerStatus
 from swarm.subjects import Deletions
@@ -50,7 +51,7 @@ class Controller:
         #: when, on the monotonic clock; ``None`` once its step is done, or it is this trainer's no more
         self._batch_out_since: float | None = None
 
-    def open(self, journal: JournalPort) -> None:
+    def open(self, journal: Journal) -> None:
         """See :meth:`TrainingRun.open`."""
         recovered = self.run.open(journal)
         self.episodes.deletions = Deletions(recovered.tombstones)

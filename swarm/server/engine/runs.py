@@ -12,17 +12,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 from swarm.errors import ConfigError, ConflictError
 from swarm.evidence.alarms import WatchRules
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.erasure import Match
-from swarm.server.journal.rows import Ending, EvaluationRow, Recovered, RecoveredEpisode, Row, RunRow, StepRow
+from swarm.server.journal.journal import Journal
+from swarm.server.journal.rows import EvaluationRow, Recovered, RecoveredEpisode, RunRow, StepRow
 from swarm.states import EpisodeState
-from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
@@ -30,30 +28,6 @@ logger = logging.getLogger(__name__)
 
 #: recent steps that are remembered
 MAX_STEPS = 1000
-
-
-class JournalPort(Protocol):
-    """See :class:`swarm.server.journal.journal.Journal`."""
-
-    @property
-    def error(self) -> str: ...
-
-    @property
-    def behind(self) -> bool: ...
-
-    def recover(self) -> Recovered: ...
-
-    def append(self, *rows: Row) -> None: ...
-
-    async def synced(self) -> None: ...
-
-    async def past_ending(self, episode_uuid: str) -> Ending | None: ...
-
-    async def matches(self, subject: Subject, until: float) -> list[Match]: ...
-
-    async def report(self, subject: Subject) -> DataReport: ...
-
-    async def erase(self, stone: Tombstone) -> DataReport: ...
 
 
 class TrainingRun:
@@ -70,14 +44,14 @@ class TrainingRun:
     def __init__(self, client_timeout: float, watch: WatchRules) -> None:
         self._client_timeout = client_timeout
         self._watch = watch
-        self._opened: JournalPort | None = None
+        self._opened: Journal | None = None
         self.run_id = ""
         self._stopped = False
         self._job: TrainJob | None = None
         self._pool: EpisodePool | None = None
         self.steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
 
-    def open(self, journal: JournalPort) -> Recovered:
+    def open(self, journal: Journal) -> Recovered:
         """Restore what ``journal`` holds, to which nothing has been appended yet, and append changes from now on.
 
         Raises:
@@ -93,7 +67,7 @@ class TrainingRun:
         return recovered
 
     @property
-    def journal(self) -> JournalPort:
+    def journal(self) -> Journal:
         """Where the run is written."""
         assert self._opened is not None, "open() comes first"
         return self._opened
@@ -217,7 +191,7 @@ class TrainingRun:
         self._stopped = False
         self.steps.clear()
 
-    def _recovered_pool(self, job: TrainJob, recovered: Recovered, journal: JournalPort) -> EpisodePool:
+    def _recovered_pool(self, job: TrainJob, recovered: Recovered, journal: Journal) -> EpisodePool:
         pool = EpisodePool(job, journal.append, self._client_timeout, self._watch)
         now, wall = time.monotonic(), time.time()
         episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
