@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -189,9 +188,6 @@ def group_uuid_of(key: str) -> str:
     return digest(key).hex()
 
 
-#: endings kept in memory, so that most repeated ends need no look-up in the journal
-MAX_REMEMBERED = 20_000
-
 #: the code of an episode that the engine's next phase deleted
 DELETED = "episode_deleted"
 
@@ -203,21 +199,6 @@ TOO_LATE: dict[EndedHow, tuple[str, str]] = {
     "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
 }
 LATE_CODES = frozenset(code for code, _ in TOO_LATE.values())
-
-
-class Endings:
-    """The last :data:`MAX_REMEMBERED` endings by episode."""
-
-    def __init__(self) -> None:
-        self._endings: OrderedDict[str, Ending] = OrderedDict()
-
-    def remember(self, episode_uuid: str, ending: Ending) -> None:
-        self._endings[episode_uuid] = ending
-        while len(self._endings) > MAX_REMEMBERED:
-            self._endings.popitem(last=False)
-
-    def get(self, episode_uuid: str) -> Ending | None:
-        return self._endings.get(episode_uuid)
 
 
 def check_unique(ends: Sequence[EpisodeEnd]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,6 @@ from swarm.server.episodes.episode import (
     DELETED,
     TOO_LATE,
     ClaimWish,
-    Endings,
     Grant,
     LiveEpisode,
     LiveGroup,
@@ -50,6 +50,7 @@ from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
 from swarm.server.episodes.training_watch import TrainingWatch
+from swarm.server.journal.recovery import MAX_ENDINGS
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
 from swarm.status import PoolInformation
@@ -92,7 +93,7 @@ class EpisodePool:
         self._engine = EngineStates()
         #: the episodes that are claimed now; only :class:`EpisodePool` ends them
         self.running = RunningEpisodes(append, clock)
-        self._endings = Endings()
+        self._endings: OrderedDict[str, Ending] = OrderedDict()
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
         self.collection = self._new_collection("")
@@ -154,8 +155,7 @@ class EpisodePool:
 
     def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
         """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
-        for episode_uuid, ending in recovered.endings.items():
-            self._endings.remember(episode_uuid, ending)
+        self._endings.update(recovered.endings)
         self.running.add(episodes, groups)
         for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
@@ -314,7 +314,7 @@ class EpisodePool:
         return "; ".join(dict.fromkeys(failures))
 
     def tokens(self, episode_uuids: Iterable[str]) -> dict[str, TokenCounts]:
-        """What became of the tokens of episodes that are over, as far as memory has them; see :class:`Endings`."""
+        """What became of the tokens of episodes that are over, as far as memory has them."""
         endings = {name: self._endings.get(name) for name in episode_uuids}
         return {name: ending.tokens for name, ending in endings.items() if ending is not None}
 
@@ -429,8 +429,11 @@ class EpisodePool:
         self._append(row)
         self.running.remove(episode)
         reason = row.drop_reason if how == "ended" else ""
-        ending = Ending(episode.client_uuid, how, reason, row.end_key, tokens, tuple(episode.key_digests))
-        self._endings.remember(episode.episode_uuid, ending)
+        self._endings[episode.episode_uuid] = Ending(
+            episode.client_uuid, how, reason, row.end_key, tokens, tuple(episode.key_digests)
+        )
+        if len(self._endings) > MAX_ENDINGS:
+            self._endings.popitem(last=False)
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 

@@ -32,7 +32,7 @@ from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, TrainBatch, TrainGroup, Trajectory
 from swarm.types import StepResult
 
-#: endings, claims and steps that memory starts with; older endings are looked up one by one
+#: endings that memory holds, claims and steps that it starts with; older endings are looked up one by one
 MAX_ENDINGS = 20_000
 MAX_STEPS = 1_000
 #: comparisons with one incumbent of a route, by the latest pair, that are followed, whose pairs memory starts with, and
@@ -89,7 +89,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
             for step, batch_id, metrics, seconds in reversed(steps)
         ],
         evaluations=[
-            EvaluationRow(run_id, step, {name: (count, total) for name, (count, total) in json.loads(sums).items()})
+            EvaluationRow(run_id, step, json.loads(sums))
             for step, sums in query("SELECT step, sums FROM evaluations WHERE run_id = ? ORDER BY step", (run_id,))
         ],
         pairs=[
