@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from swarm.types import EvalResult
+
 #: Prefixes of the metrics of a training step's batch, and of evaluations.
 TRAIN, EVAL = "swarm/", "eval/"
 #: Metrics of a step's batch that people read: means over its episodes and the deviation of their rewards, its groups,
@@ -73,6 +75,10 @@ class MetricSums:
     def episodes(self) -> int:
         """How many were added."""
         return self._sums.get("reward_mean", (0, 0.0))[0]
+
+    def evaluation(self, step: int) -> EvalResult:
+        """The episodes as an evaluation of the policy version of ``step``."""
+        return EvalResult(step=step, episodes=self.episodes, metrics=self.means(EVAL))
 
     def means(self, prefix: str) -> dict[str, float]:
         """The mean of each value, its name behind ``prefix``; of one whose sum is beyond any float there is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from swarm.measures import EVAL, MetricSums
+from swarm.measures import MetricSums
 from swarm.server.journal.rows import EvaluationRow, ForgottenEvidenceRow
 from swarm.types import EvalResult, WorkflowOutput
 
@@ -66,13 +66,9 @@ class Evaluations:
 
     def results(self) -> list[EvalResult]:
         """Each evaluation so far, the oldest version first."""
-        return [self._result(step) for step in sorted(self.sums)]
+        return [self.sums[step].evaluation(step) for step in sorted(self.sums)]
 
     def take_changed(self) -> list[EvalResult]:
         """Those that changed since the last call, for the trainer's loggers."""
         changed, self._changed = self._changed, set()
-        return [self._result(step) for step in sorted(changed) if step in self.sums]
-
-    def _result(self, step: int) -> EvalResult:
-        sums = self.sums[step]
-        return EvalResult(step=step, episodes=sums.episodes, metrics=sums.means(EVAL))
+        return [self.sums[step].evaluation(step) for step in sorted(changed) if step in self.sums]

@@ -18,14 +18,14 @@ from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import PairedEvidence
 from swarm.job import TrainJob, parse_job
-from swarm.measures import EVAL, MetricSums
+from swarm.measures import MetricSums
 from swarm.server.journal.ancestry import line_to
 from swarm.server.journal.codec import notes_of
 from swarm.server.journal.held_out import kept
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.status import Lineage, PolicyRecord
-from swarm.types import EvalResult, StepResult
+from swarm.types import StepResult
 
 _LISTED = "(SELECT value FROM json_each(?))"
 
@@ -123,7 +123,7 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
         step=step,
         job=parse_job(job_yaml, f"the job in {journal}"),
         steps=[steps[number] for number in sorted(steps)],
-        evaluations=[_evaluation(number, sums) for number, sums in evaluations],
+        evaluations=[MetricSums(json.loads(sums)).evaluation(number) for number, sums in evaluations],
         routes={name: count for name, count in sorted(routes.items()) if name},
         others=routes[""],
         run_id=run_id,
@@ -158,8 +158,3 @@ def _latest(connection: sqlite3.Connection, journal: Path) -> tuple[str, str]:
     if row is None:
         raise ConfigError(f"{journal} holds no training job: nothing was trained in this run folder")
     return row
-
-
-def _evaluation(step: int, sums: str) -> EvalResult:
-    measured = MetricSums({name: (count, total) for name, (count, total) in json.loads(sums).items()})
-    return EvalResult(step=step, episodes=measured.episodes, metrics=measured.means(EVAL))
