@@ -39,7 +39,7 @@ History = Literal["new", "kept", "lost", "edited"]
 #: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
 #: :mod:`adapters.verl.token_in`.
 EARLIER_IDS = "swarm_earlier_ids"
-#: The stop reason of an answer that our vLLM aborted, whatever its finish reason; see :mod:`adapters.verl.aborted`.
+#: The stop reason of an answer that our vLLM aborted, whatever its finish reason: :mod:`adapters.verl.vllm_outputs`.
 ABORTED = "swarm_aborted"
 #: tokens at the end of an episode in which repetition shows
 _END_TOKENS = 256

@@ -19,7 +19,7 @@ import ray
 import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
-from adapters.verl import aborted, cached_prompts
+from adapters.verl import vllm_outputs
 from adapters.verl.deadline import WEIGHT_SYNC
 from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
@@ -197,8 +197,7 @@ def _install(server: Any, run_dir: Path) -> None:
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()
         server.swarm_adapter = PolicyAdapter.install(server.engine, run_dir) if server.lora_as_adapter else None
-        cached_prompts.install()
-        aborted.install()
+        vllm_outputs.install()
 
 
 def _change_adapter(server: Any) -> None:

@@ -176,15 +176,13 @@ TABLE: tuple[Names, ...] = (
         "truncate_prompt_tokens build_tok_params",
         "how long a prompt may be",
     ),
-    # vLLM's requests (cached_prompts.py)
+    # vLLM's requests (vllm_outputs.py)
     Names(
         f"{_OUTPUTS}:RequestState",
         "make_request_output num_cached_tokens parent_req",
-        "wrapped: a call is as cached as its first answer",
+        "wrapped: aborted answers say so, and a call is as cached as its first answer",
     ),
     Names(f"{_OUTPUTS}:RequestState", "num_cache_creation_tokens", "assigned with them", ("0.28.0",)),
-    # vLLM's aborts (aborted.py)
-    Names(f"{_OUTPUTS}:RequestState", "make_request_output", "wrapped: aborted answers say so"),
     # vLLM on a CPU (cpu.py, vllm_extension.py)
     Names("vllm", "_custom_ops", "imported"),
     Names("vllm._custom_ops", "_supports_onednn", "assigned: weights stay loadable"),
