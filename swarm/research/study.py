@@ -8,12 +8,12 @@ from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.types import Model
-from swarm.validation import describe_validation, read_mapping
+from swarm.validation import read_mapping, validated
 
 FILE = "study.yaml"
 #: Begins the keys of a config delta that are settings of the workflow; the others are the job's, or verl's.
@@ -247,11 +247,7 @@ def read_study(folder: Path) -> Study:
         ConfigError: there is none, or a key or value is wrong; names each.
     """
     path = folder / FILE
-    fields = read_mapping(path, "study")
-    try:
-        study = Study.model_validate(fields)
-    except ValidationError as exc:
-        raise describe_validation(exc, str(path), Study) from exc
+    study = validated(Study, read_mapping(path, "study"), str(path))
     study.with_delta({})
     if isinstance(study.proposer, Grid | Random):
         for key, values in study.proposer.space.items():
