@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.pairs import MAX_NAME as MAX_EVIDENCE_NAME
@@ -18,7 +18,7 @@ from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import MAX_REASON as MAX_REASON_OF_MOVE
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.evidence.verdict import Verdict
-from swarm.types import Model, Notes, WorkflowOutput
+from swarm.types import Model, Notes, TolerantModel, WorkflowOutput
 
 #: Phrases by which AgentJet's client tells why a claim failed; it searches for them in ``fail_cause``.
 SYNCING = "Engine is syncing weights"
@@ -58,10 +58,8 @@ MAX_REASON = 2000
 MAX_SECONDS = 30 * 86400.0
 
 
-class WireRequest(BaseModel):
-    """Base of request bodies: frozen, tolerant of fields that a foreign client adds."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class WireRequest(TolerantModel):
+    """Base of request bodies: a foreign client may add fields."""
 
 
 class SuccessResponse(Model):

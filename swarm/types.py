@@ -21,6 +21,12 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class TolerantModel(BaseModel):
+    """Base of models whose sender may be newer: frozen, and what this program does not know is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class Task(Model):
     """What an episode works on; episodes with one ``task_id`` form a GRPO group."""
 
@@ -31,11 +37,8 @@ class Task(Model):
     metadata: dict[str, Any] = {}
 
 
-class Notes(BaseModel):
-    """What a gateway or a client notes of an episode, for people: nothing of it is trained. It may be newer than its
-    swarm server, which leaves out what it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class Notes(TolerantModel):
+    """What a gateway or a client notes of an episode, for people: nothing of it is trained."""
 
     group_id: str = Field(default="", description="of the answers that one call of the reward hook judged")
     hook: str = Field(default="", description="where that hook comes from")

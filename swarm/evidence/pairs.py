@@ -10,7 +10,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
+
+from swarm.types import TolerantModel
 
 MAX_GROUP_ID, MAX_NAME, MAX_SUITES = 256, 1000, 100
 Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
@@ -22,13 +24,7 @@ _Count: TypeAlias = Annotated[int, Field(ge=0)]
 Side: TypeAlias = Literal["challenger", "incumbent"]
 
 
-class _Evidence(BaseModel):
-    """A gateway may be newer than its swarm server, which leaves out what it does not know: no reward is lost of it."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class GateRules(_Evidence):
+class GateRules(TolerantModel):
     """When a challenger may take the incumbent's place, and when it is stopped."""
 
     bounds: tuple[FiniteFloat, FiniteFloat] = Field(
@@ -98,7 +94,7 @@ class GateRules(_Evidence):
         return (reward - low) / (high - low) if low <= reward <= high else None
 
 
-class Terms(_Evidence):
+class Terms(TolerantModel):
     """What is compared, and how; another value of any field begins a new comparison.
 
     Attributes:
@@ -140,7 +136,7 @@ class Terms(_Evidence):
         return sha256(ordered.model_dump_json().encode()).hexdigest()[:16]
 
 
-class SideResult(_Evidence):
+class SideResult(TolerantModel):
     """What one side did with one request: means over its answers.
 
     Attributes:
@@ -164,7 +160,7 @@ class SideResult(_Evidence):
     finish: str = Field(default="", max_length=MAX_NAME)
 
 
-class Pair(_Evidence):
+class Pair(TolerantModel):
     """Both sides of one request.
 
     Attributes:

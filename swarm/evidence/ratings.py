@@ -13,20 +13,19 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from swarm.evidence.betting import Wealth
 from swarm.evidence.pairs import Side, Terms
+from swarm.types import TolerantModel
 
 #: Ratings of each side that count, the first ones.
 MAX_RATINGS = 100_000
 
 
-class SideRating(BaseModel):
+class SideRating(TolerantModel):
     """A user's rating of one answer, from -1 (bad) to 1 (good); ``answer`` is a digest that names the answer, ``terms``
     are those under which its side answered."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     answer: str = Field(min_length=1, max_length=64)
     terms: Terms

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
+from pydantic import AfterValidator, Field, computed_field
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules, SuiteName
 from swarm.evidence.verdict import PairedEvidence
+from swarm.types import TolerantModel
 
 StageName: TypeAlias = Literal["shadow", "canary", "live"]
 Mode: TypeAlias = Literal["auto", "manual", "never"]
@@ -50,12 +51,10 @@ class JobTerms(NamedTuple):
 _UNKNOWN = JobTerms()
 
 
-class StageRules(BaseModel):
+class StageRules(TolerantModel):
     """Where a comparison begins, who moves it on, and which pairs prove something: those judged by this hook and its
     code, by the rules of this gate, with ``num_repeat`` answers (``None``: as many as the job's groups), beside draws
     of these suites."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     begins: StageName = "shadow"
     shares: Shares = (0.05, 0.25)
@@ -88,7 +87,7 @@ class StageRules(BaseModel):
         return min(higher for higher in (*self.shares, 1.0) if higher > share)
 
 
-class ServingStage(BaseModel):
+class ServingStage(TolerantModel):
     """The stage of one route's challenger against one incumbent.
 
     Attributes:
@@ -111,8 +110,6 @@ class ServingStage(BaseModel):
         incumbent_version: the version that the incumbent is; 0: none.
         recalled: the incumbent is to answer nobody any more: that of the gateway's file takes its place.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     route: str
     incumbent: str
