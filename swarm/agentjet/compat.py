@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ from swarm.link.imported import top_level
 from swarm.protocol import BoolResponse, LateEndResponse, Name, SuccessResponse, WireRequest
 from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.dataplane.calls import CallOwner
-from swarm.server.engine.controller import Controller
 from swarm.server.foreign import ForeignClients
 from swarm.states import EngineState
 from swarm.status import EngineStatus, EpisodeBufferResponse, LogEntry, PoolInformation
@@ -83,52 +80,35 @@ class VerboseLogsResponse(Model):
     entries: list[LogEntry]
 
 
-class StateShown:
-    """The engine's state as AgentJet's clients must see it (``/get_engine_status``), because they poll it rarely.
+class AgentJetClients(ForeignClients):
+    """What AgentJet's client needs beside claims and ends."""
 
-    A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, even if the engine rolls again or is
-    done: otherwise a client that agreed would wait for ever. Whoever believes it merely claims later.
-    """
+    held_seconds = HELD_SECONDS
 
-    def __init__(self, controller: Controller, clock: Callable[[], float] = time.monotonic) -> None:
-        self._controller = controller
-        self._clock = clock
-        self._offline_told = -math.inf
+    clock = staticmethod(time.monotonic)
+    _offline_told = -math.inf
 
     def status(self) -> EngineStatus:
-        status = self._controller.engine_status()
+        """The engine's state as AgentJet's clients must see it (``/get_engine_status``), because they poll it rarely.
+
+        A sync that clients agreed to is shown for :data:`SHOWN_SECONDS` after its end, even if the engine rolls again
+        or is done: otherwise a client that agreed would wait for ever. Whoever believes it merely claims later.
+        """
+        status = self.controller.engine_status()
         boots = status.engine_status is EngineState.BOOTING
-        if not boots and self._clock() - self._controller.episodes.agreement_over < SHOWN_SECONDS:
+        if not boots and self.clock() - self.controller.episodes.agreement_over < SHOWN_SECONDS:
             shown = EngineState.WEIGHT_SYNCING
             detail = status.engine_status_detail
             if status.engine_status is not shown:
                 detail = f"the sync that clients agreed to is over; the engine is {status.engine_status}: {detail}"
             return status.model_copy(update={"engine_status": shown, "engine_status_detail": detail})
         if status.engine_status is EngineState.OFFLINE:
-            self._offline_told = self._clock()
+            self._offline_told = self.clock()
         return status
 
     def until_forgotten(self) -> float:
         """Seconds until no client still has OFFLINE in its cache."""
-        return max(0.0, self._offline_told + REMEMBERED_SECONDS - self._clock())
-
-
-class AgentJetClients(ForeignClients):
-    """What AgentJet's client needs beside claims and ends."""
-
-    held_seconds = HELD_SECONDS
-
-    @cached_property
-    def _shown(self) -> StateShown:
-        return StateShown(self.controller)
-
-    def status(self) -> EngineStatus:
-        """See :class:`StateShown`."""
-        return self._shown.status()
-
-    def until_forgotten(self) -> float:
-        """See :class:`StateShown`."""
-        return self._shown.until_forgotten()
+        return max(0.0, self._offline_told + REMEMBERED_SECONDS - self.clock())
 
     def without_effect(self, code: Path) -> str:
         """AgentJet's client sends the package of its own trainer."""

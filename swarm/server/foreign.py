@@ -19,7 +19,7 @@ from swarm.server.monitor import VerboseLog
 from swarm.status import EngineStatus
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForeignClients:
     """The six points; each does nothing here."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from swarm.agentjet.client import SwarmClient
-from swarm.agentjet.compat import REMEMBERED_SECONDS, SHOWN_SECONDS, StateShown
+from swarm.agentjet.compat import REMEMBERED_SECONDS, SHOWN_SECONDS, AgentJetClients
 from swarm.errors import AuthenticationError, SwarmGatewayError, UpstreamError
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
+from swarm.server.monitor import VerboseLog
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
 from tests.standins import engine
@@ -38,6 +39,12 @@ async def swarm(tmp_path: Path) -> AsyncGenerator[Swarm]:
 
 async def start(swarm: Swarm, method: str) -> AgentJetClient:
     return await swarm.start(swarm_mode_sample_collection_method=method, rollout__max_env_worker=16)
+
+
+def clients_of(swarm: Swarm, clock: Callable[[], float] = time.monotonic) -> AgentJetClients:
+    clients = AgentJetClients(ServerConfig(), swarm.controller, VerboseLog())
+    clients.clock = clock
+    return clients
 
 
 async def active(client: AgentJetClient) -> dict[str, bool]:
@@ -154,7 +161,7 @@ async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_co
 async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
     await start(swarm, ANY)
     controller, clock = swarm.controller, Clock()
-    shown = StateShown(controller, clock)
+    shown = clients_of(swarm, clock)
     clock.now = 1000.0
     assert shown.status() == controller.engine_status()
     controller.episodes.agreement_over = clock.now
@@ -192,7 +199,7 @@ async def test_a_sync_is_shown_counted_from_its_end(swarm: Swarm, dies: bool) ->
         swarm.controller.offline("out of memory")
     else:
         swarm.trained(batch_id)
-    shown = StateShown(swarm.controller, lambda: ends + SHOWN_SECONDS)
+    shown = clients_of(swarm, lambda: ends + SHOWN_SECONDS)
     assert await exact_state(swarm) is (EngineState.OFFLINE if dies else EngineState.ROLLING)
     assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
 
@@ -205,7 +212,7 @@ async def test_a_sync_is_shown_though_the_next_batch_is_complete_already(swarm: 
     taking = asyncio.create_task(swarm.take())
     assert (await swarm.controller.episodes.agree(client.client_uuid)).success
     await swarm.until(EngineState.ROLLING_POST)
-    shown = StateShown(swarm.controller)
+    shown = clients_of(swarm)
     assert shown.status().engine_status is EngineState.ROLLING_POST
     swarm.controller.episodes.agreement_over = time.monotonic()  # the sync before is just over
     assert shown.status().engine_status is EngineState.WEIGHT_SYNCING
@@ -216,7 +223,7 @@ async def test_a_sync_is_shown_though_the_next_batch_is_complete_already(swarm: 
 async def test_for_how_long_offline_is_remembered(swarm: Swarm) -> None:
     clock = Clock()
     clock.now = 1000.0
-    shown = StateShown(swarm.controller, clock)
+    shown = clients_of(swarm, clock)
     assert shown.until_forgotten() == 0, "nobody was told"
     shown.status()
     assert shown.until_forgotten() == pytest.approx(REMEMBERED_SECONDS)
@@ -242,12 +249,12 @@ async def test_the_start_as_of_april(tmp_path: Path, monkeypatch: pytest.MonkeyP
             # ours looks at the exact state, and is not made to wait
             await http.get("/get_engine_status", params={"exact": 1})
             pauses: list[float] = []
-            until_forgotten = StateShown.until_forgotten
+            until_forgotten = AgentJetClients.until_forgotten
 
-            def pause(shown: StateShown) -> float:
+            def pause(shown: AgentJetClients) -> float:
                 pauses.append(until_forgotten(shown))
                 return pauses[-1]
 
-            monkeypatch.setattr(StateShown, "until_forgotten", pause)
+            monkeypatch.setattr(AgentJetClients, "until_forgotten", pause)
             assert (await http.post("/start_engine")).json()["success"]
             assert pauses == [0.0]
