@@ -88,7 +88,8 @@ def learning(
     if control is not None and not shuffled:
         beside = " compared with the control"
         rewards = {step: reward - control[step] for step, reward in rewards.items() if step in control}
-    findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), _steps(len(rewards)) + beside)]
+    over = f" over {len(rewards)} step{'' if len(rewards) == 1 else 's'}"
+    findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), over + beside)]
     if len(held_out) > 1 and spread is not None:
         first, last = held_out[0], held_out[-1]
         change = _change(first, last, spread, len(held_out) - 1)
@@ -120,10 +121,6 @@ def _finding(what: str, change: Interval, over: str) -> _Finding:
     verb = {"learning": "rose by ", "no": "fell by "}.get(answer, "")
     mean = f"{change.mean:{'' if verb else '+'}{form}}"
     return _Finding(answer, f"{what} {verb}{mean} [{change.low:{form}}, {change.high:{form}}]{over}")
-
-
-def _steps(count: int) -> str:
-    return f" over {count} step{'' if count == 1 else 's'}"
 
 
 def _change(first: HeldOut, last: HeldOut, spread: float, looks: int) -> Interval:

@@ -287,7 +287,7 @@ class PairedEvidence:
             for part in (
                 _of_reward(findings[""], around, live.differences.total(), rules),
                 _of_suites(suites),
-                *(f"{_MORE[name]} than {_bound(rules, name)} allows" for name in guards),
+                *(f"{_MORE[name]} than max_{name} {getattr(rules, f'max_{name}'):g} allows" for name in guards),
                 *(self._held_back(name) for name in self._rewards if self._holds(name)),
                 self.sides.sentence,
             )
@@ -333,11 +333,6 @@ class PairedEvidence:
     def _worse_guards(self) -> tuple[str, ...]:
         worse = [name for name, guard in self._guards.items() if guard.exceeded(self.budget[name])]
         return (*worse, RATING_DROP) if self._ratings.lower(self.budget[RATING_DROP]) else tuple(worse)
-
-
-def _bound(rules: GateRules, guard: str) -> str:
-    """A guard's bound as the configuration has it."""
-    return f"max_{guard} {getattr(rules, f'max_{guard}'):g}"
 
 
 def _of_reward(finding: Finding, around: Interval, requests: int, rules: GateRules) -> str:

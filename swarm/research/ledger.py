@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -246,14 +246,10 @@ def read(folder: Path) -> State:
 
 def _folded(path: Path, content: bytes) -> State:
     try:
-        return fold(_events(content))
+        # what is behind the last newline was cut off by a kill
+        return fold(json.loads(line) for line in content.split(b"\n")[:-1])
     except (StateError, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{path} is damaged: {exc}") from exc
-
-
-def _events(content: bytes) -> Iterator[dict[str, Any]]:
-    # what is behind the last newline was cut off by a kill
-    yield from (json.loads(line) for line in content.split(b"\n")[:-1])
 
 
 class Ledger:

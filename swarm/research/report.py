@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -111,7 +110,7 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     for experiment in state.experiments.values():
         if experiment.patch:
-            fence = "`" * max(3, 1 + max(map(len, _ticks(experiment.patch)), default=0))
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", experiment.patch)), default=0))
             lines += [
                 "",
                 f"### Patch of {experiment.name}",
@@ -190,7 +189,3 @@ def _last(run: RunState) -> int:
 
 def _cell(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
-
-
-def _ticks(text: str) -> Sequence[str]:
-    return re.findall("`+", text)

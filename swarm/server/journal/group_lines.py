@@ -82,7 +82,8 @@ class GroupLines:
         if len(timelines) != 1 or row["num_calls"] != 1 or not row["finish_reason"]:
             group.broken = True
             return
-        group.task = group.task or _task_of(row)
+        # what the gateway told of the task, see :mod:`gateway.rollout.submission`
+        group.task = group.task or notes_of(cast("dict[str, Any]", row["output"] or {})).task or {}
         group.ranks.append(row["rank"])
         group.rewards.append(row["reward"])
         [timeline] = timelines
@@ -112,11 +113,6 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
         named = f"are of {', '.join(models)}" if models else "name none"
         raise ConfigError(f"whose tokenizer? The runs of {journal} {named}: name the model with --tokenizer")
     return models[0]
-
-
-def _task_of(row: Row) -> Mapping[str, Any]:
-    """What the gateway told of the task, see :mod:`gateway.rollout.submission`."""
-    return notes_of(cast("dict[str, Any]", row["output"] or {})).task or {}
 
 
 def _line(group: _Group) -> dict[str, Any]:
