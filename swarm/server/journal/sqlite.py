@@ -191,7 +191,9 @@ _SPARSE: dict[type[Row], tuple[Statement, ...]] = {
     ),
     EvaluationRow: (
         (
-            "INSERT OR REPLACE INTO evaluations (run_id, step, sums) VALUES (?, ?, ?)",
+            # the row keeps its number, by which the oldest are removed: each episode of an evaluation writes it anew
+            "INSERT INTO evaluations (run_id, step, sums) VALUES (?, ?, ?)"
+            " ON CONFLICT (run_id, step) DO UPDATE SET sums = excluded.sums",
             lambda rows: [(row.run_id, row.step, pack_json(dict(row.sums))) for row in rows],
         ),
     ),

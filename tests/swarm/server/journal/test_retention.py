@@ -11,7 +11,10 @@ import pytest
 
 from swarm.server.config import RouteRetention
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CountsRow, RunRow
+from swarm.server.journal.recovery import recover
+from swarm.server.journal.rows import CountsRow, EvaluationRow, RunRow
+from swarm.server.journal.schema import open_to_write
+from swarm.server.journal.sqlite import write
 from swarm.server.journal.writer import Retention
 from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import batch, call, claimed, dropped, ended, over, taken
@@ -105,6 +108,20 @@ async def test_what_is_too_old_goes_and_is_written_over(tmp_path: Path) -> None:
 
     await until(lambda: left() == young)
     await journal.close()
+
+
+def test_the_first_evaluation_stays_however_many_episodes_the_later_ones_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer._KEEP_STEPS", 10)
+    with closing(open_to_write(tmp_path / "journal.db")) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        write(connection, [RunRow("r", ""), EvaluationRow("r", 0, {"reward_mean": (1, 0.5)})])
+        for episodes in range(1, 30):
+            write(connection, [EvaluationRow("r", 8, {"reward_mean": (episodes, 0.5)})])
+        connection.execute("COMMIT")
+        Retention(connection, 100, 2**30).tidy()
+        assert [(row.step, row.sums["reward_mean"][0]) for row in recover(connection).evaluations] == [(0, 1), (8, 29)]
 
 
 async def test_a_route_keeps_less_than_others(tmp_path: Path) -> None:
