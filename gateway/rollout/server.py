@@ -364,9 +364,11 @@ class Swarm:
             on_disk = status.journal is None or not status.journal.pending
             self.stages.look(status.stage_changes, status.stages, on_disk=on_disk)
             job, engine = status.job, status.engine
-            if engine.global_step < self._version:
-                self.falls.append(engine.global_step)
-            self._version = engine.global_step
+            # of an engine that is away it is the run's last step, and a run that goes on with another's has none yet
+            if engine.engine_status not in _AWAY_STATES or status.serving is not None:
+                if engine.global_step < self._version:
+                    self.falls.append(engine.global_step)
+                self._version = engine.global_step
             now = ServerReport(
                 model=status.model or (job.model_name if job is not None else ""),
                 num_repeat=job.num_repeat if job is not None else None,

@@ -309,6 +309,21 @@ async def test_what_a_user_says_of_weights_that_are_lost_is_no_evidence_of_those
         assert [(await http.post("/v1/feedback", json=each)).status_code for each in feedback] == [404, 200]
 
 
+async def test_an_engine_that_comes_back_with_the_same_weights_has_lost_none(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
+        await known(http, "live")
+        request_id = (await ask(http)).headers["x-request-id"]
+        # a run that goes on from another's checkpoint has no step of its own while its engine is away
+        for swarm.state, swarm.step in ((EngineState.OFFLINE, 0), (EngineState.ROLLING, 7)):
+            async with asyncio.timeout(30):
+                while (await http.get("/status")).json()["swarms"][0]["policy_version"] != swarm.step:
+                    pass
+        rated = await http.post("/v1/feedback", json={"request_id": request_id, "label": "bad"})
+        assert rated.status_code == 200
+
+
 async def until_side(http: Http, side: str) -> httpx.Response:
     for number in range(100):
         response = await ask(http, headers={"x-swarm-session": f"another {number}"})
