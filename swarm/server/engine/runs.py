@@ -9,6 +9,7 @@ Idle time begins anew, wall-clock time continues.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -111,7 +112,8 @@ class TrainingRun:
             another = True
             self._go_back(job, from_step)
         elif another:
-            self._begin(job, "another job was synced")
+            # of a run that goes on, the first weights that are served say up to where its versions are the same
+            self._begin(job, "another job was synced", sys.maxsize if job.resume else 0)
         else:
             self._pool.continue_run(job)
         self._job = job

@@ -442,6 +442,26 @@ def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challe
 
 
 @pytest.mark.anyio
+async def test_a_run_that_goes_on_with_another_job_holds_what_was_promoted_or_pinned(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    pool, job = controller.pool, controller.job
+    pool.stages.follow([followed("chat", StageRules())])
+    pool.advance(4)
+    pool.stages.promote(pool.stages.find("chat", ""), None, "ann", "good", share=0.5)
+    pool.advance(6)
+    pool.stages.pin(pool.stages.find("chat", ""), None, "ann", "demo", pinned=True)
+    controller.offline("stopped")
+    controller.sync_job(job.model_copy(update={"lr": 0.5, "resume": True}))
+    assert pool.stages.held == {4: "promoted on chat", 6: "pinned on chat"}
+    pool.advance(5)
+    assert pool.stages.held == {4: "promoted on chat"}, "what comes again as 6 is other weights"
+    controller.sync_job(job.model_copy(update={"lr": 0.25}))
+    assert pool.stages.held == {}
+    await journal.close()
+
+
+@pytest.mark.anyio
 async def test_the_trainer_is_told_what_is_held(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
