@@ -45,10 +45,14 @@ PACKED_TYPES = (
 #: Types of models that cap the scores of their attention: torch's own computes them without the cap, and says nothing.
 CAPPED_TYPES = ("gemma2", "vaultgemma")
 
-#: Keys of verl that the swarm server knows as fields of the job: it asks vLLM for the temperature, and counts by sizes.
+#: Keys of verl that the swarm server knows as fields of the job: it asks vLLM for the temperature, counts by sizes, and
+#: looks for checkpoints.
 _OF_THE_SERVER = {
+    "actor_rollout_ref.model.path": "model",
+    f"{ROLLOUT}.n": "num_repeat",
     f"{ROLLOUT}.temperature": "temperature",
     "data.train_batch_size": "batch_size",
+    "trainer.default_local_dir": "checkpoint_dir",
     "trainer.total_training_steps": "total_training_steps",
 }
 
@@ -85,7 +89,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
     for key, name in _OF_THE_SERVER.items():
-        if OmegaConf.select(config, key) != getattr(job, name):
+        if OmegaConf.select(config, key) != values[key]:
             raise ConfigError(
                 f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key
             )
