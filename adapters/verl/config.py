@@ -56,6 +56,12 @@ _OF_THE_SERVER = {
     "trainer.total_training_steps": "total_training_steps",
 }
 
+#: Estimators of verl that its trainer gives too little, so that the first step would fail.
+_LACKING = {
+    "remax": "the reward of a greedy answer",
+    **dict.fromkeys(("optimal_token_baseline", "tir_optimal_token_baseline"), "the squares of all probabilities"),
+}
+
 #: Tokens per micro-batch on a GPU: verl packs rows up to this many (a whole row always fits).
 MIN_MICRO_BATCH_TOKENS = 16384
 
@@ -315,6 +321,11 @@ def _check(config: DictConfig) -> None:
         )
     if config.trainer.v1.trainer_mode != "sync":
         raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")
+    if config.algorithm.adv_estimator in _LACKING:
+        raise ConfigError(
+            f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "
+            f"{_LACKING[config.algorithm.adv_estimator]}, which nobody computes here"
+        )
     if config.critic.enable or config.algorithm.adv_estimator == "gae":
         raise ConfigError(
             "overrides: critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"

@@ -209,6 +209,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"trainer.total_training_steps": 5}, r"goes by job\.total_training_steps, too"),
         ({"algorithm.adv_estimator": "gae"}, "need a critic"),
         ({"critic.enable": True}, "need a critic"),
+        ({"algorithm.adv_estimator": "remax"}, "needs the reward of a greedy answer"),
     ],
 )
 def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
