@@ -117,8 +117,8 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     if key in values and described.get("model_type") in CAPPED_TYPES:
         values[key] = {"attn_implementation": "eager"}
     # an update with dropout would be of other probabilities than those that were sampled
-    if drops := [name for name, value in described.items() if "drop" in name and isinstance(value, float) and value]:
-        values[key] = {**values.get(key, {}), **dict.fromkeys(drops, 0.0)}
+    if drops := _no_dropout(described):
+        values[key] = values.get(key, {}) | drops
     # our own keys, which trainer and worker read
     values["trainer.keep_checkpoints"], values["trainer.keep_gb"] = job.keep_checkpoints, job.keep_gb
     values["trainer.sampling"] = job.sampling
@@ -126,6 +126,17 @@ def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> 
     if job.serving == "always":
         values |= {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
     return values
+
+
+def _no_dropout(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Zeros for all dropout in a model's settings, and in those of its text."""
+    drops: dict[str, Any] = dict.fromkeys(
+        (name for name, value in described.items() if "drop" in name and isinstance(value, float) and value), 0.0
+    )
+    of_text = described.get("text_config")
+    if isinstance(of_text, dict) and (nested := _no_dropout(of_text)):
+        drops["text_config"] = nested
+    return drops
 
 
 def _shares_prefixes(job: TrainJob, device: Device) -> bool:

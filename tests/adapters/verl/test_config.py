@@ -176,6 +176,21 @@ def test_flash_attention_is_asked_for_only_where_it_is(
     assert (model.override_config.get("attn_implementation"), model.use_remove_padding) == (attention, packed)
 
 
+def test_a_model_is_trained_without_dropout_also_that_of_its_text(tmp_path: Path) -> None:
+    described = {
+        "attention_dropout": 0.1,
+        "text_config": {"attn_pdrop": 0.0, "hidden_dropout": 0.1, "layers": 2},
+        "lora_config": {"dropout": 0.1},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    overrides = config.verl_config(JOB, str(tmp_path), tmp_path, "cpu").actor_rollout_ref.model.override_config
+    assert overrides == {
+        "attn_implementation": "sdpa",
+        "attention_dropout": 0.0,
+        "text_config": {"hidden_dropout": 0.0},
+    }
+
+
 def test_overrides_win(tmp_path: Path) -> None:
     verl = compose(
         tmp_path,
