@@ -146,12 +146,10 @@ class Retention:
         limit = most if pages - free > self._keep_pages else min(most, too_many)
         names: set[str] = set()
         if limit > 0 or self._keep_seconds is not None:
-            oldest = _before(self._keep_seconds)
-            ended = execute(
-                f"SELECT uuid, ended_at FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE} ORDER BY ended LIMIT ?",
-                (most,),
-            )
-            names |= {name for number, (name, ended_at) in enumerate(ended) if number < limit or ended_at < oldest}
+            of_all = f"FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE}"
+            is_old = self._is_old(self._keep_seconds, of_all)
+            ended = execute(f"SELECT uuid, ended_at, ended {of_all} ORDER BY ended LIMIT ?", (most,))
+            names |= {name for place, (name, *end) in enumerate(ended) if place < limit or is_old(*end)}
         for route, limits in self._keep_routes.items():
             names |= self._too_much(route, limits, most)
         if not names:
@@ -164,20 +162,33 @@ class Retention:
 
     def _too_much(self, route: str, limits: RouteRetention, most: int) -> set[str]:
         """Up to ``most`` episodes of ``route`` that are to go, the oldest."""
-        execute, oldest, over = self._connection.execute, _before(limits.keep_seconds), 0
-        # both statements read the index of routes
+        execute, over = self._connection.execute, 0
+        # all statements read the index of routes
         of_route = "FROM episodes WHERE route = ? AND route != '' AND ended IS NOT NULL"
         if limits.keep_bytes is not None:
             (size,) = execute(f"SELECT coalesce(sum(size), 0) {of_route}", (route,)).fetchone()
             over = size - limits.keep_bytes
+        is_old = self._is_old(limits.keep_seconds, f"{of_route} AND NOT {LIVE}", route)
         names: set[str] = set()
-        for name, ended_at, size in execute(
-            f"SELECT uuid, ended_at, size {of_route} AND NOT {LIVE} ORDER BY ended LIMIT ?", (route, most)
+        for name, size, *end in execute(
+            f"SELECT uuid, size, ended_at, ended {of_route} AND NOT {LIVE} ORDER BY ended LIMIT ?", (route, most)
         ):
-            if over > 0 or ended_at < oldest:
+            if over > 0 or is_old(*end):
                 names.add(name)
                 over -= size
         return names
+
+    def _is_old(self, keep_seconds: float | None, which: str, *values: str) -> Callable[[float, int], bool]:
+        """Whether one of ``which`` is too old, by the time and the number of its end: also one that a clock which was
+        ahead has dated, once the first behind it is too old that a right clock has."""
+        if keep_seconds is None:
+            return lambda ended_at, number: False
+        now = time.time()
+        oldest, behind = now - keep_seconds, 0
+        first = f"SELECT ended_at, ended {which} AND ended_at <= ? ORDER BY ended LIMIT 1"
+        for ended_at, number in self._connection.execute(first, (*values, now)):
+            behind = number if ended_at < oldest else 0
+        return lambda ended_at, number: ended_at < oldest or number < behind
 
     def _shrink(self) -> bool:
         """Give free pages back, except for those that the next episodes will fill anyway; whether there were any."""
@@ -194,11 +205,6 @@ class Retention:
             "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count"
         ).fetchone()
         return pages
-
-
-def _before(keep_seconds: float | None) -> float:
-    """The end, in Unix seconds, before which an episode is too old."""
-    return -math.inf if keep_seconds is None else time.time() - keep_seconds
 
 
 class Work(Generic[ResultT]):

@@ -124,6 +124,19 @@ def test_the_first_evaluation_stays_however_many_episodes_the_later_ones_have(
         assert [(row.step, row.sums["reward_mean"][0]) for row in recover(connection).evaluations] == [(0, 1), (8, 29)]
 
 
+@pytest.mark.parametrize("of_route", [False, True])
+async def test_what_a_clock_that_was_ahead_dates_holds_nothing_back(tmp_path: Path, of_route: bool) -> None:
+    limits = {"keep_routes": {"chat": RouteRetention(keep_seconds=3600.0)}} if of_route else {"keep_seconds": 3600.0}
+    journal = Journal.open(tmp_path / "journal.db", **limits)  # type: ignore[arg-type]
+    output = WorkflowOutput(reward=1.0, notes=Notes(route="chat"))
+    ahead = [(f"ahead-{number}", time.time() + 1e6) for number in range(600)]
+    ends = [*ahead, ("old", 1.6e9), ("ahead again", time.time() + 1e6), ("young", time.time())]
+    journal.append(RunRow("r", ""), *(claimed(name) for name, _ in ends))
+    journal.append(*(over(name, at=at, output=output) for name, at in ends))
+    await until(lambda: set(journal.recover().endings) == {"ahead again", "young"})
+    await journal.close()
+
+
 async def test_a_route_keeps_less_than_others(tmp_path: Path) -> None:
     def said(name: str) -> WorkflowOutput:
         text = {"text": f"text of {name}" + "w" * 500}
