@@ -2,7 +2,8 @@
 the moves from each to the next.
 
 A *trial* is the time for which training waits, so that one policy version lives long enough to be judged, and so that
-what was proven is what answers. It begins every ``trial_every`` steps in the shadow and ends with the verdict, after
+what was proven is what answers. It begins every ``trial_every`` steps in the shadow, and with the last version, and
+ends with the verdict, after
 ``trial_requests`` (and draws of each suite that is not decided) or ``trial_hours`` without one, or with the rollback of
 what it proved.
 
@@ -46,6 +47,7 @@ class JobTerms(NamedTuple):
 
     model: str | None = None
     num_repeat: int | None = None
+    last_version: int | None = None
 
 
 _UNKNOWN = JobTerms()
@@ -244,7 +246,7 @@ class ServingStage(TolerantModel):
             **left,
         )
 
-    def serving(self, version: int, at: float) -> Self:
+    def serving(self, version: int, at: float, job: JobTerms = _UNKNOWN) -> Self:
         """The weights of ``version`` are served from now on."""
         if version == self.challenger:
             return self
@@ -254,7 +256,8 @@ class ServingStage(TolerantModel):
         every = rules.trial_every
         # of a version that comes back, the weights are others
         tried = min(self.tried, version)
-        trial = self.trial or (every is not None and version - tried >= every)
+        due = every is not None and (version - tried >= every or tried < version == job.last_version)
+        trial = self.trial or due
         changes: dict[str, Any] = {"challenger": version, "trial": trial, "tried": version if trial else tried}
         changes |= {"ended": "" if trial else self.ended} | stage._held_up_to(version)
         return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)

@@ -451,4 +451,4 @@ class EpisodePool:
 
 
 def _terms(job: TrainJob) -> JobTerms:
-    return JobTerms(job.model_name, job.num_repeat)
+    return JobTerms(job.model_name, job.num_repeat, job.total_training_steps)

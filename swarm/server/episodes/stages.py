@@ -96,7 +96,7 @@ class Stages:
             if self._is_succeeded(stage) and stage.share > stage.rules.first and not stage.pinned:
                 why = f"version {stage.challenger} is the incumbent of other gateways, and version {version} is served"
                 stage = self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
-            self._set(stage.serving(version, self._wall()))
+            self._set(stage.serving(version, self._wall(), self.job))
         return back
 
     def is_left(self, version: int) -> bool:
@@ -130,7 +130,7 @@ class Stages:
                 # a gateway that may hold no training has begun the stage without this version
                 stage = stage.set_version(followed.incumbent_version) if may_hold else stage
                 stage = stage.set_rules(rules, self._wall()) if sets_rules else stage
-            self._set(stage if self._served is None else stage.serving(self._served, self._wall()))
+            self._set(stage if self._served is None else stage.serving(self._served, self._wall(), self.job))
             self._followed[key] = self._clock()
         self._leave_incumbents_before()
 

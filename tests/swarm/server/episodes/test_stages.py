@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swarm.checkpoints import held_steps
 from swarm.errors import ConflictError, RequestError, SwarmGatewayError, UnavailableError
-from swarm.evidence.stages import SERVER, ServingStage, StageRules
+from swarm.evidence.stages import SERVER, JobTerms, ServingStage, StageRules
 from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
@@ -486,6 +486,18 @@ def test_a_trial_that_nobody_decides_ends_by_the_clock() -> None:
     assert stages.holds
     wall = 3600.0
     assert not stages.holds and not stages.find("chat", "").trial
+
+
+def test_the_last_version_has_a_trial_too() -> None:
+    stages, _ = opened()
+    stages.job = JobTerms(last_version=5)
+    trials: list[int] = []
+    for version in range(7):
+        stages.serves(version)
+        if stages.find("chat", "").trial:
+            trials.append(version)
+            stages.roll_back(stages.find("chat", ""), None, "ann", f"no better: {version}")
+    assert trials == [2, 4, 5]
 
 
 def test_training_waits_for_a_trial_that_somebody_follows() -> None:
