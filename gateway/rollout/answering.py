@@ -28,6 +28,7 @@ from gateway.sessions.sessions import SessionLink
 from gateway.stats import Choice, DropReason, hook_failed
 from gateway.types import Decided, Incoming
 from reward_hooks import HookContext, PassThrough, Submission, UserRequest
+from reward_hooks.contract import default_task
 from swarm.client import EpisodeGroup
 from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import HookError, RequestError, SwarmGatewayError, UnavailableError
@@ -54,10 +55,11 @@ class PassedThroughError(SwarmGatewayError):
 @dataclass(frozen=True, slots=True)
 class Untrained:
     """A request is answered from a group without episodes; ``reason``: why, ``patient``: wait for an engine that does
-    not serve now, else try once."""
+    not serve now, else try once; ``passes``: where the submit hook says so, else it is sampled as it came."""
 
     reason: str
     patient: bool = True
+    passes: bool = True
 
 
 async def run_with_group(
@@ -114,7 +116,7 @@ async def run_with_group(
             waited = Waiting(training.settings, training.window_seconds)
             with phase("claim"):
                 report = await training.swarm.wait_for_job(waited)
-            shaped = await shape(training, incoming, report)
+            shaped = await shape(training, incoming, report, passes=untrained is None or untrained.passes)
             patience, away = training.settings.offline_wait_seconds, partial(training.swarm.gone_for, 0.0)
             with phase("claim"), incoming.prospect.waiting(patience, away):
                 shaped, group = await claimed(shaped, waited)
@@ -155,8 +157,8 @@ async def run_with_group(
         raise
 
 
-async def shape(training: Training, incoming: Incoming, report: ServerReport) -> Shaped:
-    """What to sample for ``incoming``.
+async def shape(training: Training, incoming: Incoming, report: ServerReport, *, passes: bool = True) -> Shaped:
+    """What to sample for ``incoming``; as it came where the submit hook lets it pass through, unless it ``passes``.
 
     Raises:
         RequestError: more choices are asked for than the group has answers, or a body is not JSON.
@@ -186,7 +188,9 @@ async def shape(training: Training, incoming: Incoming, report: ServerReport) ->
         submission = Submission(task=Task(task_id=group_id), requests=[call.body] * call.choices)
         drop, failure = DropReason.SUBMIT_HOOK, exc
     if isinstance(submission, PassThrough):
-        raise PassedThroughError(submission)
+        if passes:
+            raise PassedThroughError(submission)
+        submission = Submission(task=default_task(request), requests=[call.body] * size)
     # the served model replaces whatever name the application or the hook gave
     bodies = _bodies(submission.requests, report.model)
     return Shaped(

@@ -195,7 +195,8 @@ class Examination:
                 raise failure
             return pair
 
-        pair = await run_with_group(training, incoming, None, use, untrained=Untrained("suite", patient=False))
+        untrained = Untrained("suite", patient=False, passes=False)
+        pair = await run_with_group(training, incoming, None, use, untrained=untrained)
         if pair.terms.challenger != stage.challenger:
             raise UnavailableError(f"version {pair.terms.challenger} answered, not {stage.challenger}", code="moved")
         # the same at every gateway, so that a draw counts once

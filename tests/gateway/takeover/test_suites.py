@@ -179,6 +179,20 @@ async def test_what_fails_counts_for_nobody_and_holds_back(
         await swarm.until(lambda: stage_of(swarm).share, seconds=60)
 
 
+async def test_a_draw_that_the_submit_hook_lets_pass_through_is_sampled_as_it_is(
+    swarm: Swarm, upstream: Upstream, engine: Engine, open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    submit = """
+from reward_hooks import PassThrough
+
+def on_user_submit_new_requests(request, context):
+    return PassThrough(name="sums")
+"""
+    async with open_gateway(**settings(upstream, {"sums": written(tmp_path)}), reward=JUDGE, submit=submit):
+        await swarm.until(lambda: draws(swarm))
+    assert {(pair.challenger.reward, pair.incumbent.reward) for pair in draws(swarm)} == {(1.0, 1.0)}
+
+
 async def test_a_draw_that_fails_in_a_way_that_nobody_foresaw_is_repeated(
     swarm: Swarm,
     upstream: Upstream,
