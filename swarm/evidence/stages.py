@@ -2,10 +2,9 @@
 the moves from each to the next.
 
 A *trial* is the time for which training waits, so that one policy version lives long enough to be judged, and so that
-what was proven is what answers. It begins every ``trial_every`` steps in the shadow, and with the last version, and
-ends with the verdict, after
-``trial_requests`` (and draws of each suite that is not decided) or ``trial_hours`` without one, or with the rollback of
-what it proved.
+what was proven is what answers. It begins every ``trial_every`` steps in the shadow, and with the last version. It ends
+with the verdict, after ``trial_requests`` (and draws of each suite that is not decided) or ``trial_hours`` without one,
+or with the rollback of what it proved.
 
 Invariant: every change is a new value with the next version. Only :meth:`ServingStage.judged` moves a share by itself:
 up where the challenger of an open trial is proven not worse under this very share and these very rules, down where it
