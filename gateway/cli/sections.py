@@ -141,6 +141,11 @@ def _incumbents(
             folder = adapter_folder(server.run_dir, incumbent.version)
             beside.append(BesidePlan(name, serve.incumbent_name, folder))
         if incumbent.policy == "promoted":
+            if "swarm_url" in settings.model_fields_set:
+                raise ConfigError(
+                    f"the incumbent of the route {name} has policy: promoted, and its swarm_url is a server that `up` "
+                    "does not run: no version of it can become the incumbent. Leave out policy, or swarm_url"
+                )
             kept = serves_kept(job)
             about = server.name, server.run_dir, OF_THE_JOB if kept else job.model_name, serve.incumbent_name
             lora = job.lora is not None, kept

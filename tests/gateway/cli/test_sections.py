@@ -122,6 +122,15 @@ def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp
             read_plan(path)
 
 
+def test_no_version_of_a_server_elsewhere_becomes_an_incumbent(tmp_path: Path) -> None:
+    serve = "serve: {incumbent: {policy: promoted, model: tiny}}, swarm_url: 'http://elsewhere:10086'"
+    path = project(tmp_path, f"job: {{model: tiny}}\ngateway: {{hooks: hooks, {serve}}}")
+    with pytest.raises(ConfigError, match="the incumbent of the route default has policy: promoted, and its swarm_url"):
+        read_plan(path)
+    path.write_text(path.read_text().replace("policy: promoted, ", ""))
+    assert not read_plan(path).successions
+
+
 def test_no_more_versions_answer_than_an_engine_holds(tmp_path: Path) -> None:
     def plan(policies: Sequence[int | str]) -> UpPlan:
         text = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\ngateway:\n  routes:\n"
