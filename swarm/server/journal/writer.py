@@ -149,7 +149,7 @@ class Retention:
             of_all = f"FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE}"
             is_old = self._is_old(self._keep_seconds, of_all)
             ended = execute(f"SELECT uuid, ended_at, ended {of_all} ORDER BY ended LIMIT ?", (most,))
-            names |= {name for place, (name, *end) in enumerate(ended) if place < limit or is_old(*end)}
+            names |= {name for rank, (name, *end) in enumerate(ended) if rank < limit or is_old(*end)}
         for route, limits in self._keep_routes.items():
             names |= self._too_much(route, limits, most)
         if not names:
