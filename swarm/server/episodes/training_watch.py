@@ -62,7 +62,12 @@ class TrainingWatch:
         """See what ``steps`` come to, the last of which is new; returns the alarms that begin."""
         before = {alarm.kind for alarm in self.alarms}
         summed = job.advantage == "dr_grpo"
-        self._step = steps[-1].step if steps else 0
+        step = steps[-1].step if steps else 0
+        if step <= self._step and step <= self._resumed:
+            # the engine went back: what begins from here on is another alarm
+            self._resumed = step - 0.5
+            self._append(ResumptionRow(self._run_id, self._resumed))
+        self._step = step
         alarms = self._watched(steps, evaluations, self._rules, summed_entropy=summed) if self._watched else []
         self.alarms = [
             alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > self._resumed})

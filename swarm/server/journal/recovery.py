@@ -114,7 +114,10 @@ def recover(connection: sqlite3.Connection) -> Recovered:
                 (run_id,),
             )
         ],
-        resumed=query("SELECT coalesce(max(step), 0) FROM resumptions WHERE run_id = ?", (run_id,)).fetchone()[0],
+        # the latest, and not the largest: an engine may have gone back since
+        resumed=query(
+            "SELECT coalesce((SELECT step FROM resumptions WHERE run_id = ? ORDER BY rowid DESC LIMIT 1), 0)", (run_id,)
+        ).fetchone()[0],
         quarantined=quarantined,
         dropped=dropped,
         trained=trained,

@@ -220,7 +220,7 @@ _SPARSE: dict[type[Row], tuple[Statement, ...]] = {
         " :route AND first.incumbent = :incumbent AND first.version < before.version AND"
         " json_extract(first.stage, '$.at', '$.pinned') = json_extract(before.stage, '$.at', '$.pinned'))",
     ),
-    ResumptionRow: ("INSERT OR IGNORE INTO resumptions (run_id, step) VALUES (:run_id, :step)",),
+    ResumptionRow: ("INSERT OR REPLACE INTO resumptions (run_id, step) VALUES (:run_id, :step)",),
 }
 _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}

@@ -220,6 +220,34 @@ async def test_held_out_prompts_that_fall_after_a_person_let_training_go_on_paus
     assert [alarm.pauses for alarm in watch.alarms] == [False]
 
 
+@pytest.mark.parametrize(
+    ("before", "again", "alarm"),
+    [((4, 4, 4, 4, 4, 4, 0, 0), (0, 0), (7, True)), ((4, 4, 4, 0, 0, 0, 0, 0), (0,), (5, False))],
+    ids=["begins again", "goes on"],
+)
+async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let_go_on(
+    tmp_path: Path, before: tuple[int, ...], again: tuple[int, ...], alarm: tuple[int, bool]
+) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    journal.append(RunRow("run", dump_job(TINY), False))
+    watch = TrainingWatch(journal.append, HELD_OUT)
+    watch.begin_run("run")
+    steps = steps_of(*before)
+    watch.look(steps, [], TINY)
+    watch.resume()
+    # the engine dies after step 8, and goes on from its checkpoint of step 5
+    for step in steps_of(*before[:5], *again)[5:]:
+        steps.append(step)
+        watch.look(steps, [], TINY)
+    assert [(each.since, each.pauses) for each in watch.alarms] == [alarm]
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    restarted = TrainingWatch(journal.append, HELD_OUT)
+    restarted.restore("run", journal.recover().resumed, steps, [], TINY)
+    assert restarted.alarms == watch.alarms
+    await journal.close()
+
+
 async def test_an_alarm_of_held_out_prompts_that_a_restart_shows_at_once_is_let_go_on_once(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     journal.append(RunRow("run", dump_job(TINY), False))
