@@ -131,6 +131,8 @@ class SwarmTrainer(PPOTrainerSync):
     def fit(self, agent_loop_manager: Any) -> None:
         # killed between its checkpoint and its report, the last step would be trained twice
         self._feed.requests.begin_after(self._checkpoints.batch_of(self.global_steps))
+        if self.global_steps >= self.total_training_steps:
+            self._feed.requests.report_last(self.global_steps)
         with self._computing:
             super().fit(agent_loop_manager)
         if self._serves_on:

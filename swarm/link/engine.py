@@ -219,6 +219,11 @@ class BatchRequests:
         """This trainer began with weights that have learned from batch ``batch_id``, which is not trained again."""
         self._trained = batch_id
 
+    def report_last(self, step: int) -> None:
+        """Report ``step``, that of the batch of :meth:`begin_after`: it was the last one, and none is asked for."""
+        if self._trained:
+            self._link.send(StepDone(result=StepResult(step=step, batch_id=self._trained, metrics={}, seconds=0.0)))
+
     def ask(self, addresses: Sequence[str], model: str, policy_version: int, next_step: int) -> None:
         """Ask for the batch of ``next_step``; vLLM serves at ``addresses`` with the weights of ``policy_version``.
 

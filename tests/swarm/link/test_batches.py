@@ -43,6 +43,19 @@ def test_a_batch_that_was_reported_is_not_trained_again() -> None:
     assert requests.take(batch("two")) is not None
 
 
+def test_the_last_step_is_reported_where_its_trainer_died_behind_its_checkpoint() -> None:
+    sent = Sent()
+    requests = BatchRequests(sent)
+    requests.report_last(0)
+    assert not sent, "nothing was saved"
+    requests.begin_after("a")
+    requests.report_last(7)
+    [done] = sent
+    assert isinstance(done, StepDone) and (done.result.step, done.result.batch_id) == (7, "a")
+    requests.ask(["host:1"], "m", 7, 8)
+    assert isinstance(sent[-1], RolloutReady) and sent[-1].last_batch == "", "as the server expects of another trainer"
+
+
 def test_a_batch_that_the_checkpoint_has_learned_from_is_reported_and_not_trained_again() -> None:
     sent = Sent()
     requests = BatchRequests(sent)
