@@ -7,7 +7,7 @@ others are cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,9 @@ from swarm.errors import RequestError, UpstreamError
 #: Each prompt is a whole group of samples.
 _MOST_PROMPTS = 128
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+#: Notes the ids of the parts of an answer, or of a request, by its own.
+_Listed = Callable[[str, Sequence[str]], None]
 
 
 class CompletionsEndpoint(DialectEndpoint):
@@ -48,6 +51,13 @@ class CompletionsEndpoint(DialectEndpoint):
             return await gateway.pipeline.answer(incoming)
         bodies = [{**data, "prompt": prompt} for prompt in prompts]
         incoming.prospect.needed = len(bodies)
+        choices = incoming.call.choices
+
+        def listed(name: str, parts: Sequence[str]) -> None:
+            gateway.sessions.listed(incoming.caller.key_id, name, parts, choices)
+
+        request_ids = [f"{incoming.request_id}.{number}" for number in range(len(bodies))]
+        listed(incoming.request_id, request_ids)
         async with AsyncExitStack() as held:
             request = await held.enter_async_context(gateway.pipeline.placed(incoming))
 
@@ -57,7 +67,7 @@ class CompletionsEndpoint(DialectEndpoint):
                     call=self.dialect.parse(body),
                     headers=_headers(incoming.headers, number),
                     raw=encode(body),
-                    request_id=f"{incoming.request_id}.{number}",
+                    request_id=request_ids[number],
                     consent=Consent(),
                 )
                 outcome = await gateway.pipeline.answer(asked)
@@ -70,13 +80,12 @@ class CompletionsEndpoint(DialectEndpoint):
             if isinstance(refused, Relayed):
                 return replace(refused, close=held.pop_all().aclose)
             headers = {"x-swarm-trained": _trained([answer.outcome for answer in answered])}
-            choices = incoming.call.choices
             if incoming.call.stream:
-                streams = _merged([answer.chunks() for answer in answered], choices)
+                streams = _merged([answer.chunks() for answer in answered], choices, listed)
                 held.push_async_callback(streams.aclose)
                 headers["content-type"] = "text/event-stream; charset=utf-8"
                 return Relayed(200, headers, streams, held.pop_all().aclose)
-            joined = _joined([await answer.body() for answer in answered], choices)
+            joined = _joined([await answer.body() for answer in answered], choices, listed)
             return Relayed(200, headers | {"content-type": "application/json"}, encode(joined), held.pop_all().aclose)
 
 
@@ -138,7 +147,9 @@ def _headers(headers: Mapping[str, str], number: int) -> dict[str, str]:
     return {**headers, "x-swarm-prompt": str(number), **({} if key is None else {"idempotency-key": f"{key}.{number}"})}
 
 
-def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:
+def _joined(bodies: Sequence[dict[str, Any]], choices: int, listed: _Listed) -> dict[str, Any]:
+    ids = [str(body.get("id")) for body in bodies]
+    listed(ids[0], ids)
     return {
         **bodies[0],
         "choices": [
@@ -148,7 +159,9 @@ def _joined(bodies: Sequence[dict[str, Any]], choices: int) -> dict[str, Any]:
     }
 
 
-async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int) -> AsyncGenerator[bytes]:
+async def _merged(
+    streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int, listed: _Listed
+) -> AsyncGenerator[bytes]:
     """The chunks of all streams as they come, under one id, then the sum of their usage, if there is any.
 
     Raises:
@@ -166,6 +179,7 @@ async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int
 
     tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
     head: dict[str, Any] = {}
+    ids = [""] * len(streams)
     #: the last of each prompt: some servers count with each chunk what there is so far
     usages: dict[int, dict[str, Any]] = {}
     left = len(tasks)
@@ -177,12 +191,14 @@ async def _merged(streams: Sequence[AsyncIterator[dict[str, Any]]], choices: int
             if chunk is None:
                 left -= 1
                 continue
+            ids[number] = ids[number] or str(chunk.get("id"))
             head = head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
             if chunk.get("usage"):
                 usages[number] = chunk["usage"]
             if chunk.get("choices"):
                 placed = [_placed(choice, number, choices) for choice in chunk["choices"]]
                 yield encode_event({**chunk, **head, "choices": placed})
+        listed(str(head.get("id")), ids)
         if usages:
             yield encode_event({**head, "object": "text_completion", "choices": [], "usage": _added(usages.values())})
         yield DONE

@@ -106,10 +106,12 @@ async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
     """The user's feedback to an answer."""
     gateway: Gateway = request.state.gateway
     sessions, key_id, feedback = gateway.sessions, caller_of(request.scope).key_id, body.feedback()
-    turn = sessions.turn(body.completion_id, key_id) if body.completion_id else None
-    if turn is not None and body.choice >= turn.choices:
-        raise RequestError(f"the completion has {turn.choices} choices, numbered from 0", param="choice")
-    comparable = bool(body.request_id) and gateway.delivered.rate(key_id, body.request_id, feedback.rating)
+    completion_id, choice = sessions.part(key_id, body.completion_id, body.choice)
+    request_id, _ = sessions.part(key_id, body.request_id, body.choice)
+    turn = sessions.turn(completion_id, key_id) if completion_id else None
+    if turn is not None and choice >= turn.choices:
+        raise RequestError(f"the completion has no choice {body.choice}: they are numbered from 0", param="choice")
+    comparable = bool(request_id) and gateway.delivered.rate(key_id, request_id, feedback.rating)
     compares = comparable and feedback.rating is not None
     if turn is None:
         if comparable:
@@ -121,8 +123,8 @@ async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
             code="completion_not_found",
             param=param,
         )
-    replaced = body.choice in turn.choice_feedback
-    turn.choice_feedback[body.choice] = feedback
+    replaced = choice in turn.choice_feedback
+    turn.choice_feedback[choice] = feedback
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
     return FeedbackTaken(completion_id=body.completion_id, trains=turn.open, replaced=replaced, compares=compares)
 

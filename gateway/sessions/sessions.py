@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -68,6 +69,8 @@ class Sessions:
         self._max_reports = max_sessions
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
         self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
+        #: by key and by name: the names of the parts, and how many choices each part has
+        self._lists: OrderedDict[tuple[str, str], tuple[Sequence[str], int]] = OrderedDict()
         self.counts = SessionCounts()
         self.watcher: GroupWatcher | None = None
 
@@ -171,6 +174,18 @@ class Sessions:
         """The answer with that id, in whatever dialect, if it was this key's."""
         turn = self._memory.by_id.get(plain_id(completion_id))
         return turn if turn is not None and turn.key_id == key_id else None
+
+    def listed(self, key_id: str, name: str, parts: Sequence[str], choices: int) -> None:
+        """What this key knows as ``name``, an answer or a request, is one of ``parts``, each with so many choices."""
+        self._lists[key_id, plain_id(name)] = parts, choices
+        if len(self._lists) > self._max_reports:
+            self._lists.popitem(last=False)
+
+    def part(self, key_id: str, name: str, choice: int) -> tuple[str, int]:
+        """The part of ``name`` that has the ``choice``, and the choice in it; both as they are if it has no parts."""
+        parts, choices = self._lists.get((key_id, plain_id(name)), ((), 1))
+        number, own = divmod(choice, choices)
+        return (parts[number], own) if number < len(parts) else (name, choice)
 
     def end(self, session_id: str, key_id: str, feedback: Feedback | None = None, task: str = "") -> int:
         """End a key's session ``session_id`` on all routes; returns how many there were.

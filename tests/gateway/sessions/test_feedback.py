@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -20,7 +21,10 @@ from gateway.types import Caller
 from reward_hooks import Feedback
 from swarm.http.asgi import App, ErrorMiddleware
 from swarm.http.routes import JsonRoute
+from swarm.job import TrainJob
+from tests.gateway.conftest import OpenGateway
 from tests.gateway.sessions.talk import Ended, ask, assistant, no_groups, route, say, user
+from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
 
@@ -213,3 +217,30 @@ async def test_an_answer_stays_known_while_its_group_waits_for_feedback(door: Do
         assert (await door.feedback("chatcmpl-a1", score=1)).json()["trains"] is True
         assert not closing.done()
     assert closing.result().feedback[0].rating == 1.0
+
+
+RATED = """
+def on_compute_relative_reward(task, candidates, context):
+    told = [one.feedback.rating if one.feedback and one.feedback.rating else 0 for one in candidates]
+    return [rating * (1 if one.request["prompt"] == "b" else 0.5) for rating, one in zip(told, candidates)]
+"""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_each_choice_of_a_list_of_prompts_is_of_its_own_group(
+    swarm: Swarm, open_gateway: OpenGateway, streamed: bool
+) -> None:
+    # at most half of its slots wait for feedback
+    swarm.job = TrainJob(model="tiny", num_repeat=4, batch_size=16)
+    settings = {"feedback_window_seconds": 1000, "acknowledge_seconds": 0.0, "reward": RATED}
+    asked = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "stream": streamed}
+    async with open_gateway(**settings) as http:
+        answer = await http.post("/v1/completions", json=asked)
+        events = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+        completion_id = json.loads(events[0])["id"]
+        for choice, status in ((1, 200), (2, 200), (4, 400)):
+            rating = {"completion_id": completion_id, "choice": choice, "score": 1}
+            told = await http.post("/v1/feedback", json=rating)
+            assert told.status_code == status, told.text
+    rewards = [[end["workflow_output"]["reward"] for end in group["ends"]] for group in swarm.ends]
+    assert sorted(rewards) == [[0, 0.5, 0, 0], [1, 0, 0, 0]]

@@ -76,6 +76,8 @@ async def test_each_prompt_of_a_list_is_answered(
         assert answer.status_code == 200, answer.text
         choices = answer.json()["choices"]
         assert [(choice["index"], choice["text"][0]) for choice in choices] == [(0, "a"), (1, "b")]
+        rating = {"request_id": answer.headers["x-request-id"], "choice": 1, "label": "good"}
+        assert (await http.post("/v1/feedback", json=rating)).status_code == (200 if stage == "live" else 404)
 
 
 async def test_a_hook_gets_the_turns_before_both_answers(
