@@ -25,7 +25,7 @@ from typing import Any, Self
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
 from gateway.sessions.conversation import AGENT_HEADERS
-from gateway.types import Caller, Incoming, LeftOut, Live, Outcome, Prospect, Relayed
+from gateway.types import Caller, Incoming, Live, Outcome, Relayed
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
@@ -185,11 +185,18 @@ class RetryDedup:
         """How many are in flight."""
         return len(self._running)
 
-    async def run(self, incoming: Incoming, route: str, produce: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def run(
+        self,
+        incoming: Incoming,
+        route: str,
+        produce: Callable[[], Awaitable[Outcome]],
+        shares: Callable[[str], None] = lambda request_id: None,
+    ) -> Outcome:
         """The outcome of ``produce()``, or of an earlier request that this one repeats.
 
         Args:
             produce: makes the outcome, its place included; it is cancelled when the last of its callers has left.
+            shares: called with the id of the earlier request once it has the outcome.
 
         Raises:
             ConflictError: an ``idempotency-key`` came before with another body.
@@ -212,8 +219,9 @@ class RetryDedup:
                 with phase("join"):
                     outcome = await earlier.outcome_for(retry)
                 incoming.left_out.add(earlier.left_out.lines)
+                shares(earlier.request_id)
                 return outcome
-        shared = self._latest[retry.key] = _Shared(retry, incoming.prospect, incoming.left_out, produce, self._ended)
+        shared = self._latest[retry.key] = _Shared(retry, incoming, produce, self._ended)
         self._running.add(shared)
         return await shared.outcome_for(retry)
 
@@ -248,7 +256,7 @@ class _Shared:
     The parts of a stream are kept, so that each caller reads it from the beginning.
 
     Attributes:
-        prospect: of the answer.
+        request_id, prospect: of the request.
         left_out: of the request, for the answers of all callers.
         joinable: it was neither given up nor answered with an error.
         expiry: forgets it, once it has ended.
@@ -257,13 +265,12 @@ class _Shared:
     def __init__(
         self,
         retry: Retryable,
-        prospect: Prospect,
-        left_out: LeftOut,
+        incoming: Incoming,
         produce: Callable[[], Awaitable[Outcome]],
         ended: Callable[[_Shared], None],
     ) -> None:
         self.key, self.digest = retry.key, retry.digest
-        self.prospect, self.left_out = prospect, left_out
+        self.request_id, self.prospect, self.left_out = incoming.request_id, incoming.prospect, incoming.left_out
         self.joinable = True
         self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended

@@ -99,7 +99,12 @@ class Pipeline:
             incoming.consent.rules = route.settings.data.rules
             if route.settings.data.redact == "before_sampling":
                 incoming = _masked(incoming)
-            outcome = await self._retries.run(incoming, route.name, lambda: self._admitted(incoming, route, table))
+            outcome = await self._retries.run(
+                incoming,
+                route.name,
+                lambda: self._admitted(incoming, route, table),
+                lambda request_id: self._delivered.share(incoming, request_id),
+            )
             return _holding(_filled(outcome, incoming.values) if incoming.values else outcome, held)
 
     @asynccontextmanager

@@ -24,6 +24,7 @@ _MOST, _MOST_TERMS = 100_000, 1000
 
 
 class _Answer(NamedTuple):
+    name: str
     swarm: Swarm
     terms: Terms
     side: Side
@@ -62,19 +63,29 @@ class DeliveredAnswers:
         if len(self._terms) >= _MOST_TERMS:
             self._terms.clear()
         terms = self._terms.setdefault(terms, terms)
-        answer = _Answer(training.swarm, terms, draw.side, len(training.swarm.falls))
-        self._answers[_digest(incoming.caller.key_id, incoming.request_id)] = answer
-        if len(self._answers) > _MOST:
-            self._answers.popitem(last=False)
+        name = _digest(incoming.caller.key_id, incoming.request_id)
+        self._put(name, _Answer(name, training.swarm, terms, draw.side, len(training.swarm.falls)))
+
+    def share(self, incoming: Incoming, request_id: str) -> None:
+        """``incoming`` repeats the request ``request_id`` of its key and shares its answer."""
+        key_id = incoming.caller.key_id
+        if (answer := self._answers.get(_digest(key_id, request_id))) is not None:
+            self._put(_digest(key_id, incoming.request_id), answer)
 
     def rate(self, key_id: str, request_id: str, rating: float | None) -> bool:
         """Whether this key has such an answer; its rating is recorded behind the caller's back."""
-        answer = self._answers.get(name := _digest(key_id, request_id))
+        answer = self._answers.get(_digest(key_id, request_id))
         if answer is not None and answer.is_lost:
             return False
         if answer is not None and rating is not None:
-            answer.swarm.record_rating(SideRating(answer=name, terms=answer.terms, side=answer.side, rating=rating))
+            side_rating = SideRating(answer=answer.name, terms=answer.terms, side=answer.side, rating=rating)
+            answer.swarm.record_rating(side_rating)
         return answer is not None
+
+    def _put(self, name: str, answer: _Answer) -> None:
+        self._answers[name] = answer
+        if len(self._answers) > _MOST:
+            self._answers.popitem(last=False)
 
 
 def _digest(key_id: str, request_id: str) -> str:

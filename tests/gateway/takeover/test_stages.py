@@ -294,6 +294,21 @@ async def test_a_user_rates_the_answer_of_either_side_by_its_request_id(
         assert (await http.post("/v1/feedback", json={"label": "good"})).status_code == 400
 
 
+async def test_an_answer_that_a_retry_shares_is_rated_by_either_request_id(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(**serve(upstream, stage="live", watch_share=0), reward=REWARD) as http:
+        await known(http, "live")
+        asked = [await ask(http, headers={"idempotency-key": "k"}) for _ in range(2)]
+        assert asked[0].json()["id"] == asked[1].json()["id"]
+        for response in reversed(asked):
+            rating = {"request_id": response.headers["x-request-id"], "label": "good"}
+            assert (await http.post("/v1/feedback", json=rating)).status_code == 200
+        await swarm.until(lambda: len(swarm.ratings) == 2)
+    # they are one rating of one answer
+    assert len({rating.answer for rating in swarm.ratings}) == 1
+
+
 async def test_what_a_user_says_of_weights_that_are_lost_is_no_evidence_of_those_that_come_again(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
