@@ -57,7 +57,7 @@ _UNPRINTABLE, _LONGEST_NAME = re.compile(r"[^ -~]|;"), 60
 
 #: Of the pack that redacts; where it is not installed, no route can ask for them.
 _masked: Callable[[Incoming], Incoming] = cast("Any", added("masked"))
-_filled: Callable[[Outcome, Mapping[str, str]], Outcome] = cast("Any", added("filled"))
+_filled: Callable[[Outcome, Incoming], Outcome] = cast("Any", added("filled"))
 
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
@@ -105,7 +105,7 @@ class Pipeline:
                 lambda: self._admitted(incoming, route, table),
                 lambda request_id: self._delivered.share(incoming, request_id),
             )
-            return _holding(_filled(outcome, incoming.values) if incoming.values else outcome, held)
+            return _holding(_filled(outcome, incoming) if incoming.values else outcome, held)
 
     @asynccontextmanager
     async def placed(self, incoming: Incoming) -> AsyncGenerator[Incoming]:

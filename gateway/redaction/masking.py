@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar, cast
 
 from adapters.dialects.assembly import begins_another
@@ -23,6 +23,9 @@ T = TypeVar("T")
 _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 #: The only field of a message whose text is JSON itself: of a call.
 _ARGUMENTS = "arguments"
+CALLS = frozenset({_ARGUMENTS})
+#: The same where the whole answer has to be JSON.
+ALL_JSON = CALLS | {"content", "text"}
 #: A string of JSON, or a placeholder that stands for a number.
 _IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
 #: Where a value may begin that is known: no part of a word, but for the escape before it in JSON. A letter behind one
@@ -96,16 +99,18 @@ class Masking:
         return name
 
 
-def unmasked(value: T, values: Mapping[str, str]) -> T:
-    """``value`` (JSON) with ``values`` in place of their placeholders."""
-    return _mapped(value, lambda text, in_json: _filled(text, values, in_json)) if values else value
+def unmasked(value: T, values: Mapping[str, str], json_fields: Set[str] = CALLS) -> T:
+    """``value`` (JSON) with ``values`` in place of their placeholders; the texts of ``json_fields`` are JSON."""
+    return _mapped(value, lambda text, in_json: _filled(text, values, in_json), json_fields) if values else value
 
 
 class Unmasking:
-    """Puts ``values`` back in the chunks of one stream, of chats or of raw completions."""
+    """Puts ``values`` back in the chunks of one stream, of chats or of raw completions; ``json_fields`` as of
+    :func:`unmasked`."""
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    def __init__(self, values: Mapping[str, str], json_fields: Set[str] = CALLS) -> None:
         self._values = values
+        self._json_fields = json_fields
         #: the beginning of a placeholder, by choice and text, until more of it has come
         self._held: dict[tuple[int, str | int], str] = {}
         #: of the latest call, by choice and index
@@ -137,7 +142,7 @@ class Unmasking:
                 cut = len(text) if over or name in names[number:] else self._cut(text)
                 if cut < len(text):
                     self._held[index, name] = text[cut:]
-                fields[key] = _filled(text[:cut], self._values, isinstance(name, int))
+                fields[key] = _filled(text[:cut], self._values, key in self._json_fields)
         yield {**chunk, "choices": choices} if choices else chunk
 
     def end(self) -> Iterator[Chunk]:
@@ -222,7 +227,7 @@ def _texts_of(value: object, in_json: bool = False) -> Iterable[tuple[str, bool]
     return texts
 
 
-def _mapped(value: T, change: Callable[[str, bool], str], in_json: bool = False) -> T:
+def _mapped(value: T, change: Callable[[str, bool], str], json_fields: Set[str] = CALLS, *, in_json: bool = False) -> T:
     mapped: Any = value
     match value:
         case str():
@@ -231,11 +236,13 @@ def _mapped(value: T, change: Callable[[str, bool], str], in_json: bool = False)
             fields = cast("dict[str, Any]", value)
             media = media_in(fields)
             mapped = {
-                change(name, False): field if name in media else _mapped(field, change, name == _ARGUMENTS)
+                change(name, False): field
+                if name in media
+                else _mapped(field, change, json_fields, in_json=name in json_fields)
                 for name, field in fields.items()
             }
         case list():
-            mapped = [_mapped(item, change) for item in cast("list[Any]", value)]
+            mapped = [_mapped(item, change, json_fields) for item in cast("list[Any]", value)]
         case _:
             pass
     return mapped

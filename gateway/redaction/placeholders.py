@@ -13,7 +13,7 @@ from typing import Any, cast
 from adapters.dialects import to_json
 from adapters.dialects.jsons import object_in
 from adapters.dialects.sse import DONE, SseDecoder, encode_event
-from gateway.redaction.masking import Masking, Unmasking, unmasked
+from gateway.redaction.masking import ALL_JSON, CALLS, Masking, Unmasking, unmasked
 from gateway.redaction.rules import Rules
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
 from swarm.subjects import user_digest
@@ -21,6 +21,8 @@ from swarm.subjects import user_digest
 Chunk = dict[str, Any]
 
 _USERS = ("user", "safety_identifier")
+#: Of a ``response_format`` whose answers are JSON.
+_JSON_FORMS = ("json_object", "json_schema")
 
 
 def masked(incoming: Incoming) -> Incoming:
@@ -39,19 +41,22 @@ def masked(incoming: Incoming) -> Incoming:
     return replace(incoming, call=replace(call, body=body, messages=messages), values=masking.values)
 
 
-def filled(outcome: Outcome, values: Mapping[str, str]) -> Outcome:
-    """``outcome`` with ``values`` in place of their placeholders."""
+def filled(outcome: Outcome, incoming: Incoming) -> Outcome:
+    """``outcome`` of ``incoming`` with its values in place of their placeholders."""
+    values, form = incoming.values, cast("Any", incoming.call.body.get("response_format"))
+    fields = ALL_JSON if isinstance(form, dict) and form.get("type") in _JSON_FORMS else CALLS
+    unmasking = Unmasking(values, fields)
     match outcome:
         case Decided(chunks=chunks):
-            completion = unmasked(outcome.completion, values)
-            return replace(outcome, completion=completion, chunks=lambda: _whole(chunks(), values))
+            completion = unmasked(outcome.completion, values, fields)
+            return replace(outcome, completion=completion, chunks=lambda: _whole(chunks(), Unmasking(values, fields)))
         case Live():
-            return replace(outcome, chunks=_live(outcome.chunks, values))
+            return replace(outcome, chunks=_live(outcome.chunks, unmasking))
         case Relayed(body=body):
             if not isinstance(body, bytes):
-                return replace(outcome, body=_relayed(body, values))
+                return replace(outcome, body=_relayed(body, unmasking))
             answer = object_in(body)
-            return outcome if answer is None else replace(outcome, body=to_json(unmasked(answer, values)))
+            return outcome if answer is None else replace(outcome, body=to_json(unmasked(answer, values, fields)))
 
 
 def _named(body: Mapping[str, Any], masked_metadata: Any, rules: Rules) -> dict[str, Any]:
@@ -68,15 +73,13 @@ def _name(name: Any, rules: Rules) -> Any:
     return user_digest(name) if isinstance(name, str) and rules.private(name) else name
 
 
-def _whole(chunks: Any, values: Mapping[str, str]) -> Iterator[Chunk]:
-    unmasking = Unmasking(values)
+def _whole(chunks: Any, unmasking: Unmasking) -> Iterator[Chunk]:
     for chunk in chunks:
         yield from unmasking.take(chunk)
     yield from unmasking.end()
 
 
-async def _live(chunks: AsyncIterator[Chunk], values: Mapping[str, str]) -> AsyncIterator[Chunk]:
-    unmasking = Unmasking(values)
+async def _live(chunks: AsyncIterator[Chunk], unmasking: Unmasking) -> AsyncIterator[Chunk]:
     async for chunk in chunks:
         for part in unmasking.take(chunk):
             yield part
@@ -84,9 +87,9 @@ async def _live(chunks: AsyncIterator[Chunk], values: Mapping[str, str]) -> Asyn
         yield part
 
 
-async def _relayed(body: AsyncIterator[bytes], values: Mapping[str, str]) -> AsyncIterator[bytes]:
+async def _relayed(body: AsyncIterator[bytes], unmasking: Unmasking) -> AsyncIterator[bytes]:
     """The events of an upstream that speaks the dialect itself: chats, or raw completions; cut off where they are."""
-    unmasking, decoder, is_whole = Unmasking(values), SseDecoder(), False
+    decoder, is_whole = SseDecoder(), False
     async for part in body:
         for event in decoder.feed(part):
             is_whole = is_whole or event == "[DONE]"

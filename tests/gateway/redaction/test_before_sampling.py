@@ -94,6 +94,24 @@ async def test_the_model_sees_placeholders_and_the_user_the_values(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["json_object", "text"])
+async def test_an_answer_that_has_to_be_json_stays_json(
+    rig: server.Rig, tmp_path: Path, stream: bool, form: str
+) -> None:
+    address = '12 "Mill" Lane\nSpringfield'
+    data = {"redact": "before_sampling", "patterns": {"address": r"12 .*\n\w+"}}
+    rig.vllm.default = said({"content": '{"address": "[ADDRESS_1]"}'})
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": f"Where? {address}"}], "stream": stream}
+    async with gateway_before(str(rig.client.base_url), tmp_path, policy="first", data=data) as http:
+        answer = await http.post(CHAT, json={"model": "tiny", "response_format": {"type": form}, **asked})
+    text = text_of(answer, stream=True) if stream else answer.json()["choices"][0]["message"]["content"]
+    if form == "text":
+        assert text == f'{{"address": "{address}"}}'
+    else:
+        assert json.loads(text) == {"address": address}
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_gets_its_values(rig: server.Rig, tmp_path: Path, stream: bool) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "mail", "arguments": f'{{"to": "{MASKED}"}}'}}
     rig.vllm.default = said({"content": None, "tool_calls": [call]})
