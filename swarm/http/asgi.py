@@ -187,7 +187,9 @@ class ErrorMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._body_limit(scope), self._body_seconds)
+        limit = self._body_limit(scope)
+        scope.setdefault("state", {})["body_limit"] = limit
+        exchange = _Exchange(scope, receive, send, limit, self._body_seconds)
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect) as exc:
@@ -273,19 +275,17 @@ class _Exchange:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The request body as a JSON object.
+    """The request body as a JSON object, for a request behind :class:`ErrorMiddleware`.
 
     Raises:
-        UnsupportedEncodingError: it is compressed.
         RequestError: it is not JSON (NaN, infinities and lone surrogates are not), or not an object.
-        PayloadTooLargeError, ClientDisconnect: see :func:`read_body`.
+        UnsupportedEncodingError, PayloadTooLargeError, ClientDisconnect: see :func:`decoded`, :func:`read_body`.
     """
-    check_encoding(request.scope["headers"])
-    return parse_json(await read_body(request.receive))
+    body = await read_body(request.receive)
+    return parse_json(decoded(request.scope["headers"], bytes(body), request.scope["state"]["body_limit"]))
 
 
-def check_encoding(headers: RawHeaders) -> None:
-    """Raise :class:`UnsupportedEncodingError` for a compressed body."""
+def _check_encoding(headers: RawHeaders) -> None:
     encoding = header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         name = encoding.decode("latin-1")[:_MOST_ENCODING_SHOWN]
@@ -305,7 +305,7 @@ def decoded(headers: RawHeaders, body: bytes, most: int) -> bytes:
     """
     encoding = (header(headers, b"content-encoding") or b"").strip().lower()
     if encoding not in (b"gzip", b"x-gzip", b"deflate"):
-        check_encoding(headers)
+        _check_encoding(headers)
         return body
     # either format has a head by which zlib knows it
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
