@@ -234,9 +234,13 @@ class Upstream:
             raise self._broken(exc) from exc
 
     def _broken(self, exc: ConnectionBrokenError) -> UnavailableError | UpstreamError:
+        # of a malformed address or header it quotes the address, whose password is a secret
+        why = "" if isinstance(exc.__cause__, ValueError) else f": {exc}"
         if exc.unsent:
-            return UnavailableError(f"{self._name} cannot be reached", code="upstream_unreachable", retry_after=2.0)
-        return UpstreamError(f"{self._name} broke off", code="upstream_broke_off")
+            return UnavailableError(
+                f"{self._name} cannot be reached{why}", code="upstream_unreachable", retry_after=2.0
+            )
+        return UpstreamError(f"{self._name} broke off{why}", code="upstream_broke_off")
 
     def _check(self, status: int) -> None:
         if status == 401:

@@ -234,6 +234,8 @@ def _words(exc: aiohttp.ClientError) -> str:
         case aiohttp.ClientConnectorError(os_error=ConnectionError() as error):
             # without aiohttp's list of the addresses that were tried
             return f"cannot connect to {exc.host}:{exc.port}: {os.strerror(error.errno or 0)}"
+        case aiohttp.ClientConnectorSSLError(os_error=ssl.SSLError(reason="WRONG_VERSION_NUMBER")):
+            return f"{exc.host}:{exc.port} does not speak TLS: its address may be one of http, not https"
         case aiohttp.ClientConnectorError():
             return str(exc)
         case aiohttp.ConnectionTimeoutError():

@@ -233,7 +233,8 @@ async def test_an_unreachable_fallback_is_a_503(open_gateway: OpenGateway) -> No
     async with open_gateway(**AWAY, upstream={"base_url": f"{NOWHERE}/v1"}) as http:
         response = await ask(http)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "upstream_unreachable")
-    assert "upstream 127.0.0.1:9 cannot be reached" in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert message == "the upstream 127.0.0.1:9 cannot be reached: cannot connect to 127.0.0.1:9: Connection refused"
     assert response.headers["x-should-retry"] == "true"
 
 

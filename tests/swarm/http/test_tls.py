@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from swarm.errors import ConfigError
 from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.http.serve import TLSFiles, bind, uvicorn_config
+from tests.standins.vllm import listening
 from tests.swarm.http.certificates import make_certificate, make_tls
 
 
@@ -45,6 +46,15 @@ async def test_a_server_speaks_tls_to_who_trusts_its_certificate(tmp_path: Path)
     finally:
         server.should_exit = True
         await running
+
+
+@pytest.mark.anyio
+async def test_who_expects_tls_of_a_server_without_it_hears_so() -> None:
+    async with listening(PlainTextResponse("x")) as url:
+        http = HttpClient()
+        with pytest.raises(ConnectionBrokenError, match=r"^127.0.0.1:\d+ does not speak TLS: .* http, not https"):
+            await http.get(url.replace("http", "https"), 30)
+        await http.close()
 
 
 def test_files_that_cannot_serve_are_said(tmp_path: Path) -> None:
