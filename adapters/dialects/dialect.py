@@ -204,6 +204,9 @@ class EventStream(Protocol):
 
     keepalive: bytes = COMMENT
 
+    def foresee(self, usage: Mapping[str, Any]) -> None:
+        """Of an answer that is whole: its usage, before its first chunk."""
+
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         """The events for a ``chat.completion.chunk``; may be empty.
 

@@ -158,14 +158,18 @@ class MessageStream(EventStream):
 
     def __init__(self) -> None:
         self._unfolding = Unfolding()
+        self._foreseen: Mapping[str, Any] = {}
+
+    def foresee(self, usage: Mapping[str, Any]) -> None:
+        self._foreseen = usage
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         events: list[Event] = []
         # Azure's first chunk has no choices, no id and no model
         if not self._unfolding.head and chunk.get("choices"):
             message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
-            # the engine sends the usage at the end; ``message_delta`` has it
-            message["usage"] = {"input_tokens": 0, "output_tokens": 0}
+            # of what is sampled now, the engine sends the usage at the end; ``message_delta`` has it
+            message["usage"] = _usage(self._foreseen) | {"output_tokens": 0}
             events += [{"type": "message_start", "message": message}, {"type": "ping"}]
         return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in _events(step))])
 

@@ -250,6 +250,7 @@ async def parts_of(outcome: Decided | Live, events: EventStream) -> AsyncIterato
                 yield part
         yield events.end()
         return
+    events.foresee(outcome.completion.get("usage") or {})
     gathered: list[bytes] = []
     for chunk in outcome.chunks():
         gathered.append(events.take(chunk))

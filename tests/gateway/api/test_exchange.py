@@ -106,6 +106,14 @@ async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: Htt
     assert [turn["role"] for turn in swarm.bodies[-1]["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
 
 
+async def test_a_message_that_is_whole_begins_with_the_tokens_of_its_prompt(gateway: Http) -> None:
+    """Programs read them there, as Anthropic and vLLM say them there."""
+    answer = await gateway.post("/v1/messages", json={**ASKS["/v1/messages"], "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[0]["message"]["usage"] == {"input_tokens": 5, "output_tokens": 0}
+    assert events[-2]["usage"] == {"input_tokens": 5, "output_tokens": 3}
+
+
 # ---------------------------------------------------------------------- the exchange alone
 
 
