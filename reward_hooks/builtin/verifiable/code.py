@@ -38,7 +38,8 @@ from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
-_BLOCK = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)```", re.DOTALL)
+_PYTHON = ("", "py", "python", "python3")
 #: The share of the hook's time in which all answers are to be judged.
 _MOST_OF_THE_TIME = 0.9
 
@@ -168,5 +169,6 @@ class Code:
 
 def code_of(text: str) -> str:
     """The last fenced Python block of an answer, or the whole answer."""
-    blocks = _BLOCK.findall(text)
+    # those of other languages too: the end of one is not the beginning of the next
+    blocks = [code for language, code in _BLOCK.findall(text) if language.strip().lower() in _PYTHON]
     return blocks[-1] if blocks else text

@@ -142,6 +142,7 @@ def test_without_tests_there_is_no_reward(code: Code, tests: Any) -> None:
         ("Use\n```python\nx = 1\n```\n", "x = 1\n"),
         ("```\nx = 1\n```\nbetter:\n``` py\nx = 2\n```", "x = 2\n"),
         ("```Python3 \t\nx = 1\n```", "x = 1\n"),
+        ("```bash\npip install x\n```\nThen:\n```python\nx = 1\n```\nIt prints\n```text\n1\n```\n", "x = 1\n"),
     ],
 )
 def test_the_last_block_is_the_code(text: str, found: str) -> None:
