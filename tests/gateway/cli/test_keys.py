@@ -80,7 +80,9 @@ def test_a_gateway_follows_a_link_to_keys_that_leads_elsewhere_later(config: Pat
     link.symlink_to("first/keys.json")
     key = run("create", "app", "--file", str(link)).stdout.strip()
     shutil.copy(config.parent / "first" / "keys.json", config.parent / "second" / "keys.json")
-    file = KeyFile(link)
+    settings = read_gateway(config).keys_file
+    assert settings is not None
+    file = KeyFile(settings)
     ring = Ring(file)
     assert run("revoke", "app", "--file", str(config.parent / "second" / "keys.json")).exit_code == 0
     link.unlink()
