@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -36,7 +37,8 @@ from swarm.errors import (
 )
 from swarm.http.asgi import bearer_bytes, read_body
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
-from swarm.subjects import Subject
+from swarm.subjects import DataReport, Subject
+from swarm.validation import describe_validation
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ _COMMANDS: dict[str, dict[str, str]] = {
     "/engine/start": {"POST": "/start_engine"},
     "/engine/stop": {"POST": "/stop_engine"},
 }
+_OF_DATA = ("/data/report", "/data/delete")
 #: paths whose body is code
 CODE_PATHS = ("/admin/code", "/admin/sync_train_code")
 CODE_BYTES = ArchiveLimits().max_archive_bytes
@@ -89,6 +92,8 @@ def forwarding(target: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         gateway: Gateway = request.state.gateway
         caller = caller_of(request.scope)
+        if target in _OF_DATA and not any(route.settings.swarm_url for route in gateway.routes.plan.routes):
+            return await _told_here(gateway, request, caller, deletes=target == "/data/delete")
         route = _route(gateway, caller, request.query_params.get("route"))
         names = {key: str(value) for key, value in request.path_params.items()}
         if beyond := {".", ".."}.intersection(names.values()):
@@ -107,8 +112,19 @@ def forwarding(target: str) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, caller: Caller) -> dict[str, int] | Answer:
-    """Delete what this gateway has of a subject: first, since the swarm server knows the ids of its requests.
+async def _told_here(gateway: Gateway, request: Request, caller: Caller, *, deletes: bool) -> Response:
+    """The report where no route has a swarm server: what this gateway keeps is all that there is."""
+    _subject(request)
+    erased = await _erased(gateway, request, None, caller) if deletes else {}
+    report = DataReport(deleted=deletes, gateway=erased if isinstance(erased, dict) else {})
+    return JSONResponse(report.model_dump(mode="json"))
+
+
+async def _erased(
+    gateway: Gateway, request: Request, route: PlannedRoute | None, caller: Caller
+) -> dict[str, int] | Answer:
+    """Delete what this gateway has of a subject: first, since the swarm server of ``route``, if there is one, knows the
+    ids of its requests.
 
     Returns how much there was, or the swarm server's refusal to tell these: then nothing is deleted.
 
@@ -121,11 +137,13 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
             "routes, or ask the swarm server itself (--swarm-url)",
             code="key_limited",
         )
-    subject = Subject(**{name: request.query_params.get(name, "") for name in Subject.model_fields})
-    report = await _sent(request, route, "/data/report", caller, method="GET")
-    if report.status != 200:
-        return report
-    requests = set((object_in(report.content) or {}).get("requests", ()))
+    subject = _subject(request)
+    requests = set[str]()
+    if route is not None:
+        report = await _sent(request, route, "/data/report", caller, method="GET")
+        if report.status != 200:
+            return report
+        requests.update((object_in(report.content) or {}).get("requests", ()))
     log, deletions, now = gateway.telemetry.request_log, gateway.telemetry.deletions, time.perf_counter()
     # what is under way writes nothing when it ends
     for each in (subject, *(Subject(request_id=name) for name in requests)):
@@ -145,6 +163,18 @@ async def _erased(gateway: Gateway, request: Request, route: PlannedRoute, calle
         "responses": gateway.responses.erase(subject),
         **watched,
     }
+
+
+def _subject(request: Request) -> Subject:
+    """Whose data is meant.
+
+    Raises:
+        RequestError: nobody is named, or by a name that is too long.
+    """
+    try:
+        return Subject(**{name: request.query_params.get(name, "") for name in Subject.model_fields})
+    except ValidationError as exc:
+        raise RequestError(describe_validation(exc, "the query").message) from exc
 
 
 def _route(gateway: Gateway, caller: Caller, name: str | None) -> PlannedRoute:

@@ -201,6 +201,11 @@ class WebPage:
     async def _data(self, request: Request) -> Response:
         visitor = self._logins.visitor(request, "decide")
         answer = await ask_data(request, visitor, "/data/delete" if request.method == "POST" else "/data/report")
+        if request.method == "POST":
+            # before an upstream alone, no swarm server notes it
+            await self._keys.audit(
+                {"who": visitor.name, "what": "POST /ui/api/data/delete", "result": answer.status_code}
+            )
         answer.headers.update({**_HEADERS, "cache-control": "no-store"})
         return answer
 

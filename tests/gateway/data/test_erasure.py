@@ -12,13 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.app import create_app
+from gateway.config.gateway import GatewayConfig
 from gateway.keys.store import KeyFile
 from swarm.errors import UnavailableError
 from swarm.server.journal.erasure import Match, tombstones
 from swarm.server.journal.rows import StateRow
 from swarm.states import EpisodeState
 from swarm.subjects import DataReport, Subject, user_digest
-from tests.gateway.conftest import CHAT, Http, gateway_before
+from tests.gateway.conftest import CHAT, Http, gateway_before, serving
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import POISON, plain, role_chunk, streamed, token_chunk, told, usage_chunk
 from tests.swarm.server import conftest as server
@@ -104,6 +106,27 @@ async def test_requests_that_nobody_samples_are_deleted_from_the_request_log_too
             await http.post(path, json=body, headers=own)
         done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
         assert done["gateway"]["request_log_lines"] == len(bodies)
+    assert traces(tmp_path, MARK.encode()) == set()
+
+
+async def test_a_gateway_before_an_upstream_alone_deletes_what_it_keeps(upstream: Upstream, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (her, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    own, boss = {"authorization": f"Bearer {hers}"}, {"authorization": f"Bearer {admin}"}
+    settings = {
+        "swarm_url": None,
+        "upstream": {"base_url": upstream.url},
+        "keys_file": file.path,
+        "request_log": {"path": tmp_path / "requests.jsonl"},
+    }
+    async with serving(create_app(GatewayConfig.model_validate(settings))) as http:
+        asked = await http.post(CHAT, json={"model": "m", "messages": [{"role": "user", "content": MARK}]}, headers=own)
+        assert asked.status_code == 200, asked.text
+        report = await http.get("/admin/data/report", params={"key": her.id}, headers=boss)
+        assert DataReport.model_validate(report.json()) == DataReport()
+        assert (await http.post("/admin/data/delete", headers=boss)).status_code == 400, "nobody is named"
+        done = (await http.post("/admin/data/delete", params={"key": her.id}, headers=boss)).json()
+        assert (done["deleted"], done["gateway"]["request_log_lines"]) == (True, 1)
     assert traces(tmp_path, MARK.encode()) == set()
 
 
