@@ -19,7 +19,7 @@ from gateway.routing.table import Route
 from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import SwarmGatewayError
-from swarm.evidence.learning import learning_of, rewards_of
+from swarm.evidence.learning import learning_of, line_of, rewards_of
 from swarm.intervals import student_quantile
 from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.status import ServerStatus
@@ -108,7 +108,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         "steps": [
             {"step": step.step, "error": _error(step.metrics)}
             | {name: step.metrics[metric] for name, metric in names.items() if metric in step.metrics}
-            for step in status.steps[-_MOST_STEPS:]
+            for step in line_of(status.steps)[-_MOST_STEPS:]
         ],
         "evaluations": [
             {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
