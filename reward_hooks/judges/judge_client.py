@@ -24,11 +24,15 @@ T = TypeVar("T")
 
 #: Statuses after which the request may be repeated.
 _NOT_NOW = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_NEW_LIMIT = "max_completion_tokens"
 #: Optional fields that a server may refuse, by a word of its error message.
 _OPTIONAL = {
     "logprob": {"logprobs", "top_logprobs"},
     "response_format": {"response_format"},
     "json_schema": {"response_format"},
+    "temperature": {"temperature"},
+    # it names what takes the place of the refused one
+    _NEW_LIMIT: {"max_tokens"},
 }
 #: Bytes that the chat template adds to a prompt.
 _TEMPLATE_BYTES = 512
@@ -74,7 +78,8 @@ class JudgeClient:
     async def chat(self, body: dict[str, Any], parse: Callable[[dict[str, Any]], T], *, kind: str) -> T:
         """``POST {base_url}/chat/completions``; ``parse`` gets the first choice.
 
-        Once the server refuses optional fields (log-probabilities, a response format), they are not sent any more.
+        Once the server refuses optional fields (log-probabilities, a response format, a temperature), they are not sent
+        any more; ``max_tokens`` is sent by its newer name.
 
         Raises:
             HookError: see :meth:`post`.
@@ -148,6 +153,8 @@ class JudgeClient:
             HookError: do not retry it, or the budget is spent.
         """
         sent = {name: value for name, value in body.items() if name not in self._refused}
+        if body.keys() & self._refused & {"max_tokens"}:
+            sent.setdefault(_NEW_LIMIT, body["max_tokens"])
         content = json.dumps(sent).encode()
         http = await self._client()
         async with self._permits:

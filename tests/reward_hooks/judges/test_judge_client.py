@@ -208,6 +208,20 @@ async def test_fields_that_the_server_refuses_are_not_sent_again(
     assert len(scripted.bodies) == 5
 
 
+async def test_a_judge_that_takes_newer_fields_alone_is_asked_with_these(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    """As OpenAI's reasoning models refuse."""
+    instead = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    scripted.replies = [
+        refusal(400, f"Unsupported parameter: {instead}"),
+        refusal(400, "Unsupported value: 'temperature' does not support 0 with this model."),
+    ]
+    await open_judge("pointwise", max_tokens=77).on_compute_relative_reward(TASK, answers(3), context())
+    assert not {"max_tokens", "temperature"} & scripted.bodies[-1].keys()
+    assert (scripted.bodies[-1]["max_completion_tokens"], len(scripted.bodies)) == (77, 3)
+
+
 async def test_the_key_comes_from_the_environment(
     scripted: ScriptedJudge, open_judge: OpenJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
