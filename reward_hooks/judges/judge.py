@@ -214,19 +214,24 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def json_of(text: str) -> dict[str, Any]:
-    """The JSON object in ``text``; words and fences around it do not matter.
+    """The last JSON object in ``text``; words, thoughts and fences around it do not matter.
 
     Raises:
         Unparsable: there is none.
     """
-    start, end = text.find("{"), text.rfind("}")
-    try:
-        value: Any = json.loads(text[start : end + 1]) if 0 <= start < end else None
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    decoder, value = json.JSONDecoder(), dict[str, Any]()
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            at += 1
+        except RecursionError:
+            break
+        at = text.find("{", at)
+    if not value:
         raise Unparsable(f"it has no JSON object: {text[:120]!r}")
-    return cast("dict[str, Any]", value)
+    return value
 
 
 def score_of(value: object) -> int:

@@ -138,7 +138,13 @@ def test_pairs_are_distinct_and_evenly_spread(count: int, surplus: int, seed: in
 @anyio
 @pytest.mark.parametrize(
     ("said", "value"),
-    [("A", 1.0), (" B.", -1.0), ('{"verdict": "C"}', 0.0), ('```json\n{"verdict": "a"}\n```', 1.0)],
+    [
+        ("A", 1.0),
+        (" B.", -1.0),
+        ('{"verdict": "C"}', 0.0),
+        ('```json\n{"verdict": "a"}\n```', 1.0),
+        ('<think>The set {1, 2} is {"verdict": "C"}?</think>\n{"verdict": "A"} {so it is}', 1.0),
+    ],
 )
 async def test_verdicts_are_read_with_or_without_json(
     said: str, value: float, scripted: ScriptedJudge, open_judge: OpenJudge
