@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from pydantic import Field
 
-from reward_hooks.contract import Candidate, HookContext, Reward
+from reward_hooks.contract import Candidate, HookContext, Reward, texts_of
 from reward_hooks.judges.endpoint import Endpoint
 from reward_hooks.judges.judge_client import JudgeClient, Unparsable
 from swarm.errors import HookError
@@ -207,10 +207,10 @@ def text_of(choice: Mapping[str, Any]) -> str:
     """
     if choice.get("finish_reason") == "length":
         raise Unparsable("it was cut off at max_tokens")
-    content: Any = cast("dict[str, Any]", choice.get("message") or {}).get("content")
-    if not isinstance(content, str) or not content.strip():
+    text = "\n".join(texts_of(choice.get("message") or {}))
+    if not text.strip():
         raise Unparsable("it is empty")
-    return content
+    return text
 
 
 def json_of(text: str) -> dict[str, Any]:

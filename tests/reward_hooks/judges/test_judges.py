@@ -158,6 +158,19 @@ async def test_verdicts_are_read_with_or_without_json(
 
 
 @anyio
+async def test_a_verdict_in_parts_is_read(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "C"}]
+    replies = [completion(None), completion(None)]
+    for reply in replies:
+        reply["choices"][0]["message"]["content"] = parts
+    scripted.replies = [JSONResponse(reply) for reply in replies]
+    rewards = await open_judge("pairwise").on_compute_relative_reward(
+        TASK, [answer("one"), answer("two", 1)], context()
+    )
+    assert [one.value for one in rewards] == [0.0, 0.0]
+
+
+@anyio
 async def test_pointwise_scores_each_criterion(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     judge = open_judge("pointwise", criteria={"truth": "is it so", "tone": "is it kind"})
     rewards = await judge.on_compute_relative_reward(TASK, answers(3, 6), context())
