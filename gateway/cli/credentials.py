@@ -101,6 +101,8 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
         last = {name: moment.isoformat() for name, moment in used.items()}
         print_json([_row(key) | {"last_used": last.get(key.id)} for key in keys])
         return
+    if not keys:
+        typer.echo(f"there is no key in {opened.path}")
     for key in keys:
         parts = [f"{key.id}  {key.label:<24} {key.state(datetime.now(UTC)):<8}", ",".join(key.routes or ["all routes"])]
         parts += ["admin"] if key.admin else []
@@ -165,10 +167,11 @@ def list_tokens(run_dir: RunDir = None, as_json: AsJson = False) -> None:
     """The tokens' names, scopes and states; the tokens themselves are not kept."""
     from swarm.credentials import TokenFile
 
-    tokens = TokenFile(run_folder(run_dir)).read()
+    file = TokenFile(run_folder(run_dir))
+    tokens = file.read()
     rows = [f"{token.name:<24} {','.join(token.scopes):<16} {token.state(datetime.now(UTC))}" for token in tokens]
     lines = ["  ".join([row, *_until(token)]) for row, token in zip(rows, tokens, strict=True)]
-    tell(as_json, [_row(token) for token in tokens], *lines)
+    tell(as_json, [_row(token) for token in tokens], *(lines or [f"there is no token in {file.path}"]))
 
 
 @tokens.command("revoke")

@@ -27,6 +27,7 @@ def listed(run_dir: Path) -> list[dict[str, str]]:
 
 def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
     assert listed(tmp_path) == []
+    assert run("list", run_dir=tmp_path).stdout == f"there is no token in {tmp_path / 'tokens.json'}\n"
     made = run("create", "ci", "--scope", "claim", "--scope", "read", "--expires", "30d", run_dir=tmp_path)
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
