@@ -115,6 +115,12 @@ def token_for(run: RunFile, token: str | None) -> str:
     return run.token if token in (None, "", os.environ.get("SWARM_TOKEN")) else token
 
 
+def token_of(swarm_url: str, token: str | None) -> str | None:
+    """What opens the server at ``swarm_url``: :func:`token_for` the run here that has it, else ``token``."""
+    mine = [run for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
+    return token_for(mine[0], token) if mine else token
+
+
 def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:
     """A client of the server at ``swarm_url``, else of the one that runs here, else of the one at the usual address if
     its run folder is here.
@@ -125,8 +131,7 @@ def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) ->
     from swarm.client import SwarmClient
 
     if swarm_url is not None:
-        mine = [run for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
-        return SwarmClient(swarm_url, token=token_for(mine[0], token) if mine else token, policy=policy)
+        return SwarmClient(swarm_url, token=token_of(swarm_url, token), policy=policy)
     if (run_and_server := only_server()) is not None:
         run, server = run_and_server
         return SwarmClient(server.url, token=token_for(run, token), policy=policy)

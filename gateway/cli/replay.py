@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.here import gateway_run, token_for
+from gateway.cli.here import gateway_run, token_for, token_of
 from gateway.cli.output import print_json
 from gateway.cli.swarm import Token
 from swarm.errors import ConfigError
@@ -103,7 +103,9 @@ def replay(
         raise ConfigError("--no-train compares with one earlier report: give --compare once")
     run = gateway_run(base_url)
     base_url = base_url or (f"{run.gateway}/v1" if run else _DEFAULT_URL)
-    if swarm_url is None and run is not None and len(run.servers) == 1 and not no_train:
+    if swarm_url is not None:
+        token = token_of(swarm_url, token)
+    elif run is not None and len(run.servers) == 1 and not no_train:
         swarm_url, token = run.servers[0].url, token_for(run, token)
     if steps is not None and swarm_url is None:
         raise ConfigError("--steps needs --swarm-url to see the steps: no `up` of this folder has that gateway")

@@ -238,6 +238,8 @@ def test_a_token_of_the_environment_is_for_other_servers_than_those_of_the_folde
         run_file.write(run_file.of_this_process(None, [server], "", "own"))
         for command in (["swarm", "status"], ["swarm", "status", "--swarm-url", url], ["monitor", "--json"]):
             CliRunner().invoke(app, command)
+        (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+        CliRunner().invoke(app, ["replay", "--data", "prompts.jsonl", "--model", "m", "--swarm-url", url])
         CliRunner().invoke(app, ["swarm", "status", "--token", "named"])
         http.shutdown()
-    assert brought == ["Bearer own"] * 3 + ["Bearer named"]
+    assert brought == ["Bearer own"] * 4 + ["Bearer named"]
