@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -140,11 +141,13 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     """
     from swarm.validation import read_text
 
-    nothing = Texts("", [""] * len(group.answers), "no tokenizer is at hand: give --tokenizer, or --request-log")
+    note = "no tokenizer is at hand: give --tokenizer, or --request-log"
     if log is None or not group.request_id:
-        return nothing
+        return Texts("", [""] * len(group.answers), note)
+    older = takewhile(Path.exists, (log.with_name(f"{log.name}.{number}") for number in count(1)))
     # the separators of Unicode stand within a line
-    for line in read_text(log, "request log").split("\n"):
+    lines = (line for path in (log, *older) for line in read_text(path, "request log").split("\n"))
+    for line in lines:
         if group.request_id not in line:
             continue
         try:
@@ -155,7 +158,8 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
         if entry.get("request_id") == group.request_id:
             texts = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
             return Texts(texts[0], [texts[1] if answer.delivered else "" for answer in group.answers])
-    return nothing
+    note = f"{log} has no line of {group.request_id}; --tokenizer reads the texts from their tokens"
+    return Texts("", [""] * len(group.answers), note)
 
 
 def _fitting(

@@ -143,6 +143,17 @@ def test_without_a_tokenizer_the_request_log_has_the_answer_that_was_delivered(r
     assert [one["text"] for one in told["answers"]] == ['{"says": "aaaa"}', ""]
 
 
+def test_a_request_log_that_went_on_in_a_new_file_is_read_with_the_earlier_ones(run_dir: Path, tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    log.write_text(json.dumps({"request_id": "req-b", "request": "later", "answer": ""}) + "\n")
+    assert f"{log} has no line of req-aaaa" in groups(run_dir, "show", "aaaa", "--request-log", str(log))
+    (tmp_path / "requests.jsonl.1").write_text("")
+    entry = {"request_id": "req-aaaa", "request": "earlier", "answer": ""}
+    (tmp_path / "requests.jsonl.2").write_text(json.dumps(entry) + "\n")
+    told = json.loads(groups(run_dir, "show", "aaaa", "--request-log", str(log), "--json"))
+    assert told["prompt"] == '"earlier"'
+
+
 def test_a_request_log_is_read_whatever_separates_lines_of_text_in_it(run_dir: Path, tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     cut = '{"request_id": "req-aaaa", "request": {"asks'
