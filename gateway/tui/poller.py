@@ -248,6 +248,7 @@ class GatewayPoller(Poller[GatewayStatus]):
     def _take(self, status: GatewayStatus, before: GatewayStatus | None) -> View:
         if self._requests and status.requests < self._requests[-1][1]:
             self._requests.clear()
+            before = GatewayStatus(routes={})
             self.log.note("the gateway restarted: its counts begin at 0")
         self._requests.append((time.monotonic(), status.requests))
         earlier = before or status

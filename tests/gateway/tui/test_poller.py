@@ -107,6 +107,20 @@ async def test_a_gateways_log_has_what_its_hooks_and_its_reloads_failed_with() -
     ]
 
 
+def test_what_fails_after_a_gateway_was_started_again_is_told() -> None:
+    [target] = make_targets([], [], ["http://127.0.0.1:1"], [])
+    poller = GatewayPoller(target, 1.0, lambda: None)
+    before = GatewayStatus(routes={}, requests=9, errors=Counter(engine_offline=5))
+    poller._take(before, None)  # pyright: ignore[reportPrivateUsage]
+    after = GatewayStatus(routes={}, requests=3, errors=Counter(engine_offline=2), hook_errors=Counter(late=1))
+    poller._take(after, before)  # pyright: ignore[reportPrivateUsage]
+    assert [line.text for line in poller.log.lines] == [
+        "the gateway restarted: its counts begin at 0",
+        "2 callers got the error engine_offline",
+        "the hook fails, 1 x late",
+    ]
+
+
 async def test_patience_with_one_that_is_not_there_grows_and_is_bounded(nobody: str) -> None:
     async with following(nobody, 0.2) as (poller, news), asyncio.timeout(DEADLINE):
         pauses: list[float] = []
