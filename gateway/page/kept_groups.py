@@ -293,8 +293,8 @@ def _answer(index: int, candidate: Candidate) -> KeptAnswer:
     thought = message.get("reasoning_content") or message.get("reasoning") or ""
     return KeptAnswer(
         index=index,
-        text=text_without_secrets(candidate.text)[:_MOST_TEXT],
-        reasoning=text_without_secrets(thought)[:_MOST_TEXT] if isinstance(thought, str) else "",
+        text=_shortened(text_without_secrets(candidate.text)),
+        reasoning=_shortened(text_without_secrets(thought)) if isinstance(thought, str) else "",
         tool_calls=_cut(without_secrets(candidate.tool_calls)),
         finish=candidate.finish_reason,
         tokens=candidate.completion_tokens,
@@ -314,10 +314,16 @@ def _take(kept: KeptGroup, indices: Iterable[int], score: GroupScore, *, take: b
         answer.final = reward.value
 
 
+def _shortened(text: str) -> str:
+    """``text``; one that is too long ends with how much of it is left out."""
+    more = len(text) - _MOST_TEXT
+    return f"{text[:_MOST_TEXT]}\n[{more} more characters are not kept]" if more > 0 else text
+
+
 def _cut(value: Any) -> Any:
     """``value`` (JSON) with every text cut, and without pictures."""
     if isinstance(value, str):
-        return value[:100] + " …" if value.startswith("data:") else value[:_MOST_TEXT]
+        return value[:100] + " …" if value.startswith("data:") else _shortened(value)
     if isinstance(value, dict):
         return {str(name): _cut(field_value) for name, field_value in value.items()}
     return [_cut(item) for item in value] if isinstance(value, list) else value

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -152,6 +153,13 @@ def test_rewards_of_two_calls_are_not_mixed() -> None:
     page.show(watched("g", 0.1, 0.2, 0.3, indices=(0, 1, 2)))
     assert kept.best == [2]
     assert page.show(watched("late", 1.0, 0.0, feedback=told)).knew
+
+
+def test_an_answer_that_is_cut_says_so() -> None:
+    whole = watched("g", 0.5)
+    long = whole.candidates[0].model_copy(update={"text": "word " * 20_000})
+    [answer] = Page().show(replace(whole, candidates=[long])).answers.values()
+    assert len(answer.text) < 70_000 and answer.text.endswith(f"[{100_000 - 65_536} more characters are not kept]")
 
 
 async def test_what_people_say_is_weighed() -> None:
