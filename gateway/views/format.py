@@ -7,6 +7,7 @@ Invariant: no text from a server keeps a character that could command the termin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -18,6 +19,8 @@ T = TypeVar("T")
 #: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
 Columns = Mapping[str, Callable[[T], str]]
 
+#: A tab, and blanks that only Python does not call printable.
+_BLANK = re.compile("[\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 #: Stands for an unknown number.
 UNKNOWN = "-"
 #: Styles, as textual's markup names them.
@@ -113,7 +116,7 @@ def text_lines(table: Table, most: int) -> list[str]:
 def printable(text: str) -> str:
     """``text`` on one line, the ends of its lines as ``⏎``, without control characters, which could command the
     operator's terminal."""
-    line = text.replace("\r\n", "\n").replace("\n", "\N{RETURN SYMBOL}").replace("\t", " ")
+    line = _BLANK.sub(" ", text.replace("\r\n", "\n").replace("\n", "\N{RETURN SYMBOL}"))
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 

@@ -44,6 +44,10 @@ def test_measure(value: float, written: str) -> None:
     assert format.measure(value) == written
 
 
+def test_blanks_of_any_language_are_blanks() -> None:
+    assert format.printable("très\u00a0: 1\u202f000\u3000円\u202e\x1b") == "très : 1 000 円\ufffd\ufffd"
+
+
 def test_percent_and_curve() -> None:
     assert (format.curve([0, 0, 7, 7], 2), format.curve([5], 9), format.curve([1, 2, 1], 9)) == ("▁█", "▁", "▁█▁")
     assert (format.percent(1, 3), format.percent(0, 0)) == ("33%", format.UNKNOWN)
