@@ -14,7 +14,7 @@ const ADMIN = "What is kept of somebody, and its deletion, need a key that was m
 export async function openData(main, app) {
   const { admin, scope, keyless, routes } = app.me;
   const mayRefuse = scope === "decide" && !keyless;
-  const fields = NAMES.slice(0, admin ? 4 : 2).map(([name, label, hint]) => h("label", {}, label, h("input", { name, placeholder: hint, maxlength: 200 })));
+  const fields = NAMES.slice(0, admin ? 4 : 2).map(([name, label, hint]) => h("label", {}, label, h("input", { name, placeholder: hint })));
   const route = admin && routes.length > 1 ? h("label", {}, "Route, whose swarm server is asked", h("select", { name: "route" }, routes.map((name) => h("option", { value: name }, name)))) : null;
   const told = h("div", { role: "status" });
   const form = h("form.data", { onsubmit: (event) => (event.preventDefault(), said(admin ? report : refuse)), oninput: () => show(told) }, fields, route, admin ? h("button.main", {}, "What is kept?") : null, mayRefuse ? h(admin ? "button" : "button.main", { type: admin ? "button" : "submit", onclick: admin && (() => said(refuse)) }, "Opt out …") : null);

@@ -396,6 +396,17 @@ async def test_news_of_one_group_does_not_take_the_place_of_the_next(site: Site,
         )
 
 
+async def test_a_name_is_asked_for_as_it_is_however_long(site: Site, chrome: Browser) -> None:
+    name = "chat-" + "7" * 250
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "decide", "#/data")
+        await tab.sees("Opt out")
+        await tab.js("document.querySelector('input[name=session]').focus()")
+        await tab.write(name)
+        await tab.press("Enter")
+        await tab.sees(name, "dialog")
+
+
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
     [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
     async with chrome.tab() as tab:
