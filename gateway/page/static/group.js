@@ -29,7 +29,11 @@ export async function openGroup(main, id, app) {
 
   const mine = () => group.judgements[app.me.name];
   const hidden = () => blind && !mine();
-  const shown = () => (hidden() ? shuffled : group.answers.map((answer) => answer.index)).map((index) => group.answers.find((answer) => answer.index === index));
+  const shown = () => {
+    const indices = group.answers.map((answer) => answer.index);
+    // what came late is behind the others
+    return (hidden() ? [...new Set([...shuffled, ...indices])] : indices).map((index) => group.answers.find((answer) => answer.index === index));
+  };
 
   function draw() {
     const answers = shown();

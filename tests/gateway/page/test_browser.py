@@ -23,6 +23,7 @@ from swarm.server.journal.erasure import note_export
 from tests.gateway.conftest import OpenGateway, gateway_before
 from tests.gateway.page.browser import Browser, Tab, browser, chromium
 from tests.gateway.page.conftest import Site, site_before
+from tests.gateway.page.test_kept_groups import held
 from tests.standins.swarm import Swarm, said
 from tests.standins.upstream import Upstream
 from tests.standins.vllm import plain_choice, several
@@ -405,6 +406,24 @@ async def test_a_name_is_asked_for_as_it_is_however_long(site: Site, chrome: Bro
         await tab.write(name)
         await tab.press("Enter")
         await tab.sees(name, "dialog")
+
+
+async def test_who_judges_blind_sees_an_answer_that_comes_late(
+    open_gateway: OpenGateway, swarm: Swarm, chrome: Browser, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"quorum": 3, "feedback_window_seconds": 1000, "acknowledge_seconds": 0.0}
+    late = held(swarm)
+    async with site_before(open_gateway, tmp_path, **settings) as site, chrome.tab() as tab:
+        await site.ask("a prompt")
+        await log_in(tab, site)
+        await tab.sees("a prompt")
+        await tab.press("Enter")
+        await tab.until("document.querySelectorAll('.card').length === 3")
+        await tab.press("b")
+        await tab.sees("hidden", ".card")
+        late.set()
+        await tab.until("document.querySelectorAll('.card').length === 4")
+        assert tab.faults == []
 
 
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
