@@ -248,11 +248,15 @@ function textOf(message) {
 }
 
 function pretty(text) {
+  const bare = (json) => json.replace(/\s/g, "");
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    const value = JSON.parse(text);
+    // a number of many digits, or a name that is given twice, would be another
+    if (bare(JSON.stringify(value)) === bare(text)) return JSON.stringify(value, null, 2);
   } catch {
-    return String(text);
+    // no JSON
   }
+  return String(text);
 }
 
 /** An order that is the same for one group and one page, and unlike from page to page. */

@@ -426,6 +426,26 @@ async def test_who_judges_blind_sees_an_answer_that_comes_late(
         assert tab.faults == []
 
 
+async def test_the_arguments_of_a_call_are_those_that_the_model_wrote(
+    site: Site, swarm: Swarm, chrome: Browser
+) -> None:
+    written = {"whole": '{"id": 12345678901234567890, "a": 1}', "plain": '{"b":[1, 2]}'}
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in written.items()
+    ]
+    swarm.answer = lambda body, number: said("-", tool_calls=calls)
+    await site.ask("a prompt")
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("a prompt")
+        await tab.press("Enter")
+        await tab.sees("Which answer is best?")
+        await tab.press("o")
+        await tab.sees(written["whole"], ".card")
+        await tab.sees('"b": [', ".card")
+
+
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
     [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
     async with chrome.tab() as tab:
