@@ -7,6 +7,8 @@ const by = (id) => document.getElementById(id);
 const [main, banner, live, who, toastBox] = ["main", "banner", "live", "who", "toast"].map(by);
 let screen = { keys: {} };
 let opening = 0;
+/** Rows that come while a screen is read, which need not have them. */
+let came = null;
 /** Who looks is asked together with what the first screen needs. */
 let knowing = null;
 let events = null;
@@ -40,7 +42,10 @@ const app = {
         live.textContent = "not live";
         say(`The gateway does not answer since ${new Date(goneSince).toLocaleTimeString()}. What you see is from before. The page tries again by itself.`);
       },
-      group: (row) => screen.group?.(row),
+      group(row) {
+        screen.group?.(row);
+        came?.push(row);
+      },
       reset: () => screen.writing?.() || open(true),
     });
   },
@@ -53,6 +58,7 @@ function say(text) {
 
 async function open(again = false) {
   const mine = ++opening;
+  const missed = (came = []);
   clearTimeout(timer);
   if (!again) toastBox.className = "toast";
   const [, name = "groups", rest = ""] = /^#\/(\w+)\/?(.*)$/s.exec(location.hash) ?? [];
@@ -66,6 +72,7 @@ async function open(again = false) {
     const opened = await drawn(name, decodeURIComponent(part), params || rest.slice(1));
     if (mine !== opening) return;
     screen = opened;
+    for (const row of missed) screen.group?.(row);
     app.follow("");
     if (screen.every) timer = setInterval(() => document.hidden || goneSince || open(true), screen.every * 1000);
     if (!goneSince) say("");
@@ -82,6 +89,8 @@ async function open(again = false) {
     say(failure.message);
     screen = { keys: { r: ["try again", () => open()] } };
     if (failure.status === 0) timer = setTimeout(() => open(true), 5000);
+  } finally {
+    if (came === missed) came = null;
   }
 }
 

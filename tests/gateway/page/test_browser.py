@@ -446,6 +446,27 @@ async def test_the_arguments_of_a_call_are_those_that_the_model_wrote(
         await tab.sees('"b": [', ".card")
 
 
+async def test_a_group_that_comes_while_the_list_is_read_is_in_it(site: Site, chrome: Browser) -> None:
+    await site.ask("first prompt")
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("first prompt")
+        # the answer to the list has come, and is not there yet
+        await tab.js("""void (window.real = fetch, window.fetch = async (path, options) => {
+            const answer = await real(path, options);
+            if (path.includes('/groups?')) await new Promise((go) => (window.let = go));
+            return answer;
+        }, document.querySelector('.rows').dataset.old = 'yes')""")
+        await tab.press("r")
+        await tab.until("!!window.let")
+        await site.ask("second prompt")
+        await tab.sees("second prompt")
+        await tab.js("void (window.fetch = real, window.let())")
+        await tab.until("!document.querySelector('.rows').dataset.old")
+        assert "second prompt" in await tab.text(".rows")
+        assert tab.faults == []
+
+
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
     [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
     async with chrome.tab() as tab:
