@@ -184,9 +184,13 @@ export async function openGroup(main, id, app) {
       busy = false;
     }
   }
+  /** What is unfolded or scrolled, and stays so where others change the group. */
+  const places = () => /** @type {any[]} */ ([...main.querySelectorAll("details, .question, .text")]);
   async function refresh() {
     group = await app.read(`/groups/${encodeURIComponent(id)}`);
+    const before = places().map(({ open, scrollTop }) => ({ open, scrollTop }));
     draw();
+    places().forEach((element, n) => Object.assign(element, before[n]));
   }
   function focusOn(n) {
     const cards = main.querySelectorAll(".card");

@@ -467,6 +467,23 @@ async def test_a_group_that_comes_while_the_list_is_read_is_in_it(site: Site, ch
         assert tab.faults == []
 
 
+async def test_a_long_answer_stays_where_it_is_read_while_others_judge(
+    open_site: Site, swarm: Swarm, chrome: Browser
+) -> None:
+    swarm.answer = lambda body, number: said("line\n" * 400)
+    site = open_site
+    await site.ask("a prompt")
+    visitor = await site.visit("decide")
+    group = (await visitor.groups())[0]["id"]
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "judge", f"#/group/{group}")
+        await tab.sees("Which answer is best?")
+        await tab.js("void (document.querySelector('.card > .text').scrollTop = 300)")
+        await visitor.judge(group, pick=0)
+        await tab.sees("Dana", ".said")
+        assert await tab.js("document.querySelector('.card > .text').scrollTop") == 300
+
+
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
     [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
     async with chrome.tab() as tab:
