@@ -78,7 +78,8 @@ def environment_key(variable: str, whose: str) -> str:
     Raises:
         ConfigError: the variable is not set, or is empty.
     """
-    key = os.environ.get(variable, "") if variable else ""
+    # a file of secrets ends in a line's end, which no header has
+    key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
         raise ConfigError(f"{whose} needs its key in the environment as {variable}")
     return key

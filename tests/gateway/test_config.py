@@ -139,7 +139,8 @@ def test_the_key_of_an_incumbent_stands_in_the_environment(tmp_path: Path, monke
     monkeypatch.delenv("INCUMBENT_KEY", raising=False)
     with pytest.raises(ConfigError, match="needs its key in the environment as INCUMBENT_KEY"):
         Plan.of(config)
-    monkeypatch.setenv("INCUMBENT_KEY", "secret")
+    # a file of secrets ends in a line's end, which no header has
+    monkeypatch.setenv("INCUMBENT_KEY", "secret\n")
     [route] = Plan.of(config).routes
     assert route.upstream_key is not None and route.upstream_key[0].api_key.get_secret_value() == "secret"
     assert route.is_default and not route.answers_to_served

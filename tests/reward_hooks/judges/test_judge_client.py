@@ -227,7 +227,8 @@ async def test_the_key_comes_from_the_environment(
 ) -> None:
     with pytest.raises(ConfigError, match="JUDGE_KEY_OF_TEST"):
         open_judge("listwise", endpoint={"api_key_env": "JUDGE_KEY_OF_TEST"})
-    monkeypatch.setenv("JUDGE_KEY_OF_TEST", "sk-1")
+    # as a file of secrets has it
+    monkeypatch.setenv("JUDGE_KEY_OF_TEST", "sk-1\n")
     judge = open_judge("listwise", endpoint={"api_key_env": "JUDGE_KEY_OF_TEST", "extra_body": {"seed": 5}})
     await judge.on_compute_relative_reward(TASK, answers(1), context())
     assert scripted.headers[0]["authorization"] == "Bearer sk-1"
