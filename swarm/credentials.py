@@ -312,6 +312,7 @@ class Ring(Generic[C]):
         self.file = file
         self._mark = mark_of(file.path)
         self._held = self._read()
+        self._complaint = ""
 
     @property
     def credentials(self) -> Collection[C]:
@@ -323,19 +324,22 @@ class Ring(Generic[C]):
         return matching(key_digest, self._held)
 
     def refresh(self) -> None:
-        """Look at the file and read it if it has changed. One that is damaged or gone is logged, once. Any thread may
-        do this."""
+        """Look at the file and read it if it has changed. One that is damaged or gone is logged, once, and read again
+        at the next look. Any thread may do this."""
         mark = mark_of(self.file.path)
         if mark == self._mark:
+            self._complaint = ""
             return
-        self._mark = mark
         try:
             if mark is None:
                 raise ConfigError(f"{self.file.path} is gone")
             self._held = self._read()
         except ConfigError as exc:
-            logger.error("%s; the %ss known so far stay in force", exc.message, self.file.noun)
+            if exc.message != self._complaint:
+                logger.error("%s; the %ss known so far stay in force", exc.message, self.file.noun)
+            self._complaint = exc.message
         else:
+            self._mark, self._complaint = mark, ""
             logger.info("read %d %ss from %s", len(self._held), self.file.noun, self.file.path)
 
     def _read(self) -> dict[bytes, C]:

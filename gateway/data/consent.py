@@ -117,6 +117,7 @@ class Refusals:
         self._path = path
         self._mark = path and mark_of(path)
         self._writing = asyncio.Lock()
+        self._complaint = ""
         #: what this gateway heard itself
         self._heard: OrderedDict[str, None] = OrderedDict()
         self._take(_Refused() if path is None else _read(path))
@@ -155,15 +156,19 @@ class Refusals:
                     self._take(await asyncio.shield(asyncio.to_thread(_add, path, keys, heard)))
 
     def refresh(self) -> None:
-        """Read the file if it has changed; of one that is gone the last contents count. Any thread may do this."""
+        """Read the file if it has changed; of one that is gone the last contents count, and one that cannot be read is
+        read again at the next look. Any thread may do this."""
         path = self._path
         if path is None or (mark := mark_of(path)) in (None, self._mark):
             return
-        self._mark = mark
         try:
             self._take(_read(path))
         except ConfigError as exc:
-            logger.error("%s; whoever said no so far is heeded", exc.message)
+            if exc.message != self._complaint:
+                logger.error("%s; whoever said no so far is heeded", exc.message)
+            self._complaint = exc.message
+        else:
+            self._mark, self._complaint = mark, ""
 
     def _take(self, refused: _Refused) -> None:
         self._keys, self._sessions = frozenset(refused.keys), frozenset(refused.sessions)

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import resource
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,10 @@ import anyio.lowlevel
 import pytest
 
 from gateway.config.gateway import GatewayConfig
+from gateway.data.refusals import Refusals
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
+from swarm.credentials import Ring, digest
 from swarm.errors import AuthenticationError, ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -151,6 +154,29 @@ async def test_a_file_that_breaks_or_is_gone_is_logged_once_and_changes_nothing(
     await keys.look()
     assert accepts(keys, text.encode())
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_files_that_could_not_be_read_once_are_read_at_the_next_look(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while connections have taken all that a process may open, or a network file system lost its handle."""
+    _, text = file.create("app")
+    keys, refusals = Ring(file), Refusals(file.refusals_path)
+    file.revoke("app")
+    await Refusals(file.refusals_path).add("other", "")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+    try:
+        for _ in range(2):
+            keys.refresh()
+            refusals.refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2, "each is told once"
+    keys.refresh()
+    refusals.refresh()
+    found = keys.find(digest(text))
+    assert found is not None and found.revoked is not None and refusals.refuses("other")
 
 
 async def test_uses_are_noted_beside_the_file(file: KeyFile) -> None:
