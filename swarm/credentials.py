@@ -26,7 +26,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, create_model
 
 from swarm.errors import ConfigError
-from swarm.files import append_line, replace_file
+from swarm.files import append_line, give, replace_file
 from swarm.types import Model
 from swarm.validation import describe_validation
 
@@ -69,9 +69,15 @@ def exclusively(path: Path) -> Generator[None]:
     Raises:
         ConfigError: its folder cannot be written, or has no locks, as some network file systems.
     """
+    name = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # what is there already may be a link to a file of root's
+        with contextlib.suppress(FileExistsError):
+            made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            give(made, path)
+            os.close(made)
+        lock = os.open(name, os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
     try:
@@ -84,14 +90,15 @@ def exclusively(path: Path) -> Generator[None]:
         os.close(lock)
 
 
-def replace_private(path: Path, contents: BaseModel) -> None:
-    """Replace what ``path`` contains; it is on disk when this returns.
+def replace_private(path: Path, contents: BaseModel, *, keeps_owner: bool = False) -> None:
+    """Replace what ``path`` contains; it is on disk when this returns. Arguments as of
+    :func:`swarm.files.replace_file`.
 
     Raises:
         ConfigError: it cannot be written.
     """
     try:
-        replace_file(path, f"{contents.model_dump_json(indent=2)}\n".encode())
+        replace_file(path, f"{contents.model_dump_json(indent=2)}\n".encode(), keeps_owner=keeps_owner)
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc
 
@@ -253,7 +260,9 @@ class CredentialFile(Generic[C]):
         return Path(os.path.realpath(self.path))
 
     def _write(self, credentials: Sequence[C]) -> None:
-        replace_private(self._target, self._contents.model_validate({f"{self.noun}s": credentials}))
+        contents = self._contents.model_validate({f"{self.noun}s": credentials})
+        # an operator may be root where the server is not
+        replace_private(self._target, contents, keeps_owner=True)
 
 
 #: ``claim``: run episodes. ``admin``: everything. ``read``: status and metrics, which every token may.

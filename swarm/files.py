@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,8 +16,20 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def give(descriptor: int, path: Path) -> None:
+    """Let what root has made for ``path`` belong to the owner of the file that is there, else to that of the folder,
+    whose server is to read it."""
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            owner = (path if path.exists() else path.parent).stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def replace_file(path: Path, content: bytes, *, keeps_owner: bool = False) -> None:
     """Replace what ``path`` contains; only its owner reads it. Two writers of one file need a lock.
+
+    Args:
+        keeps_owner: what root writes is given as :func:`give` says.
 
     Raises:
         OSError: it cannot be written; it is as it was.
@@ -25,6 +38,8 @@ def replace_file(path: Path, content: bytes) -> None:
     try:
         partial.unlink(missing_ok=True)
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            if keeps_owner:
+                give(file.fileno(), path)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -110,6 +110,18 @@ def test_a_file_that_others_may_write_is_refused(tokens: TokenFile) -> None:
         tokens.read()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for others")
+def test_what_root_writes_stays_readable_for_the_server_whose_folder_it_is(tokens: TokenFile) -> None:
+    """As `sudo swarm-gateway swarm tokens revoke`: the server could not read its tokens from then on."""
+    tokens.path.parent.mkdir()
+    os.chown(tokens.path.parent, 1234, 1235)
+    for change in (lambda: tokens.create("x", ["read"]), lambda: tokens.revoke("x")):
+        change()
+        owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in tokens.path.parent.iterdir()}
+        assert owners == {"tokens.json": (1234, 1235), "tokens.json.lock": (1234, 1235)}
+    assert stat.S_IMODE(tokens.path.stat().st_mode) == 0o600
+
+
 def test_writers_do_not_lose_each_others_tokens(tokens: TokenFile) -> None:
     names = [f"t{n}" for n in range(16)]
     threads = [threading.Thread(target=tokens.create, args=(name, ["read"])) for name in names]
