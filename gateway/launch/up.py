@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +85,8 @@ class _Working:
 
 
 def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
-    """Run until Ctrl-C or SIGTERM, or until the last step of all jobs; then stop gateway, engines and servers.
+    """Run until Ctrl-C or SIGTERM, or until the last step of all jobs; then stop gateway, engines and servers. SIGHUP
+    goes on to the gateway, but for that of a terminal, which ends everything.
 
     :class:`EngineWatch` decides when a dead engine is started again; meanwhile the gateway answers through its
     ``upstream``, or with 503.
@@ -124,7 +126,9 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
     def stop() -> None:
         (up.hurry if up.stopping.is_set() else up.stopping).set()
 
-    with on_signals(stop, signal.SIGINT, signal.SIGTERM):
+    # from a terminal it says that this is closed, which ends everything; else it is a service's word for reading anew
+    hangups = () if sys.stdin is not None and sys.stdin.isatty() else (signal.SIGHUP,)
+    with on_signals(stop, signal.SIGINT, signal.SIGTERM), on_signals(up.reload_gateway, *hangups):
         try:
             up.start()
             up.watch()
@@ -187,7 +191,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: LastingProcess | None = None
-        self._incumbents = Incumbents(plan, on_event, self._reload_gateway, self._check_answers)
+        self._incumbents = Incumbents(plan, on_event, self.reload_gateway, self._check_answers)
         self._gateway_url = ""
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
@@ -321,7 +325,8 @@ class _Up:
         if client is not None:
             client.check_answers(version)
 
-    def _reload_gateway(self) -> None:
+    def reload_gateway(self) -> None:
+        """Have the gateway read its settings anew."""
         # one that is dead reads its settings when it is started again
         if self._gateway is not None and self._gateway.child.exit_code is None:
             os.kill(self._gateway.child.pid, signal.SIGHUP)

@@ -1,5 +1,6 @@
 """``run_up`` with scripted children: what it starts, tells, and leaves (nothing)."""
 
+import io
 import json
 import os
 import signal
@@ -100,6 +101,16 @@ def test_a_signal_stops_gateway_engine_and_server_in_this_order(tmp_path: Path, 
     ]
     assert run.commands == ["/sync_train_config", "/start_engine", "/stop_engine"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_hangup_without_a_terminal_reaches_the_gateway_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `systemctl kill --signal=HUP`: the gateway reads its settings anew, as one of `serve` does."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    run = Run("steps", tmp_path, ready=interrupt(signal.SIGHUP), gateway_restarting=interrupt())
+    assert run()[-1] == "stopped"
+    # the stand-in takes no hangup
+    [reason] = [values["reason"] for kind, values in run.events if kind == "gateway_restarting"]
+    assert reason == "the gateway was killed by SIGHUP"
 
 
 def test_the_job_is_there_before_the_gateway_asks_for_it(tmp_path: Path) -> None:
