@@ -25,6 +25,7 @@ from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks
 from swarm.errors import ConfigError
+from swarm.http.serve import url_of
 from swarm.importer import load_attribute
 from swarm.job import TrainJob
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, has_adapter, serves_kept
@@ -231,7 +232,7 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         config = load_attribute("swarm.server.config:ServerConfig").model_fields
         servers = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
         urls = {
-            name: f"http://{server.get('host', config['host'].default)}:{server.get('port', config['port'].default)}"
+            name: url_of(server.get("host", config["host"].default), server.get("port", config["port"].default))
             for name, server in servers.items()
         }
         own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")

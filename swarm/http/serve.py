@@ -103,6 +103,12 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def url_of(host: str, port: int) -> str:
+    """The URL of a server that listens on ``host``, with a host that can be connected to."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 def free_ports() -> Iterator[int]:
     """Ports of loopback that nobody has now, in a random order. None is of those that systems give to whoever asks for
     any, so that it is still free when a server listens that is long in starting."""

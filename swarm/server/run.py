@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, loop_factory, spare_collections, uvicorn_config
+from swarm.http.serve import bind, loop_factory, spare_collections, url_of, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
@@ -70,7 +70,7 @@ async def serve(
         spare_collections()
         # the journal is open by now: opening it may fail, and takes long if it is large
         if on_ready is not None:
-            on_ready(url_of(config.host, listener))
+            on_ready(url_of(config.host, listener.getsockname()[1]))
 
     server = _Server(
         uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level),
@@ -102,13 +102,6 @@ def _without_traceback(app: Starlette) -> Generator[None]:
         yield
     finally:
         uvicorn_log.removeFilter(is_news)
-
-
-def url_of(host: str, listener: socket.socket) -> str:
-    """The URL of a listening socket, with a host that can be connected to."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    port: int = listener.getsockname()[1]
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def run(

@@ -257,6 +257,15 @@ def test_routes_that_are_none_are_told_by_every_command_that_reads_the_file(rout
             read(path)
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("::1", "http://[::1]:5"), ("::", "http://[::1]:5"), ("0.0.0.0", "http://127.0.0.1:5"), ("gpu", "http://gpu:5")],
+)
+def test_a_gateway_alone_finds_the_server_of_the_file(host: str, url: str, tmp_path: Path) -> None:
+    path = project(tmp_path, f"job: {{model: tiny}}\nswarm: {{host: '{host}', port: 5}}\ngateway: {{hooks: hooks}}\n")
+    assert read_gateway(path).swarm_url == url
+
+
 def test_a_file_that_is_a_link_is_read_again_as_it_was_read(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "mounted").mkdir()

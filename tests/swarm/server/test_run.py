@@ -20,7 +20,7 @@ from swarm.job import TrainJob, dump_job
 from swarm.server.app import JOURNAL_NAME
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal
-from swarm.server.run import serve, url_of
+from swarm.server.run import serve
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +46,6 @@ async def test_a_run_folder_of_another_server(tmp_path: Path, caplog: pytest.Log
         assert not [record for record in caplog.records if record.name == "uvicorn.error"], "the error says it all"
     finally:
         await journal.close()
-
-
-def test_the_url_can_be_connected_to() -> None:
-    with bind("0.0.0.0", 0) as listener:
-        assert url_of("0.0.0.0", listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.anyio
