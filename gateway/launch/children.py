@@ -38,7 +38,8 @@ class Child:
         self._read = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         keep_earlier(log)
-        with log.open("wb") as output:
+        # an earlier one has another name by now; to append is to follow whoever cuts the log
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
@@ -71,6 +72,9 @@ class Child:
         """The whole lines of its log since the last call; none where somebody has taken the log away."""
         try:
             with self.log.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:
+                    # somebody has cut it
+                    self._read = 0
                 file.seek(self._read)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except OSError:

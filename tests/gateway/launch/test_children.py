@@ -105,6 +105,22 @@ def test_new_lines_are_whole_and_come_once(tmp_path: Path) -> None:
     one.stop(grace=0)
 
 
+def test_a_log_that_is_cut_while_it_is_written_goes_on_from_its_beginning(tmp_path: Path) -> None:
+    """As `logrotate` does with `copytruncate`."""
+    go_on = tmp_path / "go_on"
+    waiting = f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+    one = child(tmp_path, f"print('first', flush=True)\n{waiting}\nprint('second', flush=True); {READY}")
+    wait_for(one, "first")
+    assert one.new_lines() == ["first"]
+    os.truncate(one.log, 0)
+    assert one.new_lines() == []
+    go_on.touch()
+    wait_for(one, "ready")
+    assert one.new_lines() == ["second", "ready"]
+    assert one.log.read_text() == "second\nready\n"
+    one.stop(grace=0)
+
+
 def test_what_an_earlier_start_left_is_waited_for_and_then_killed(tmp_path: Path) -> None:
     script = "import time; print('up', flush=True); time.sleep(60)"
     env = {**os.environ, FOLDER_VARIABLE: str(tmp_path)}

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind
 from swarm.job import TrainJob, dump_job
 from swarm.server.app import JOURNAL_NAME
 from swarm.server.config import ServerConfig
