@@ -19,7 +19,7 @@ import anyio.lowlevel
 import pytest
 
 from gateway.config.gateway import GatewayConfig
-from gateway.data.refusals import Refusals
+from gateway.data.consent import Refusals
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
 from swarm.credentials import Ring, digest
