@@ -20,7 +20,7 @@ from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.config.takeover import OF_THE_JOB
 from gateway.launch.plan import BesidePlan, IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
-from gateway.launch.successors import read_successors, with_successors
+from gateway.launch.succession import read_successors, with_successors
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks

@@ -25,8 +25,15 @@ from typing import Any
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
 from gateway.launch.servers import LastingProcess, ended, is_free
-from gateway.launch.succession import OF_THE_FILE, RouteSuccession, ServedModel
-from gateway.launch.successors import Successor, read_successors, with_successors, write_successors
+from gateway.launch.succession import (
+    OF_THE_FILE,
+    RouteSuccession,
+    ServedModel,
+    Successor,
+    read_successors,
+    with_successors,
+    write_successors,
+)
 from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.errors import SwarmGatewayError
 from swarm.evidence.stages import ServingStage

@@ -17,7 +17,7 @@ import yaml
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
-from gateway.launch.successors import Successor, read_successors, with_successors
+from gateway.launch.succession import Successor, read_successors, with_successors
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan

@@ -13,7 +13,7 @@ import pytest
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import BesidePlan
-from gateway.launch.successors import read_successors
+from gateway.launch.succession import read_successors
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError
 from tests.gateway.launch.test_incumbents import SECTION, Site, up
 from tests.processes import nothing_left_behind
