@@ -29,7 +29,7 @@ _ADDED = {
     # what a gateway serves at /ui, of its configuration and its keys
     "page": "gateway.page.page:WebPage",
     # what is private in the texts of a route, of its patterns and finders: a :class:`gateway.data.consent.PrivacyRules`
-    "redaction": "gateway.redaction.finders:rules_of",
+    "redaction": "gateway.redaction.rules:rules_of",
     # a request with placeholders for what is private; and its outcome with what they stand for
     "masked": "gateway.redaction.placeholders:masked",
     "filled": "gateway.redaction.placeholders:filled",

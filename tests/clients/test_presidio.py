@@ -30,9 +30,8 @@ ASK = """
 import logging
 
 logging.basicConfig(level=logging.DEBUG)
-from gateway.redaction.finders import finder
 from gateway.redaction.masking import Masking, unmasked
-from gateway.redaction.rules import Rules
+from gateway.redaction.rules import Rules, finder
 
 masking = Masking(Rules((finder("presidio"),)))
 text = "Anna Schmidt, SSN 536-90-4399, DE89370400440532013000, a@b.org: order 12345678"

@@ -9,9 +9,8 @@ from typing import Any
 
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.messages import MessageStream
-from gateway.redaction.finders import rules_of
 from gateway.redaction.masking import Masking, Unmasking, unmasked
-from gateway.redaction.rules import Rules
+from gateway.redaction.rules import Rules, rules_of
 
 EMAIL, PHONE = "anna.schmidt@example.org", "0171 1234567"
 
