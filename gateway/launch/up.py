@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -290,12 +290,11 @@ class _Up:
         deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
         for stopped in stopping:
             stopped.wait(deadline - time.monotonic(), self.hurry)
+        for server in self._servers:
+            self._tell("stopping", {"name": server.child.name})
         with ThreadPoolExecutor(max(1, len(self._servers))) as pool:  # all at once
-            ends: list[Future[bool]] = []
-            for server in self._servers:
-                self._tell("stopping", {"name": server.child.name})
-                # this stops the engine too, in case the command failed
-                ends.append(pool.submit(server.child.stop, _SERVER_GRACE, self.hurry))
+            # this stops the engines too, in case the command failed
+            ends = [pool.submit(server.child.stop, _SERVER_GRACE, self.hurry) for server in self._servers]
         for server in self._servers:
             if server.client is not None:
                 server.client.close()

@@ -30,7 +30,7 @@ from swarm.job import TrainJob
 _GRACE = 10.0
 _POLL = 0.2
 #: Seconds until a version must be written, and until vLLM must listen. Each that dies before is noticed at once.
-_LONGEST_EXPORT, _LONGEST_BOOT = 1800.0, 1800.0
+_LONGEST = 1800.0
 #: Begins the names of folders in the run folder; then comes the process that they are of.
 _OURS = ".eval-"
 
@@ -41,7 +41,8 @@ def ends_by_signals() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
     try:
         yield
     finally:
@@ -68,7 +69,7 @@ def written(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> 
     with _folder(run_dir) as folder:
         arguments = export_command(run_dir, step, folder / "model", merged=job.lora is not None)
         with _child(f"export of {label_of(step)}", [*command, *arguments], run_dir) as export:
-            _wait(export, _LONGEST_EXPORT)
+            _wait(export)
         yield str(folder / "model")
 
 
@@ -87,7 +88,7 @@ def served(
         _folder(run_dir) as folder,
         _child(f"vLLM of {label_of(step)}", [*command, *plan.command(folder)], run_dir) as vllm,
     ):
-        _wait(vllm, _LONGEST_BOOT, plan.port)
+        _wait(vllm, plan.port)
         yield f"http://127.0.0.1:{plan.port}/v1"
 
 
@@ -117,9 +118,9 @@ def _child(name: str, command: Sequence[str], run_dir: Path) -> Generator[Child]
         child.stop(_GRACE)
 
 
-def _wait(child: Child, seconds: float, port: int | None = None) -> None:
+def _wait(child: Child, port: int | None = None) -> None:
     """Until ``child`` listens on ``port``, or without one until it has ended well."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _LONGEST
     while time.monotonic() < deadline:
         if (code := child.exit_code) is not None:
             if code or port is not None:
@@ -128,9 +129,5 @@ def _wait(child: Child, seconds: float, port: int | None = None) -> None:
         if port is not None and listens(("127.0.0.1", port)):
             return
         time.sleep(_POLL)
-    last = ": ".join((f"the {child.name} took longer than {seconds:.0f} s", *child.last_lines(1)))
+    last = ": ".join((f"the {child.name} took longer than {_LONGEST:.0f} s", *child.last_lines(1)))
     raise ConfigError(f"{last} (see {child.log})")
-
-
-def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)

@@ -82,7 +82,7 @@ class EngineWatch:
     ) -> None:
         self._job = job
         self._boot_timeout = boot_timeout
-        self._run_dir = run_dir
+        self._run_dir, self._log = run_dir, run_dir / "engine.log"
         self._on_event = on_event
         self._restart_pause = restart_pause
         self._clock = clock
@@ -111,10 +111,6 @@ class EngineWatch:
         self.finished = False
 
     @property
-    def _log(self) -> Path:
-        return self._run_dir / "engine.log"
-
-    @property
     def restart_due(self) -> bool:
         """Whether the engine is dead and must be started now."""
         return self._restart_at is not None and self._clock() >= self._restart_at
@@ -135,8 +131,7 @@ class EngineWatch:
             # a run continues after a crash: its earlier steps were reported then
             self._reported.update(step.batch_id for step in status.steps)
             self.last_step = status.steps[-1].step
-            self._warn_of_loss(status)
-            self._goes_back()
+            self._goes_back(status)
         self._see_state(status)
         for step in status.steps:
             if step.batch_id not in self._reported:
@@ -169,10 +164,6 @@ class EngineWatch:
         """Whether an engine that is offline has done all: its steps, and no answers are wanted after them."""
         died = status.engine_failure is not None and self._job.serve_after_training
         return self.last_step >= self._job.total_training_steps and not died
-
-    def _goes_back(self) -> None:
-        """The engine that starts next does the steps after the last checkpoint again."""
-        self.last_step = min(self.last_step, saved_step(self._job, self._run_dir))
 
     def give_up(self, status: ServerStatus, why: str = "") -> None:
         """Raise with the reason of the death, and ``why`` there is no restart; where users do not need it, say so."""
@@ -268,8 +259,7 @@ class EngineWatch:
             self._restart_at = self._clock() + pause
             values = {"attempt": failure.unexplained, "of": MAX_RESTARTS, "in_seconds": round(pause, 1)}
             self._on_event("restarting", {"reason": failure.reason, **values, "last_lines": status.last_lines})
-            self._warn_of_loss(status)
-            self._goes_back()
+            self._goes_back(status)
 
     def _see_trainer(self, status: ServerStatus) -> None:
         """Report the death of a trainer that the server starts again while vLLM serves on."""
@@ -279,13 +269,14 @@ class EngineWatch:
             self._deaths = failure.count
             values = {"attempt": failure.unexplained, "of": MAX_RESTARTS}
             self._on_event("trainer_restarting", {"reason": failure.reason, **values})
-            self._warn_of_loss(status)
-            self._goes_back()
+            self._goes_back(status)
 
-    def _warn_of_loss(self, status: ServerStatus) -> None:
-        """Without a checkpoint the next start of the engine trains the base model again."""
-        done = max((step.step for step in status.steps), default=0)
-        if done and not saved_step(self._job, self._run_dir):
+    def _goes_back(self, status: ServerStatus) -> None:
+        """The engine that starts next does the steps after the last checkpoint again; warn if there is none: then it
+        trains the base model again."""
+        done, saved = max((step.step for step in status.steps), default=0), saved_step(self._job, self._run_dir)
+        self.last_step = min(self.last_step, saved)
+        if done and not saved:
             every = self._job.checkpoint_every
             due = f"the first one is due at step {every}" if done < every else "none could be written"
             why = due if every else "job.save_freq says so"
