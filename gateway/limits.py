@@ -52,11 +52,6 @@ class Load:
     refused: int = 0
     seconds: float | None = None
 
-    def ended(self, seconds: float) -> None:
-        """A request was served for ``seconds``."""
-        average = seconds if self.seconds is None else self.seconds
-        self.seconds = average + _SMOOTHING * (seconds - average)
-
 
 @dataclass(slots=True)
 class Admission:
@@ -128,7 +123,9 @@ class Admission:
 
         def release() -> None:
             load.in_flight -= 1
-            load.ended(time.monotonic() - started)
+            seconds = time.monotonic() - started
+            average = seconds if load.seconds is None else load.seconds
+            load.seconds = average + _SMOOTHING * (seconds - average)
             free()
 
         return release

@@ -21,9 +21,6 @@ from swarm.errors import HookError, SwarmGatewayError
 from swarm.evidence.pairs import MAX_NAME, Pair, Side, SideResult, Terms
 from swarm.types import Task
 
-#: How a caller names who gave a candidate, see :class:`reward_hooks.Candidate`.
-INCUMBENT = "incumbent"
-
 
 class Drawn(NamedTuple):
     """Who answered the user of a request; names as of :class:`swarm.evidence.pairs.Pair`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -148,15 +148,12 @@ class GroupReport:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: the ``swarm`` object of a stream."""
-        return {name: getattr(self, name) for name in _REPORTED}
+        return asdict(self)
 
     def headers(self) -> dict[str, str]:
         """As response headers."""
         values = self.as_dict() | {"trained": _TRAINED[self.trained]}
         return {f"x-swarm-{name.replace('_', '-')}": str(value) for name, value in values.items() if value is not None}
-
-
-_REPORTED = tuple(field.name for field in fields(GroupReport))
 
 
 def _waits(value: str | None, settings: RouteSettings) -> WhenBatchWaits:

@@ -21,12 +21,12 @@ from gateway.config.takeover import ServeConfig
 from gateway.rollout.answering import PassedThroughError, run_with_group
 from gateway.rollout.following import StageFollower
 from gateway.rollout.group import GroupRun
-from gateway.rollout.reference import INCUMBENT, Drawn, Reference
+from gateway.rollout.reference import Drawn, Reference
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.sampling import candidate_of, count_of
 from gateway.rollout.server import Training
 from gateway.stats import DropReason, Stats
-from gateway.takeover.incumbent import Overheard, delivered
+from gateway.takeover.incumbent import INCUMBENT, Overheard, delivered
 from gateway.takeover.sides import Draw, Sides, position_of
 from gateway.types import Incoming, LeftOut, Outcome, Prospect
 from swarm.client.claiming import NO_EPISODE_NEEDED

@@ -32,20 +32,17 @@ _OLD = 5.0
 _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
     ">tab": lambda row: str(row[0]),
     "server": lambda row: row[1].target.name,
-    "state": lambda row: f"! {row[1].trouble.reason}" if row[1].trouble else _cells(row[1])[0],
-    "reward": lambda row: _cells(row[1])[4],
-    "batch": lambda row: _cells(row[1])[1],
-    "now": lambda row: _cells(row[1])[2],
-    ">version": lambda row: _cells(row[1])[3],
+    "state": lambda row: f"! {row[1].trouble.reason}" if row[1].trouble else _cell(row[1], "state"),
+    "reward": lambda row: _cell(row[1], "reward"),
+    "batch": lambda row: _cell(row[1], "batch"),
+    "now": lambda row: _cell(row[1], "now"),
+    ">version": lambda row: _cell(row[1], "version"),
     ">as of": lambda row: UNKNOWN if row[1].age is None else f"{seconds(row[1].age)} ago",
 }
 
 
-def _cells(poller: AnyPoller) -> tuple[str, str, str, str, str]:
-    view = poller.view
-    if view is None:
-        return UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
-    return view.state, view.batch, view.now, view.version, view.reward
+def _cell(poller: AnyPoller, name: str) -> str:
+    return UNKNOWN if poller.view is None else getattr(poller.view, name)
 
 
 class Page(Vertical):

@@ -119,15 +119,15 @@ _CLIENTS: Columns[ClientRow] = {
 }
 _STEPS: Columns[StepResult] = {
     ">step": lambda step: str(step.step),
-    ">reward": lambda step: _reward(step, REWARD),
-    ">±": lambda step: _reward(step, SPREAD),
+    ">reward": lambda step: _metric(step, REWARD, reward),
+    ">±": lambda step: _metric(step, SPREAD, reward),
     ">groups differ": lambda step: _differ(step),
-    ">success": lambda step: _percent(step, SUCCESS),
+    ">success": lambda step: _metric(step, SUCCESS, _share),
     ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
     ">calls": lambda step: _metric(step, CALLS),
     ">time": lambda step: seconds(step.seconds),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
-    ">history lost": lambda step: _percent(step, "swarm/lost_history"),
+    ">history lost": lambda step: _metric(step, "swarm/lost_history", _share),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {
@@ -229,16 +229,12 @@ def _idle_for_long(episode: RunningEpisode) -> bool:
     return episode.idle_seconds > episode.idle_timeout / 2
 
 
-def _metric(step: StepResult, name: str) -> str:
-    return measure(step.metrics[name]) if name in step.metrics else UNKNOWN
+def _share(value: float) -> str:
+    return percent(value, 1)
 
 
-def _reward(step: StepResult, name: str) -> str:
-    return reward(step.metrics[name]) if name in step.metrics else UNKNOWN
-
-
-def _percent(step: StepResult, name: str) -> str:
-    return percent(step.metrics[name], 1) if name in step.metrics else UNKNOWN
+def _metric(step: StepResult, name: str, form: Callable[[float], str] = measure) -> str:
+    return form(step.metrics[name]) if name in step.metrics else UNKNOWN
 
 
 def _differ(step: StepResult) -> str:
@@ -266,7 +262,7 @@ def _reward_cell(steps: Sequence[StepResult], alarms: Sequence[Alarm]) -> str:
     if not steps or REWARD not in steps[-1].metrics:
         return UNKNOWN
     sign = "! " if alarms else ""
-    return f"{sign}{_reward(steps[-1], REWARD)}, {_differ(steps[-1])} differ"
+    return f"{sign}{_metric(steps[-1], REWARD, reward)}, {_differ(steps[-1])} differ"
 
 
 def _head(status: ServerStatus) -> list[Line]:
