@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -106,7 +106,7 @@ async def run_with_group(
                 reason = str(exc.code)
         size = max(training.settings.untrained_repeat or len(shaped.bodies), incoming.call.choices)
         shaped = shaped.untrained(reason, size)
-        return shaped, training.swarm.unrecorded_group(len(shaped.bodies))
+        return shaped, replace(training.swarm.engine, size=len(shaped.bodies))
 
     async def work() -> T:
         nonlocal run
@@ -257,10 +257,7 @@ async def best(
         UnavailableError: no episodes in time; nothing was sampled.
         UpstreamError: no answer could be sampled.
     """
-
-    async def use(run: GroupRun) -> Decided:
-        return await _decide(run, incoming, session, policy)
-
+    use = partial(_decide, incoming=incoming, policy=policy)
     return await compared_with(
         behind, within, training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained
     )
@@ -301,8 +298,8 @@ async def compared_with(
         raise
 
 
-async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None, policy: ReturnPolicy) -> Decided:
-    settings = run.training.settings
+async def _decide(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> Decided:
+    settings, session = run.training.settings, run.session
     with phase("sample"):
         await _sample(run, incoming, policy)
     samples = run.samples
@@ -332,7 +329,7 @@ async def _decide(run: GroupRun, incoming: Incoming, session: SessionLink | None
         drop_reason=drop,
         hook=(run.training.hooks.code or None) if score is not None else None,
     )
-    return _decided(run, incoming, session, delivered, report)
+    return _decided(run, incoming, delivered, report)
 
 
 async def _sample(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> None:
@@ -358,9 +355,7 @@ def _choice(run: GroupRun, answers: int, *, judged: bool) -> Choice:
     return Choice.JUDGED if run.shaped.drop is None else Choice.JUDGED_UNTRAINED
 
 
-def _decided(
-    run: GroupRun, incoming: Incoming, session: SessionLink | None, delivered: Sequence[int], report: GroupReport
-) -> Decided:
+def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report: GroupReport) -> Decided:
     answer_id = run.shaped.answer_id
     answers = [run.samples[index].answer for index in delivered]
     # nobody learns whether a plain answer arrives
@@ -377,7 +372,7 @@ def _decided(
         whole = True
 
     async def close() -> None:
-        if not whole and session is not None:
-            session.abandoned()
+        if not whole and run.session is not None:
+            run.session.abandoned()
 
     return Decided(completion_of(answers, answer_id), chunks, report.headers(), close)

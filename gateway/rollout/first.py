@@ -46,13 +46,13 @@ async def first(
 
     async def use(run: GroupRun) -> Live | Decided:
         if incoming.call.stream:
-            return await _Broadcast(run, incoming, session).begin()
-        return await _whole(run, incoming, session)
+            return await _Broadcast(run, incoming).begin()
+        return await _whole(run, incoming)
 
     return await compared_with(behind, within, training, incoming, session, use, fans_out=behind is not None)
 
 
-async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None) -> Decided:
+async def _whole(run: GroupRun, incoming: Incoming) -> Decided:
     count = incoming.call.choices
     run.sample(range(count), apart=True)
     with phase("sample"):
@@ -63,7 +63,7 @@ async def _whole(run: GroupRun, incoming: Incoming, session: SessionLink | None)
         raise run.failure()
     run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[index].answer for index in delivered]
-    if session is not None:
+    if (session := run.session) is not None:
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered), trains=run.trains)
     run.settle((), None, delivered)
     chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
@@ -81,9 +81,8 @@ def _report(run: GroupRun, version: int | None) -> GroupReport:
 class _Broadcast:
     """The streams of the delivered answers, as one."""
 
-    def __init__(self, run: GroupRun, incoming: Incoming, session: SessionLink | None) -> None:
+    def __init__(self, run: GroupRun, incoming: Incoming) -> None:
         self._run = run
-        self._session = session
         self._count = incoming.call.choices
         self._include_usage = incoming.call.include_usage
         self._assemblies = [Assembly() for _ in range(self._count)]
@@ -168,13 +167,13 @@ class _Broadcast:
         """The answers are whole: a caller who leaves now got them."""
         if not self._whole:
             self._whole = True
-            if self._session is not None:
+            if (session := self._run.session) is not None:
                 message = self._assemblies[0].answer().message
-                self._session.delivered(
+                session.delivered(
                     self._run.shaped.answer_id, message, None, choices=self._count, trains=self._run.trains
                 )
                 if self._left:
-                    self._session.abandoned()
+                    session.abandoned()
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
         left = self._count

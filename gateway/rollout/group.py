@@ -19,7 +19,7 @@ from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, Unrecorde
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, refuses, submit, workflow_outputs
 from gateway.sessions.sessions import SessionLink
-from gateway.sessions.watching import GroupWatcher, WatchedGroup, tell
+from gateway.sessions.watching import GroupWatcher, WatchedGroup
 from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable
@@ -40,7 +40,7 @@ class GroupRun:
 
     Args:
         training: swarm server, hooks and settings of the route.
-        session: the request's position in its conversation.
+        session: the request's position in its conversation, if it is part of one.
         shaped: what to sample.
         episodes: the claimed episodes to sample with, known by their index from here on; or none of them.
 
@@ -53,7 +53,7 @@ class GroupRun:
     def __init__(
         self, training: Training, session: SessionLink | None, shaped: Shaped, episodes: EpisodeGroup | UnrecordedGroup
     ) -> None:
-        self.training = training
+        self.training, self.session = training, session
         self.swarm = training.swarm
         self.shaped = shaped
         self.episodes = episodes
@@ -65,7 +65,6 @@ class GroupRun:
         self.trains = bool(self._claimed)
         self.reference: Reference | None = None
         self._failure: HookError | None = shaped.failure
-        self._session = session
         self._sampling: set[asyncio.Task[None]] = set()
         self._settling: asyncio.Task[str | None] | None = None
         self._cancelled: str | None = None
@@ -177,7 +176,7 @@ class GroupRun:
             delivered: the indices of the delivered answers, best first.
         """
         self._delivered = frozenset(delivered)
-        if (session := self._session) is not None:
+        if (session := self.session) is not None:
             self._tell(lambda watcher: watcher.settling(self.shaped.group_id, delivered, session.turn))
         self._settling = self.swarm.background.start(
             self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
@@ -233,11 +232,11 @@ class GroupRun:
         if indices and indices != judged:
             # the first rewards are void: rewards of two calls cannot be compared
             score = await self.judge()
-            if score is not None and best is not None and self._session is not None:
-                self._session.scored(score.values[indices.index(best)])
+            if score is not None and best is not None and self.session is not None:
+                self.session.scored(score.values[indices.index(best)])
         credit = 0.0
-        if self._session is not None and best is not None:
-            closing = await self._session.closing(self.swarm.open_groups)
+        if self.session is not None and best is not None:
+            closing = await self.session.closing(self.swarm.open_groups)
             credit = closing.credit
             if feedback := closing.by_index(delivered):
                 score = await self.judge(feedback)
@@ -258,13 +257,13 @@ class GroupRun:
 
     def _account(self, reason: str | None) -> None:
         """Tell the session what became of the group's tokens; ``reason``: why they are not trained."""
-        if self._session is not None:
+        if self.session is not None:
             usages = [sample.answer.usage for sample in self.samples.values()]
             sampled, masked = (
                 sum(int(usage.get(name) or 0) for usage in usages) for name in ("completion_tokens", "prompt_tokens")
             )
-            self._session.ledger.add(reason, len(usages), sampled, masked)
-            add_up(self._session.ledger.accounted, self._accounted)
+            self.session.ledger.add(reason, len(usages), sampled, masked)
+            add_up(self.session.ledger.accounted, self._accounted)
             self._tell(lambda watcher: watcher.over(self.shaped.group_id, reason))
 
     def _outcome(self, settling: asyncio.Task[str | None]) -> str | None:
@@ -350,7 +349,7 @@ class GroupRun:
     @property
     def _notes(self) -> Notes:
         # a name may hold a lone surrogate, which JSON bodies can carry
-        session = self._session.name.encode(errors="replace").decode()[:MAX_NAME] if self._session is not None else ""
+        session = self.session.name.encode(errors="replace").decode()[:MAX_NAME] if self.session is not None else ""
         hooks = self.training.hooks
         mine = {"group_id": self.shaped.group_id, "hook": hooks.source, "code": hooks.code, "session": session}
         return notes().model_copy(update=mine)
@@ -366,7 +365,7 @@ class GroupRun:
                 policy_version=sample.policy_version,
                 request=self.shaped.submission.requests[index],
                 logprobs=sample.answer.logprobs,
-                session=self._session.session if self._session is not None else None,
+                session=self.session.session if self.session is not None else None,
                 feedback=feedback.get(index),
             )
             for position, (index, sample) in enumerate(self.samples.items())
@@ -392,12 +391,16 @@ class GroupRun:
             self.outcomes[index] = outcome
 
     def _tell(self, news: Callable[[GroupWatcher], None]) -> None:
-        if self._session is not None and (watcher := self._session.sessions.watcher) is not None:
-            tell(watcher, news)
+        """Call ``news`` with whoever watches; one that fails is logged and harms no request."""
+        if self.session is not None and (watcher := self.session.sessions.watcher) is not None:
+            try:
+                news(watcher)
+            except Exception:
+                logger.exception("what watches the groups has failed")
 
     def _show(self, indices: Sequence[int], candidates: Sequence[Candidate], score: GroupScore | None) -> None:
         """Show the judged group to whoever watches, unless a text of it may not be kept."""
-        session = self._session
+        session = self.session
         if session is None or session.sessions.watcher is None:
             return
         if deleted() or session.incoming.consent.withholds([candidate.message for candidate in candidates]):

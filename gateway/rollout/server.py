@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -149,7 +149,7 @@ class Swarm:
         url: its address.
         client: control calls, under the name of the share, if there is one.
         sampler: calls to an episode's address, and to the engine's.
-        engine: where the engine answers once, without an episode.
+        engine: where the engine answers without an episode, as a group of one.
         open_groups: scored groups that wait for feedback.
         background: work that outlives its request.
         stages: who answers the users of routes with an incumbent.
@@ -284,10 +284,6 @@ class Swarm:
                 raise UnavailableError(
                     f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
                 ) from exc
-
-    def unrecorded_group(self, count: int) -> UnrecordedGroup:
-        """A group of ``count`` answers without episodes."""
-        return replace(self.engine, size=count)
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""

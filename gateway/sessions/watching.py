@@ -5,8 +5,7 @@ Invariant: only groups whose texts may be kept are shown; a watcher holds nothin
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +15,6 @@ from reward_hooks import Candidate, GroupScore
 from swarm.errors import HookError
 from swarm.subjects import Subject
 from swarm.types import Notes
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class WatchedGroup:
 
 
 class GroupWatcher(Protocol):
-    """Is called in the event loop of the requests, by :func:`tell`."""
+    """Is called in the event loop of the requests; what it raises is logged."""
 
     def judged(self, group: WatchedGroup) -> None:
         """The hook has judged; once more where feedback or further answers came."""
@@ -75,11 +72,3 @@ class GroupWatcher(Protocol):
             OSError: a file cannot be rewritten.
         """
         ...
-
-
-def tell(watcher: GroupWatcher, news: Callable[[GroupWatcher], None]) -> None:
-    """Call ``news`` with whoever watches; one that fails is logged and harms no request."""
-    try:
-        news(watcher)
-    except Exception:
-        logger.exception("what watches the groups has failed")
