@@ -20,7 +20,7 @@ from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 if TYPE_CHECKING:
-    from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, Wanted
+    from swarm.judged_groups import JudgedGroup, JudgedGroups, Wanted
 
 app = typer.Typer(help="The groups that were trained on, dropped or wait, from a swarm server.", no_args_is_help=True)
 
@@ -122,15 +122,12 @@ class Texts(NamedTuple):
 
 def texts_of(group: JudgedGroup, decode: Decode) -> Texts:
     """By the model's tokenizer, from the tokens that were sampled."""
-
-    def text_of_answer(answer: GroupAnswer) -> str:
-        from swarm.judged_groups import sampled
-
-        return " … ".join(decode(sampled(line), special=False) for line in answer.timelines)
+    from swarm.judged_groups import sampled
 
     first = next((line for answer in group.answers for line in answer.timelines), None)
     prompt = decode(first.prompt_ids, special=True) if first is not None else ""
-    return Texts(prompt, [text_of_answer(answer) for answer in group.answers], "its tokens are gone")
+    texts = [[decode(sampled(line), special=False) for line in answer.timelines] for answer in group.answers]
+    return Texts(prompt, [" … ".join(parts) for parts in texts], "its tokens are gone")
 
 
 def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
