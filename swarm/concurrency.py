@@ -201,15 +201,19 @@ async def until_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any,
 
 
 class Background:
-    """A scope of tasks that outlive what began them, such as submissions and clean-up; failures are logged.
+    """A scope of tasks that outlive what began them, such as submissions and clean-up.
 
-    Leaving it waits up to ``grace_seconds`` for them and then cancels the rest."""
+    Args:
+        grace_seconds: leaving the scope waits so long for them and then cancels the rest.
+        quiet: nothing is logged of tasks that fail or are cancelled.
+    """
 
-    def __init__(self, grace_seconds: float) -> None:
+    def __init__(self, grace_seconds: float, quiet: bool = False) -> None:
         self._grace = grace_seconds
+        self._quiet = quiet
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run ``work`` as a task; cancelling the caller does not touch it."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -227,7 +231,7 @@ class Background:
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._quiet:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def __aenter__(self) -> Self:
@@ -237,7 +241,8 @@ class Background:
         await self.settle(self._grace)
         late = set(self._tasks)
         for task in late:
-            logger.error("%s was still under way at shutdown and is given up", task.get_name())
+            if not self._quiet:
+                logger.error("%s was still under way at shutdown and is given up", task.get_name())
             task.cancel()
         if late:
             await asyncio.wait(late)

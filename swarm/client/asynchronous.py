@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from swarm.client import wire
 from swarm.client.calls import Calls
@@ -22,6 +22,7 @@ from swarm.client.control import EngineSetup, start_engines
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
 from swarm.client.remote_engine import RemoteEngine
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
+from swarm.concurrency import Background
 from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
 from swarm.http.client import HttpClient
@@ -120,8 +121,8 @@ class AsyncSwarmClient:
         self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
-        self._background: set[asyncio.Task[Any]] = set()
-        self._claimer = Claimer(self._calls, self.in_background)
+        self._background = Background(CLOSE_GRACE, quiet=True)
+        self._claimer = Claimer(self._calls, self._background)
         self._not_sent = wire.NotSent(logger.warning)
 
     @property
@@ -291,7 +292,7 @@ class AsyncSwarmClient:
         uuids = list(episode_uuids)
         note_ended(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
-        tasks = [self.in_background(self._calls.release(call)) for call in calls]
+        tasks = [self._background.start(self._calls.release(call)) for call in calls]
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
 
@@ -435,17 +436,10 @@ class AsyncSwarmClient:
     async def close(self) -> None:
         """End waiting claims and the watches, finish background aborts (up to a deadline), close the connections, and
         stop the server if this client started it."""
-        self._calls.begin_close()
-        self._claimer.give_up()
-        await self.engine.end_watches()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + CLOSE_GRACE
-        # a claim handed back starts aborts of its own, so look again until nothing is left
-        while self._background and (remaining := deadline - loop.time()) > 0:
-            await asyncio.wait(self._background, timeout=remaining)
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        async with self._background:
+            self._calls.begin_close()
+            self._claimer.give_up()
+            await self.engine.end_watches()
         await self._calls.close()
         child, self._child = self._child, None
         if child is not None:
@@ -468,19 +462,6 @@ class AsyncSwarmClient:
         if run.client is self:
             run.episodes.update(episodes.episode_uuids)
         return episodes
-
-    def in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` to its end even if nobody waits for it; :meth:`close` waits for it, up to a deadline."""
-        # the loop holds tasks weakly: without this set, a task that nobody waits for could vanish
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks its error as seen: maybe nobody waits for it any more
 
 
 def _task_id_of(task: Task | str) -> str:

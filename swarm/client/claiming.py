@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from typing import Any
 
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
-from swarm.concurrency import Interruptible
+from swarm.concurrency import Background, Interruptible
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
     BATCH_WAITS,
@@ -216,12 +216,12 @@ class Claimer:
 
     Args:
         calls: the client's.
-        in_background: runs work to its end although nobody waits for it.
+        background: for work that is done although nobody waits for it.
     """
 
-    def __init__(self, calls: Calls, in_background: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
+    def __init__(self, calls: Calls, background: Background) -> None:
         self._calls = calls
-        self._in_background = in_background
+        self._background = background
         self._waiting: set[asyncio.Future[ClaimAnswer]] = set()
         #: why claims waited at the last answer; empty: they did not
         self._waits_for = ""
@@ -280,7 +280,7 @@ class Claimer:
             if abandoned:
                 raise asyncio.CancelledError
 
-        polling = self._in_background(calls.perform(call, deadline=deadline, on_retry=stop_if_abandoned))
+        polling = self._background.start(calls.perform(call, deadline=deadline, on_retry=stop_if_abandoned))
         waiting = asyncio.shield(polling)
         self._waiting.add(waiting)
         # the server forgets the claim at once, so that those behind it in the queue are next
@@ -293,7 +293,7 @@ class Claimer:
             if wanted.idempotency_key is None:
                 polling.add_done_callback(self._hand_back)
                 if not polling.done():
-                    self._in_background(calls.release(withdraw))
+                    self._background.start(calls.release(withdraw))
             task = asyncio.current_task()
             if calls.closing and task is not None and not task.cancelling():
                 raise StateError("this client is closed") from None
@@ -301,7 +301,7 @@ class Claimer:
         except UnavailableError as exc:
             if wanted.idempotency_key is None and not isinstance(exc, UnsentError):
                 # it may have been granted, and nobody will repeat the claim
-                self._in_background(calls.release(withdraw))
+                self._background.start(calls.release(withdraw))
             raise
         finally:
             self._waiting.discard(waiting)
@@ -311,7 +311,7 @@ class Claimer:
             return
         answer = polling.result()
         for episode in wire.episodes_of(answer, self._calls.server_url) if answer.success else ():
-            self._in_background(self._calls.release(wire.abort_call(self._calls.client_uuid, episode.episode_uuid)))
+            self._background.start(self._calls.release(wire.abort_call(self._calls.client_uuid, episode.episode_uuid)))
 
     async def _code_of(self, cause: str, deadline: float) -> str:
         for phrase, code in _PHRASE_CODES.items():
