@@ -146,6 +146,13 @@ class Interruptible:
             raise self._error from error
 
 
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel ``tasks`` and wait until they are over, whatever they end with."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
     """Run ``works`` together; the first to end decides the result or the error, and the others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -154,9 +161,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
         # several may be done in one turn of the loop: the order given is their precedence
         return next(task for task in tasks if task in done).result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -165,9 +170,7 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 class ClientGoneError(Exception):

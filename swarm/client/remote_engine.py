@@ -19,6 +19,7 @@ from uuid import uuid4
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.claiming import LONG_POLL
+from swarm.concurrency import end_tasks
 from swarm.control_protocol import StartEngineResponse
 from swarm.errors import ConflictError, EngineError, SwarmGatewayError, UnavailableError
 from swarm.judged_groups import JudgedGroups
@@ -193,14 +194,11 @@ class RemoteEngine:
         try:
             yield first
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end_tasks(watching)
 
     async def end_watches(self) -> None:
         """Call no callback of :meth:`add_entering_weight_sync_callback` any more."""
-        for watching in self._watches:
-            watching.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await end_tasks(*self._watches)
 
 
 async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from swarm.concurrency import Signal
+from swarm.concurrency import Signal, end_tasks
 from swarm.errors import LinkError
 from swarm.link.messages import Goodbye, Heartbeat, Hello, Message, Role, RolloutReady, decode, encode
 
@@ -79,9 +79,7 @@ class EngineLink:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         self._monitor.close()
         self._router.close()
         # term() waits for the linger; the event loop need not

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any
 
 from adapters.dialects.jsons import encode
-from swarm.concurrency import Signal, backoff
+from swarm.concurrency import Signal, backoff, end_tasks
 from swarm.errors import UnavailableError
 from swarm.server.dataplane.replica_client import AbortedError, TransientError, UnreachableError, UpstreamRefusalError
 from swarm.server.dataplane.suspects import Arrival, Door, Identity, Suspects
@@ -207,10 +207,7 @@ class Replicas:
     async def close(self) -> None:
         """End the probes and inquests."""
         probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
-        probes += self._inquests
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await end_tasks(*probes, *self._inquests)
 
     def _choose(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
         bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.concurrency import first_of
+from swarm.concurrency import end_tasks, first_of
 from swarm.errors import ConfigError, EngineError, LinkError, StateError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob, dump_job
@@ -172,8 +172,7 @@ class Supervisor:
             connected = bool(link.roles)
             await process.end(self._config.stop_grace if connected else 0.0)
         finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            await end_tasks(hearing)
         for message in await link.last_words(_LAST_WORDS_SECONDS):
             self._record(message)
 
