@@ -64,20 +64,17 @@ class OpenaiBaseUrlAndApiKey(BaseModel):
 
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
 
-    def as_agentscope_model(self, *_: Any, **__: Any) -> Any:
+    @staticmethod
+    def as_agentscope_model(*_: Any, **__: Any) -> Any:
         """Not here: this needs AgentScope's own class.
 
         Raises:
             ConfigError: always; says what to use.
         """
-        raise no_agentscope()
-
-
-def no_agentscope() -> ConfigError:
-    """The refusal of AgentScope's own model class."""
-    return ConfigError(
-        "as_agentscope_model() is not known here: give AgentScope's OpenAIChatModel the episode's base_url and api_key"
-    )
+        raise ConfigError(
+            "as_agentscope_model() is not known here: give AgentScope's OpenAIChatModel the episode's base_url and "
+            "api_key"
+        )
 
 
 def task_id_of(task: Task | types.Task | str) -> str:

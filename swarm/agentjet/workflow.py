@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict
 
 from swarm import types
-from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowTask, no_agentscope
+from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowTask
 from swarm.agentjet.shim import install
 from swarm.client import EpisodeEndpoint
 from swarm.client import workflow as plain
@@ -61,13 +61,7 @@ class Tuner:
 
         return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
 
-    def as_agentscope_model(self, *_: Any, **__: Any) -> Any:
-        """Not here: this needs AgentScope's own class.
-
-        Raises:
-            ConfigError: always; says what to use.
-        """
-        raise no_agentscope()
+    as_agentscope_model = OpenaiBaseUrlAndApiKey.as_agentscope_model
 
 
 def load_workflow(spec: str, settings: Mapping[str, Any] | None = None) -> plain.Execute:
