@@ -244,7 +244,10 @@ class AsyncSwarmClient:
         fields = {
             "client_uuid": self.client_uuid,
             "task_id": task_id,
-            "ends": wire.ends_of(outputs, self._code),
+            "ends": [
+                {"episode_uuid": uuid, "workflow_output": wire.with_code(output, self._code)}
+                for uuid, output in outputs.items()
+            ],
             "idempotency_key": wire.end_key(task_id, outputs),
             "pair": pair,
         }

@@ -170,11 +170,6 @@ def wait_status_call(after_change: int | None, wait_seconds: float) -> Call[Serv
     return Call("GET", "/status", ServerStatus, timeout=wait_seconds + WAIT_GRACE, query=query)
 
 
-def ends_of(outputs: Mapping[str, WorkflowOutput], code: str) -> list[dict[str, Any]]:
-    """The results of a group's episodes, by uuid, for :class:`EndGroupRequest`."""
-    return [{"episode_uuid": uuid, "workflow_output": with_code(output, code)} for uuid, output in outputs.items()]
-
-
 def with_code(output: WorkflowOutput, code: str) -> WorkflowOutput:
     """``output`` with the digest ``code`` in its notes, if they have none.
 

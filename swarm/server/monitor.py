@@ -121,6 +121,7 @@ class Meters:
 
     Attributes:
         registry: the Prometheus metrics of this server.
+        claim_waits: seconds from each claim that is granted to its grant.
         outcomes: how episodes ended: ``trainable``, ``eval``, ``untrainable`` (ended with a result), ``aborted``,
             ``idle``, ``capped``, ``engine``.
         tokens: ``sampled`` ones of recorded calls, and what became of them: ``trained``, ``repeated``, ``dropped``; the
@@ -140,7 +141,7 @@ class Meters:
         self._waiting: dict[str, int] = {}
         self.registry = registry = new_registry()
         claims = CounterMetric("swarm_claimed_episodes", "Episodes given out", ["type"], registry=registry)
-        self._claim_waits = Histogram(
+        self.claim_waits = Histogram(
             "swarm_claim_wait_seconds", "From claim to grant", buckets=_WAITS, registry=registry
         )
         self._steps = Histogram("swarm_step_seconds", "Duration of training steps", buckets=_STEPS, registry=registry)
@@ -207,10 +208,6 @@ class Meters:
     def waits(self, trajectory: Trajectory) -> None:
         """A finished episode waits for its batch, or is in the one that is out."""
         self._waiting[trajectory.episode_uuid] = trajectory.tokens.trained
-
-    def claim_granted(self, waited: float) -> None:
-        """A claim was granted ``waited`` seconds after it arrived."""
-        self._claim_waits.observe(waited)
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
         """A request was answered. It is counted under the path of its route, or as ``other``, never under a name that a

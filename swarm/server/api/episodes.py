@@ -253,7 +253,7 @@ class EpisodeRoutes:
         except ClientGoneError:
             return _GONE
         if isinstance(outcome, Grant):
-            self.meters.claim_granted(time.monotonic() - came)
+            self.meters.claim_waits.observe(time.monotonic() - came)
         return outcome
 
 

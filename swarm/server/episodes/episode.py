@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swarm.concurrency import Once
 from swarm.credentials import digest
-from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewayError
-from swarm.protocol import EpisodeEnd, EpisodeType, SwarmThrottlePolicy
+from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
+from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Trajectory
@@ -199,12 +199,6 @@ TOO_LATE: dict[EndedHow, tuple[str, str]] = {
     "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
 }
 LATE_CODES = frozenset(code for code, _ in TOO_LATE.values())
-
-
-def check_unique(ends: Sequence[EpisodeEnd]) -> None:
-    """Raise :class:`RequestError` if an episode is named twice."""
-    if len({end.episode_uuid for end in ends}) != len(ends):
-        raise RequestError("an episode is named twice", param="ends")
 
 
 def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from swarm.credentials import digest
-from swarm.errors import AuthenticationError, ConflictError, SwarmGatewayError, UnavailableError
+from swarm.errors import AuthenticationError, ConflictError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.alarms import WatchRules
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import JobTerms
@@ -40,7 +40,6 @@ from swarm.server.episodes.episode import (
     LiveEpisode,
     LiveGroup,
     Refusal,
-    check_unique,
     earlier_end,
     is_one_of,
     over_error,
@@ -283,7 +282,8 @@ class EpisodePool:
                 aborted, timed out, expired or deleted, so its result came too late.
             RequestError: one episode is named twice.
         """
-        check_unique(ends)
+        if len({end.episode_uuid for end in ends}) != len(ends):
+            raise RequestError("an episode is named twice", param="ends")
         fresh: list[tuple[LiveEpisode, EpisodeEnd]] = []
         reasons: list[str] = []
         for end in ends:
