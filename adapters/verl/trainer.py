@@ -74,7 +74,8 @@ class SwarmTrainer(PPOTrainerSync):
         # verl's RLOO would count every timeline as an answer; its GRPO counts episodes
         self._leave_one_out = config.algorithm.adv_estimator == RLOO
         if self._leave_one_out:
-            config.algorithm.adv_estimator = GRPO
+            # an override may name it beside a job whose advantage is over the deviation
+            config.algorithm.adv_estimator, config.algorithm.norm_adv_by_std_in_grpo = GRPO, False
         super().__init__(config=config)
 
     def stage(self, stage: str, detail: str = "") -> None:

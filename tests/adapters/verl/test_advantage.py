@@ -45,6 +45,7 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     rewards = [[episode["reward"] for episode in group] for group in GROUPS]
     credited = [[{**episode, "credit": credit} for episode, credit in zip(*pair, strict=True)] for pair in CREDITED]
     cases = [{"advantage": name, "groups": groups} for name in names for groups in (GROUPS, credited)]
+    cases.append({"advantage": "grpo", "estimator": "rloo", "groups": GROUPS})
     # whose baseline is the mean of all groups
     plain = [[{"reward": reward, "timelines": 1}] * 2 for reward in (0.9, 0.1)]
     other = {"advantage": "grpo", "estimator": "reinforce_plus_plus", "groups": plain}
@@ -63,7 +64,7 @@ def test_verl_computes_by_episodes_what_a_hand_would() -> None:
     above, below = answer["cases"].pop()
     assert above[0][0][-1] > 0 > below[0][0][-1], "an estimator that an override names stays what it is"
     for case, found in zip(cases, answer["cases"], strict=True):
-        name = case["advantage"]
+        name = case.get("estimator", case["advantage"])
         for group, rewarded, episodes in zip(case["groups"], rewards, found, strict=True):
             for episode, value, timelines in zip(group, by_hand(name, rewarded), episodes, strict=True):
                 # by its own reward in the group, and by what it alone is credited with
