@@ -68,6 +68,8 @@ class SwarmTrainer(PPOTrainerSync):
         )
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)
+        # up to this version, tokens of weights that were lost have the numbers of ours
+        self._lost = 0
         self._syncs_adapter = syncs_adapter(config)
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
@@ -217,7 +219,9 @@ class SwarmTrainer(PPOTrainerSync):
     def _compare_log_probs(self, batch: Any, metrics: dict[str, Any], allowed: float) -> None:
         version = self._replicas.policy_version()
         if self._feed.newest_step > version:
-            # the run went back to a checkpoint: tokens of lost weights have this number, too
+            # the run went back to a checkpoint
+            self._lost = self._feed.newest_step
+        if version <= self._lost:
             return
         names = ["old_log_probs", "rollout_log_probs", "response_mask", "policy_versions"]
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]

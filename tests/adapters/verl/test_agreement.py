@@ -83,7 +83,7 @@ def test_what_is_allowed(changes: dict[str, Any], allowed: float | None) -> None
     assert tolerance(config(**changes)) == allowed
 
 
-# verl's trainer without a cluster, whose batch has tokens of version 3 that other weights sampled
+# verl's trainer without a cluster, whose batch has tokens of its version that other weights sampled
 STALE = """
 import sys
 import tempfile
@@ -100,11 +100,11 @@ from tests.adapters.verl.compute_advantages import trainer_of
 
 job = TrainJob.model_validate({"model": "m", "device": "cpu", "lora": {"rank": 8}})
 trainer = trainer_of(verl_config(job, "m", Path(tempfile.gettempdir()), "cpu"), {}, {})
-trainer._replicas = SimpleNamespace(policy_version=lambda: 3)
+trainer._replicas = SimpleNamespace(policy_version=lambda: version)
 row = torch.ones(1, 100)
-data = {"old_log_probs": -row, "rollout_log_probs": -2 * row, "response_mask": row, "policy_versions": 3 * row}
-tq.kv_batch_get = lambda **_: data
-for newest in (3, 5):
+data = {"old_log_probs": -row, "rollout_log_probs": -2 * row, "response_mask": row}
+tq.kv_batch_get = lambda **_: data | {"policy_versions": version * row}
+for version, newest in ((3, 3), (3, 5), (5, 5), (6, 6)):
     trainer._feed.newest_step = newest
     try:
         trainer._compare_log_probs(SimpleNamespace(keys=["k"], tags=[{}], partition_id="train"), {}, 1e-3)
@@ -121,4 +121,5 @@ def test_a_run_that_went_back_takes_tokens_of_lost_weights_for_no_stale_adapter(
         [sys.executable, "-c", STALE], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-2:] == ["refused", "trained"]
+    # the last of the lost versions was sampled with, too
+    assert done.stdout.splitlines()[-4:] == ["refused", "trained", "trained", "refused"]
