@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.tutorial.readmes import run, tutorial_copy
+from swarm.job import TrainJob
+from tests.tutorial.readmes import folder_of, run, tutorial_copy
 
 
 def check_readme(folder: Path, said: str) -> None:
@@ -19,6 +21,12 @@ def check_readme(folder: Path, said: str) -> None:
     assert [line.partition(", by ")[0] for line in moves] == ["shadow -> canary 0.5", "canary 0.5 -> live"], said
     assert all("by the verdict: better by " in line for line in moves), said
     assert " 0 failures" in said
+
+
+def test_what_is_promoted_has_a_checkpoint() -> None:
+    file = yaml.safe_load((folder_of("takeover") / "config.yaml").read_text())
+    every = file["gateway"]["serve"]["gate"]["trial_every"]
+    assert every % TrainJob.model_validate(file["job"]).checkpoint_every == 0, "`up` warns of it"
 
 
 @pytest.mark.long
