@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from adapters.dialects.assembly import begins_another
 from adapters.dialects.chat import text_of
-from adapters.dialects.dialect import SampledAnswer
+from adapters.dialects.dialect import DETAILS, SampledAnswer
 from swarm.errors import UpstreamError
 
 Kind = Literal["reasoning", "text", "call"]
@@ -241,6 +241,7 @@ def total_usage(answers: Sequence[SampledAnswer]) -> dict[str, Any]:
     """Usage of the delivered answers: the prompt counts once, completion tokens add up (OpenAI's rule for ``n``)."""
     usage = dict(answers[0].usage)
     if len(answers) > 1:
+        usage.pop(DETAILS, None)
         completion = sum(int(answer.usage.get("completion_tokens", 0)) for answer in answers)
         usage["completion_tokens"] = completion
         usage["total_tokens"] = int(usage.get("prompt_tokens", 0)) + completion

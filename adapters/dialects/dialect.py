@@ -18,6 +18,8 @@ Body = dict[str, Any]
 #: Response header that lists what was left out of the request.
 _LEFT_OUT = "x-swarm-left-out"
 _LONGEST_HEADER = 1000
+#: Of the usage: how many of the tokens are reasoning, and the like, of all answers of a call together.
+DETAILS = "completion_tokens_details"
 #: Fields of a body, or of a chunk, that every one has.
 KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage"})
 _KNOWN_IN_CHOICE = frozenset({"index", "message", "finish_reason", "logprobs"})
@@ -115,6 +117,9 @@ class SampledAnswer:
             raise _no_completion()
         by_index = {choice.get("index"): choice for choice in choices}
         usage: dict[str, Any] = whole.get("usage") or {}
+        if len(choices) > 1:
+            # of whose tokens it tells is not known
+            usage = {name: value for name, value in usage.items() if name != DETAILS}
         prompt = usage.get("prompt_tokens") or 0
         model, beside = str(whole.get("model", "")), _beside(whole)
         return [

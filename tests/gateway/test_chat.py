@@ -50,6 +50,23 @@ async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(sw
     assert await groups_of(gateway) == {"trained": 1, "dropped": {}, "informative": 1, "uninformative": 0}
 
 
+async def test_what_the_engine_counts_of_all_answers_of_a_group_is_of_none(swarm: Swarm, gateway: Http) -> None:
+    """vLLM adds up the tokens of reasoning of one call; where each answer has a call of its own, they are its own."""
+    thoughts = {"completion_tokens_details": {"reasoning_tokens": 2}}
+
+    def thinking(body: dict[str, Any], number: int) -> Response:
+        whole = completion("so", tokens=3)
+        return JSONResponse(whole | {"usage": whole["usage"] | thoughts})
+
+    swarm.answer = thinking
+    plain = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert (await ask(gateway)).json()["usage"] == plain
+    apart = await ask(gateway, headers={"x-swarm-policy": "best;quorum=3"})
+    assert apart.json()["usage"] == plain | thoughts
+    both = await ask(gateway, headers={"x-swarm-policy": "best;quorum=3"}, n=2)
+    assert both.json()["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+
+
 async def test_a_stream_spells_the_best_answer_and_ends_with_done(swarm: Swarm, gateway: Http) -> None:
     response = await ask(gateway, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
