@@ -72,15 +72,17 @@ class CompletionsDialect(Dialect):
         return LLMRequest(top.text("model"), messages, choices, stream, include_usage, body)
 
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
+        prompt, rest = _parted(completion)
         choices = [
             {
                 **_common(choice),
+                **prompt,
                 "text": _echoed(data) + (choice["message"].get("content") or ""),
                 "logprobs": _Logprobs().take(choice.get("logprobs")),
             }
             for choice in choices_of(completion)
         ]
-        return {**completion, **_head(completion), "choices": choices}
+        return {**rest, **_head(completion), "choices": choices}
 
     def stream(self, data: Mapping[str, Any]) -> CompletionStream:
         return CompletionStream(_echoed(data))
@@ -116,9 +118,13 @@ class CompletionStream(EventStream):
     def __init__(self, echo: str) -> None:
         self._echo = echo
         self._logprobs: defaultdict[int, _Logprobs] = defaultdict(_Logprobs)
+        self._prompt: dict[str, Any] = {}
+        self._begun: set[int] = set()
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         choices: list[dict[str, Any]] = []
+        prompt, rest = _parted(chunk)
+        self._prompt = prompt or self._prompt
         for choice in cast("list[dict[str, Any]]", chunk.get("choices") or []):
             index: int = choice.get("index", 0)
             text = (choice.get("delta") or {}).get("content") or ""
@@ -126,10 +132,12 @@ class CompletionStream(EventStream):
                 text = self._echo + text
             logprobs = self._logprobs[index].take(choice.get("logprobs"))
             if text or logprobs or choice.get("finish_reason") is not None:
-                choices.append({**_common(choice), "text": text, "logprobs": logprobs})
+                begins = {} if index in self._begun else self._prompt
+                self._begun.add(index)
+                choices.append({**_common(choice), **begins, "text": text, "logprobs": logprobs})
         if not choices and not chunk.get("usage"):
             return b""
-        rest = {key: value for key, value in chunk.items() if key != "swarm"}
+        rest.pop("swarm", None)
         return encode_event({**rest, **_head(chunk), "choices": choices})
 
 
@@ -159,6 +167,12 @@ def _echoed(data: Mapping[str, Any]) -> str:
     prompt: Any = data.get("prompt") if data.get("echo") else None
     prompts = cast("list[Any]", prompt) if isinstance(prompt, list) else [prompt]
     return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], str) else ""
+
+
+def _parted(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tokens of the prompt, which stand in each choice here, and the other fields of a body in chat form."""
+    rest = dict(body)
+    return {name: rest.pop(name) for name in ("prompt_token_ids",) if name in rest}, rest
 
 
 def _head(body: Mapping[str, Any]) -> dict[str, Any]:

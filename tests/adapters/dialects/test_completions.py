@@ -158,3 +158,23 @@ def test_any_stream_says_the_plain_body(told: list[SampledAnswer], echo: bool, i
 def test_a_malformed_completion_is_refused(completion: dict[str, Any]) -> None:
     with pytest.raises(UpstreamError):
         DIALECT.answer({}, completion)
+
+
+def test_the_tokens_of_the_prompt_stand_in_each_choice() -> None:
+    """As vLLM has them, so that those of several prompts are told apart."""
+    message = {"role": "assistant", "content": "so so"}
+    answers = [
+        SampledAnswer(
+            "m", message, "stop", USAGE, choice_extra={"token_ids": [3]}, body_extra={"prompt_token_ids": [1, 2]}
+        )
+        for _ in range(2)
+    ]
+    plain = DIALECT.answer({}, completion_of(answers, "chatcmpl-1"))
+    assert "prompt_token_ids" not in plain
+    assert [choice["prompt_token_ids"] for choice in plain["choices"]] == [[1, 2], [1, 2]]
+    stream, decoder = DIALECT.stream({}), SseDecoder()
+    chunks = [stream.take(chunk) for chunk in chunks_of(answers, "chatcmpl-1", include_usage=False)]
+    events = [decode(event) for event in decoder.feed(b"".join(chunks))]
+    assert not any("prompt_token_ids" in event for event in events)
+    with_them = [choice for event in events for choice in event["choices"] if "prompt_token_ids" in choice]
+    assert [(choice["index"], choice["prompt_token_ids"]) for choice in with_them] == [(0, [1, 2]), (1, [1, 2])]
