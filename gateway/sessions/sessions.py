@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
 
+#: Answers to lists of prompts, the latest, whose parts are known; a list may have a hundred of them.
+_MOST_LISTS = 2000
 #: Grace of session hooks at shutdown.
 _LAST_SECONDS = 10.0
 #: ``true``: the session is over once this request is answered.
@@ -178,7 +180,7 @@ class Sessions:
     def listed(self, key_id: str, name: str, parts: Sequence[str], choices: int) -> None:
         """What this key knows as ``name``, an answer or a request, is one of ``parts``, each with so many choices."""
         self._lists[key_id, plain_id(name)] = parts, choices
-        if len(self._lists) > self._max_reports:
+        if len(self._lists) > _MOST_LISTS:
             self._lists.popitem(last=False)
 
     def part(self, key_id: str, name: str, choice: int) -> tuple[str, int]:
