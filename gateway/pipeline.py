@@ -245,8 +245,7 @@ class Pipeline:
             reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
             fans_out = policy.fans_out and settings.num_repeat != 1
             if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
-                outcome = await self._single(incoming, route, training, reason, within)
-                return _with_reason(outcome, reason) if silent or withheld else outcome
+                return await self._single(incoming, route, training, reason, within, tells=silent or withheld)
             if consent:
                 session = self._sessions.link(incoming, route.name, settings, training.hooks)
             else:
@@ -272,8 +271,7 @@ class Pipeline:
                     with suppress(PassedThroughError):
                         again = Untrained(reason, patient=False)
                         return await best(training, incoming, session, policy, again, within=within)
-                outcome = await self._single(incoming, route, training, reason, within, patient=False)
-                return _with_reason(outcome, reason)
+                return await self._single(incoming, route, training, reason, within, patient=False)
 
             return await self._fallback(incoming, route, exc, from_engine)
 
@@ -289,7 +287,7 @@ class Pipeline:
     ) -> Outcome:
         """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
-            return _with_reason(await self._single(incoming, route, training, reason, within), reason)
+            return await self._single(incoming, route, training, reason, within)
         except (UnavailableError, UpstreamError) as exc:
             return await self._fallback(incoming, route, exc)
 
@@ -302,14 +300,15 @@ class Pipeline:
         within: float | None,
         *,
         patient: bool = True,
+        tells: bool = True,
     ) -> Outcome:
-        """One answer of the engine's; ``reason``: why nothing is trained."""
+        """One answer of the engine's; ``reason``: why nothing is trained, and ``tells``: the answer says so."""
         answered_by(route.name, "single")
         with phase("sample"):
             try:
                 # a stream that has begun by then goes on
                 async with asyncio.timeout(within):
-                    outcome = await single(training, incoming, patient=patient)
+                    outcome = await single(training, incoming, reason if tells else None, patient=patient)
             except TimeoutError as exc:
                 if within is None:
                     raise
@@ -436,11 +435,6 @@ def _from_side(outcome: Outcome, side: Side, draw: Draw) -> Outcome:
     drawn."""
     position = {} if draw.position is None else {POSITION: f"{draw.position:.6f}"}
     return replace(outcome, headers={SOURCE: side, **position, **outcome.headers})
-
-
-def _with_reason(outcome: Outcome, reason: str) -> Outcome:
-    """``outcome``, which says why it is not trained."""
-    return replace(outcome, headers={**outcome.headers, "x-swarm-drop-reason": reason})
 
 
 async def _forwarding(table: RouteTable, request: AnyRequest) -> tuple[Route, Upstream]:

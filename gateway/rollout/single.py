@@ -7,31 +7,32 @@ came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from adapters.dialects import LLMRequest, to_json
 from adapters.dialects import SampledAnswer as Completion
-from adapters.dialects import to_json
 from adapters.dialects.chat_answers import chunks_of
+from gateway.rollout.return_policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError
 from gateway.rollout.server import Training, Waiting
 from gateway.types import Decided, Incoming, Live
 from swarm.errors import UnavailableError
 from swarm.http.client import Answer
-from swarm.protocol import POLICY_VERSION
 
 T = TypeVar("T")
 
-_NOT_TRAINED = {"x-swarm-trained": "false"}
 
-
-async def single(training: Training, incoming: Incoming, *, patient: bool = True) -> Live | Decided:
+async def single(
+    training: Training, incoming: Incoming, reason: str | None = None, *, patient: bool = True
+) -> Live | Decided:
     """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
 
     Args:
         training: of the request's route.
         incoming: the request; its model name has been checked.
+        reason: why it is not trained, if that is to be told.
         patient: wait for an engine that cannot serve now, as a claim would; else try once.
 
     Raises:
@@ -44,7 +45,7 @@ async def single(training: Training, incoming: Incoming, *, patient: bool = True
     body = to_json({**call.body, "model": swarm.report.model})
     incoming.left_out.not_as_asked(call.body, swarm.report.job, episode_type=None)
     if call.stream:
-        return await _awake(training, incoming, lambda: _live(training, body, _deadline(training)), patient=patient)
+        return await _awake(training, incoming, lambda: _live(training, call, body, reason), patient=patient)
     completion, version = await _awake(
         training, incoming, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
     )
@@ -53,7 +54,7 @@ async def single(training: Training, incoming: Incoming, *, patient: bool = True
         answers = [Completion.from_completion({**completion, "choices": [choice]}) for choice in completion["choices"]]
         return chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage)
 
-    return Decided(completion, chunks, _headers(version))
+    return Decided(completion, chunks, _report(version, reason).headers())
 
 
 async def engine_answer(training: Training, path: str, body: bytes) -> Answer:
@@ -85,11 +86,21 @@ async def _awake(training: Training, incoming: Incoming, begin: Callable[[], Awa
         await waited.after(error)
 
 
-async def _live(training: Training, body: bytes, deadline: float) -> Live:
+async def _live(training: Training, call: LLMRequest, body: bytes, reason: str | None) -> Live:
     async with AsyncExitStack() as held:
-        sample = await held.enter_async_context(training.swarm.sampler.stream(training.swarm.engine, body, deadline))
+        stream = training.swarm.sampler.stream(training.swarm.engine, body, _deadline(training))
+        sample = await held.enter_async_context(stream)
         opened = held.pop_all()
-        return Live(sample.chunks(), _headers(sample.policy_version), opened.aclose)
+        report = _report(sample.policy_version, reason)
+        return Live(_reported(sample.chunks(), call.choices, report), report.headers(), opened.aclose)
+
+
+async def _reported(chunks: AsyncIterator[Chunk], choices: int, report: GroupReport) -> AsyncIterator[Chunk]:
+    """``chunks``, of which the one that ends the last of the ``choices`` has the report."""
+    async for chunk in chunks:
+        ended = sum(choice.get("finish_reason") is not None for choice in chunk.get("choices") or ())
+        choices -= ended
+        yield {**chunk, "swarm": report.as_dict()} if ended and not choices else chunk
 
 
 def _deadline(training: Training) -> float:
@@ -102,5 +113,5 @@ def _not_now(exc: UnavailableError) -> UnavailableError:
     )
 
 
-def _headers(version: int | None) -> dict[str, Any]:
-    return _NOT_TRAINED | ({} if version is None else {POLICY_VERSION: str(version)})
+def _report(version: int | None, reason: str | None) -> GroupReport:
+    return GroupReport(policy_version=version, trained=False, drop_reason=reason)

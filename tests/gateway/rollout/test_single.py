@@ -43,6 +43,20 @@ async def test_a_stream_is_live(rig: server.Rig, open_route: OpenRoute) -> None:
         assert text_of(chunks) == "t1 t2 t3 " and chunks[-1]["usage"]["completion_tokens"] == 3
 
 
+async def test_a_stream_says_at_its_end_what_its_headers_say(rig: server.Rig, open_route: OpenRoute) -> None:
+    """A keep-alive sends the headers before anything is known."""
+    rig.vllm.default = SAID
+    async with open_route() as route:
+        outcome = await single(
+            route, asking(stream=True, stream_options={"include_usage": True}), "pass_through:health"
+        )
+        assert outcome.headers["x-swarm-drop-reason"] == "pass_through:health"
+        *_, last, usage = await chunks_of(outcome)
+    report = {"policy_version": 0, "trained": False, "drop_reason": "pass_through:health"}
+    assert last["choices"][0]["finish_reason"] == "stop" and "swarm" not in usage
+    assert {name: value for name, value in last["swarm"].items() if value is not None} == report
+
+
 @pytest.mark.parametrize("begun", [True, False])
 async def test_who_leaves_cancels_the_sample(rig: server.Rig, open_route: OpenRoute, *, begun: bool) -> None:
     rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([1])) if begun else rig.vllm.hang()
