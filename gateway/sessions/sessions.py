@@ -107,14 +107,22 @@ class Sessions:
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
-        """Count a request of a named session that got one untrained answer, by the reason."""
+        """Count a request of a named session that got one untrained answer, by the reason; it may end the session."""
         try:
             scope, agent = self._names(incoming, route)
+            self.ends_with(incoming, self._memory.named.get(scope))
         except RequestError:
             # a request that is not sampled for training needs no session
             return
         if scope.kind in ("session", "agent"):
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
+
+    def ends_with(self, incoming: Incoming, conversation: Conversation | None) -> bool:
+        """Whether the request ends its session, which is ended then, if there is one."""
+        over = ends(incoming)
+        if over and conversation is not None:
+            self._end(conversation, "header")
+        return over
 
     def remember(
         self,
@@ -161,9 +169,7 @@ class Sessions:
             turn.open = False
         for leaving in self._memory.add(conversation, turn):
             self._end(leaving, "evicted")
-        if ends(link.incoming):
-            self._end(conversation, "header")
-        else:
+        if not self.ends_with(link.incoming, conversation):
             self._goes_on(conversation)
         return turn
 
@@ -362,6 +368,7 @@ class SessionLink:
             trains: whether its group has episodes.
         """
         if self.incoming.consent.withholds(message) or deleted():
+            self.sessions.ends_with(self.incoming, self.position.conversation if self.position else None)
             return
         self.turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 

@@ -229,6 +229,17 @@ async def test_failed_samples_go_to_the_fallback_and_requests_at_fault_do_not(
         assert not upstream.got
 
 
+async def test_a_request_that_an_upstream_answers_ends_its_session_all_the_same(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    async with open_gateway(upstream={"base_url": upstream.url}, offline_wait_seconds=0.0) as http:
+        await ask(http, headers={"x-swarm-session": "s"})
+        await swarm.set_state(EngineState.OFFLINE)
+        last = await ask(http, headers={"x-swarm-session": "s", "x-swarm-session-end": "true"})
+        assert last.headers["x-swarm-trained"] == "false"
+        assert (await http.get("/v1/sessions/s")).json()["on"][0]["ended"] == "header"
+
+
 async def test_an_unreachable_fallback_is_a_503(open_gateway: OpenGateway) -> None:
     async with open_gateway(**AWAY, upstream={"base_url": f"{NOWHERE}/v1"}) as http:
         response = await ask(http)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -320,6 +321,23 @@ async def test_a_header_ends_the_session(sessions: Sessions) -> None:
         assert await credits(link) == 1.0
     assert sessions.counts.ended == {"header": 1}
     assert ask(sessions, to, [*talk, user("and?")]).session is None
+
+
+@pytest.mark.parametrize("withheld", [False, True])
+async def test_a_request_whose_answer_is_not_kept_ends_its_session(sessions: Sessions, *, withheld: bool) -> None:
+    to, talk, named = route(Ended()), [user("hi")], {"x-swarm-session": "s"}
+    link = say(sessions, to, talk, "Hello.", headers=named)
+    last = incoming([*talk, user("bye")], headers=named | {"x-swarm-session-end": "true"})
+    if withheld:
+        ending = sessions.link(last, to.name, to.settings, to.hooks)
+        rules: Any = SimpleNamespace(private=lambda value: True)
+        last.consent.rules = rules
+        ending.delivered("chatcmpl-mail", assistant("To anna@example.org."), 0.5)
+    else:
+        sessions.count_untrained(last, to.name, "not_chosen")
+    async with asyncio.timeout(10):
+        assert await credits(link) == 1.0
+    assert sessions.counts.ended == {"header": 1}
 
 
 async def test_shutdown_ends_every_session() -> None:
