@@ -36,7 +36,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.asgi import bearer_bytes, read_body
-from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, has_proxy
+from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.subjects import DataReport, Subject
 from swarm.validation import describe_validation
 
@@ -223,7 +223,7 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
         body = bytes(await read_body(request.receive)) or None
         if body is not None:
             headers["content-type"] = request.headers.get("content-type", "application/json")
-    http = HttpClient(proxies=has_proxy(url))
+    http = HttpClient()
     try:
         answer = await http.request(method, f"{url.rstrip('/')}{path}?{urlencode(query)}", body, headers, _SECONDS)
     except (ConnectionBrokenError, TimeoutError) as exc:

@@ -71,6 +71,18 @@ async def test_only_an_admin_key_commands_and_is_named_in_the_log(server: str, t
     assert [entry["result"].partition(":")[0] for entry in log] == ["done", "refused", "done"]
 
 
+async def test_no_proxy_of_the_environment_stands_before_the_swarm_server(
+    server: str, nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, address = key(tmp_path, admin=True), server.replace("127.0.0.1", "0.0.0.0")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", nobody)
+    async with gateway_before(address, tmp_path, keys_file=tmp_path / "keys.json", swarm_token="secret") as http:
+        answer = await http.get("/admin/config", headers=admin)
+        assert answer.status_code == 200, answer.text
+
+
 async def test_the_route_says_which_server(server: str, nobody: str, tmp_path: Path) -> None:
     hooks = str(write_hooks(tmp_path / "hooks"))
     routes = [
