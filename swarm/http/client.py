@@ -262,7 +262,9 @@ def proxy_of(url: str) -> str | None:
     """The proxy that the environment names for ``url``; a loopback address never has one."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
+    # with its port too, which NO_PROXY may name
+    named = (host, parts.netloc.rpartition("@")[2])
+    return None if is_loopback(host) or any(map(proxy_bypass, named)) else getproxies().get(parts.scheme)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -333,16 +333,18 @@ async def test_a_proxy_of_the_environment_is_used_except_for_loopback(
 
     async with serving(handle) as url:
         monkeypatch.setenv("http_proxy", url.replace("http://", "http://me:mine@"))
-        monkeypatch.setenv("no_proxy", "inside.test")
+        monkeypatch.setenv("no_proxy", "inside.test,judge.test:8001")
         for there in (
             "http://inside.test/",
+            "http://inside.test:1/",
+            "http://judge.test:8001/v1",
             "http://127.0.0.1:1/",
             "http://localhost/",
             "http://[::1]/",
             "https://a.test",
         ):
             assert not has_proxy(there)
-        assert has_proxy("http://outside.test/")
+        assert has_proxy("http://outside.test/") and has_proxy("http://judge.test:8002/v1")
         http = HttpClient(proxies=True)
         for given in ({}, {"authorization": "Bearer key"}):
             assert (await http.get("http://outside.test/v1", 60, given)).content == b"ok"
