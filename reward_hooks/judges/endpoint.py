@@ -7,6 +7,7 @@ configuration names the environment variable of the key, never the key itself.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
@@ -19,7 +20,7 @@ from swarm.validation import environment_key
 
 class Endpoint(Model):
     """An OpenAI-compatible server, or the server of a score model. Prices are per million tokens, in the currency of
-    ``max_cost``; caps hold for the life of this process.
+    ``max_cost``; caps hold for the life of this process, over all judges with these settings.
 
     The model in training can be its own judge: use the ``/v1`` of the swarm server, which samples without an episode.
     Do not use the gateway's address: every question to it would start a group of its own.
@@ -56,6 +57,17 @@ class Endpoint(Model):
         """
         key = environment_key(self.api_key_env, f"the judge at {self.base_url}")
         return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def budget_of(endpoint: Endpoint) -> Budget:
+    """What ``endpoint`` may spend: one with caps has one budget in this process, however often hooks are loaded."""
+    capped = endpoint.max_cost is not None or endpoint.max_calls is not None
+    return _capped(endpoint.model_dump_json()) if capped else Budget(endpoint)
+
+
+@cache
+def _capped(settings: str) -> Budget:
+    return Budget(Endpoint.model_validate_json(settings))
 
 
 _MILLION = 1_000_000

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
-from reward_hooks.judges.endpoint import Budget, Endpoint
+from reward_hooks.judges.endpoint import Endpoint, budget_of
 from reward_hooks.spending import Spending
 from swarm.concurrency import backoff
 from swarm.errors import HookError
@@ -62,7 +62,7 @@ class JudgeClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._headers = {"content-type": "application/json", **endpoint.headers()}
-        self._budget = Budget(endpoint)
+        self._budget = budget_of(endpoint)
         self._cache: OrderedDict[str, Any] = OrderedDict()
         self._refused: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,7 +72,7 @@ class JudgeClient:
 
     @property
     def spent(self) -> Spending:
-        """What this client has spent so far."""
+        """What this client has spent so far; with caps, all clients with its settings together."""
         return self._budget.spent
 
     async def chat(self, body: dict[str, Any], parse: Callable[[dict[str, Any]], T], *, kind: str) -> T:

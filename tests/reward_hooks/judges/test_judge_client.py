@@ -137,6 +137,18 @@ async def test_calls_are_capped_over_all_judges_of_a_client(scripted: ScriptedJu
     assert len(scripted.bodies) <= 3
 
 
+async def test_hooks_that_are_loaded_again_do_not_spend_a_cap_again(
+    scripted: ScriptedJudge, open_judge: OpenJudge
+) -> None:
+    for capped in (True, True, False):
+        judge = open_judge("listwise", orders=1, endpoint={"max_calls": 1} if capped else {})
+        if len(scripted.bodies) == 1 and capped:
+            assert (await failing(judge)).code == "judge_budget"
+        else:
+            await judge.on_compute_relative_reward(TASK, answers(1, 2), context())
+    assert len(scripted.bodies) == 2
+
+
 async def test_money_is_capped_before_it_is_spent(scripted: ScriptedJudge, open_judge: OpenJudge) -> None:
     # a call states 100 + 20 tokens and costs 140 millionths; it may cost at most some thousands
     prices = {"input_price": 1.0, "output_price": 2.0, "max_cost": 0.02}
