@@ -151,11 +151,11 @@ class WebPage:
         limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
         names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
         await self._keys.audit_read(visitor.name, "groups read")
-        last = self._events.latest
+        at, last = time.time(), self._events.latest
         everything = self.watcher.opened(caller)
         groups = await select(everything, view, policy=policy, **names)
         return {
-            "at": time.time(),
+            "at": at,
             "last": last,
             "groups": [group.row() for group in groups[:limit]],
             "fitting": len(groups),

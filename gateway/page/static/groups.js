@@ -31,6 +31,7 @@ export async function openGroups(main, params, app) {
   let answer = await app.read(`/groups?${query}`);
   app.follow(answer.last);
   let rows = answer.groups;
+  const began = answer.at;
   const fresh = new Map();
   let touched = false;
   let chosen = Math.max(0, rows.findIndex((row) => row.id === order.last));
@@ -97,6 +98,8 @@ export async function openGroups(main, params, app) {
         draw();
         return;
       }
+      // an earlier group that does not fit, or is beyond the last row
+      if (row.at < began) return;
       fresh.set(row.id, row);
       const plain = view === "newest" && [...query.keys()].every((name) => name === "view");
       // nothing moves under the eyes of who reads

@@ -484,6 +484,24 @@ async def test_a_long_answer_stays_where_it_is_read_while_others_judge(
         assert await tab.js("document.querySelector('.card > .text').scrollTop") == 300
 
 
+async def test_news_of_a_group_that_does_not_fit_make_it_no_new_one(site: Site, chrome: Browser) -> None:
+    await site.ask("first prompt")
+    visitor = await site.visit("decide")
+    (group,) = await visitor.groups()
+    async with chrome.tab() as tab:
+        await log_in(tab, site, place="#/groups?view=disagree")
+        await tab.sees("No group fits")
+        await tab.js("""void (window.judged = 0, window.others = new EventSource('/ui/api/events?last='),
+            others.addEventListener('group', ({ data }) => (judged += 'Dana' in JSON.parse(data).picks)))""")
+        await tab.until("others.readyState === 1")
+        await visitor.judge(group["id"], pick=group["rewards"].index(max(group["rewards"])))
+        await tab.until("judged")
+        await tab.js("new Promise((done) => setTimeout(done, 1000))")
+        assert await tab.js("document.querySelector('.pill').hidden"), await tab.text(".pill")
+        await site.ask("second prompt")
+        await tab.sees("1 new group", ".pill")
+
+
 async def test_a_key_is_opted_out_once_it_is_said_what_that_does(site: Site, chrome: Browser, tmp_path: Path) -> None:
     [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]
     async with chrome.tab() as tab:
