@@ -22,7 +22,7 @@ from pydantic import Field
 
 from gateway.observability.request_log import Erasure
 from gateway.observability.scrubbing import text_without_secrets
-from gateway.page.kept_groups import KeptGroup
+from gateway.page.kept_groups import MOST_TEXT, KeptGroup
 from reward_hooks import Feedback
 from swarm.credentials import append_private
 from swarm.errors import ConflictError, NotFoundError, RequestError
@@ -45,7 +45,7 @@ class GivenJudgement(Model):
 
     pick: int | None = Field(default=None, ge=0)
     comment: str = Field(default="", max_length=10_000)
-    correction: str = Field(default="", max_length=10_000)
+    correction: str = Field(default="", max_length=MOST_TEXT)
     blind: bool = False
 
     def feedback(self, indices: list[int]) -> dict[int, Feedback]:

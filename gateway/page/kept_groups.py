@@ -24,7 +24,7 @@ from swarm.subjects import Subject
 from swarm.types import Notes
 
 #: Characters of a prompt in a row, and of one text that is kept.
-_ROW_TEXT, _MOST_TEXT = 200, 64 * 1024
+_ROW_TEXT, MOST_TEXT = 200, 64 * 1024
 #: What only the whole of a group has.
 _IN_WHOLE = ("prompt", "tools", "session", "request_id", "signals")
 #: Bytes of a group beside its texts.
@@ -310,14 +310,14 @@ def _take(kept: KeptGroup, indices: Iterable[int], score: GroupScore, *, take: b
             answer.reward = reward.value
         if take or answer.reward is None:
             answer.components = dict(reward.components)
-            answer.reason = text_without_secrets(reward.reason)[:_MOST_TEXT]
+            answer.reason = text_without_secrets(reward.reason)[:MOST_TEXT]
         answer.final = reward.value
 
 
 def _shortened(text: str) -> str:
     """``text``; one that is too long ends with how much of it is left out."""
-    more = len(text) - _MOST_TEXT
-    return f"{text[:_MOST_TEXT]}\n[{more} more characters are not kept]" if more > 0 else text
+    more = len(text) - MOST_TEXT
+    return f"{text[:MOST_TEXT]}\n[{more} more characters are not kept]" if more > 0 else text
 
 
 def _cut(value: Any) -> Any:

@@ -75,7 +75,7 @@ class WebPage:
     """
 
     path = "/ui"
-    #: 10,000 characters of a comment and of a correction, escaped
+    #: 10,000 characters of a comment and 64 Ki of a correction, in UTF-8
     body_bytes = 256 * 1024
 
     def __init__(self, config: PageConfig, keys: KeyRing, *, beyond_loopback: bool) -> None:

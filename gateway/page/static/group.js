@@ -140,7 +140,7 @@ export async function openGroup(main, id, app) {
   };
 
   function editor(answer) {
-    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 10000, value: draft ?? answer.text, oninput: () => (draft = area.value) });
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? answer.text, oninput: () => (draft = area.value) });
     area.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") leave();

@@ -111,6 +111,15 @@ async def test_a_late_judgement_is_evidence_and_outlives_the_gateway(site: Site,
     assert (again["compared"], again["share"], again["chance"]) == (1, 1.0, 0.25)
 
 
+async def test_an_answer_of_any_length_that_is_shown_is_corrected(site: Site, tmp_path: Path) -> None:
+    await site.ask()
+    visitor = await site.visit("judge")
+    (group,) = await visitor.groups()
+    corrected = "\U0001f600" * 60_000
+    assert (await visitor.judge(group["id"], pick=1, correction=corrected)).status_code == 200
+    assert corrected in json.loads((tmp_path / "judgements.jsonl").read_text())["correction"]
+
+
 async def test_none_is_good_compares_nothing(site: Site) -> None:
     await site.ask()
     visitor = await site.visit("judge")
