@@ -113,9 +113,7 @@ class Judge(ABC, Generic[Config]):
 def shown_answer(candidate: Candidate) -> str:
     """One answer as a judge sees it: its text, its tool calls, and whether it was cut off."""
     parts = [candidate.text.strip()] if candidate.text.strip() else []
-    parts += [
-        f"[tool call] {json.dumps(call.get('function', call), ensure_ascii=False)}" for call in candidate.tool_calls
-    ]
+    parts += _calls(candidate.tool_calls)
     if candidate.finish_reason == "length":
         parts.append("[cut off at the token limit]")
     return "\n".join(parts) or "[empty answer]"
@@ -125,11 +123,21 @@ def shown_task(task: Task) -> str:
     """The conversation that all answers share."""
     if not task.init_messages:
         return task.main_query or "[nothing is known of the request]"
-    shown = [(message.get("role", "user"), message.get("content")) for message in task.init_messages]
-    return "\n\n".join(
-        f"{role}: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}"
-        for role, content in shown
-    )
+    return "\n\n".join(f"{message.get('role', 'user')}: {_shown_message(message)}" for message in task.init_messages)
+
+
+def _shown_message(message: Mapping[str, Any]) -> str:
+    """Its texts and calls; of a picture, whose bytes no judge reads as text, the kind alone."""
+    content: Any = message.get("content")
+    listed = cast("list[Any]", content) if isinstance(content, list) else [content] if content else []
+    parts = [
+        str(part.get("text") or f"[{part.get('type')}]") if isinstance(part, dict) else str(part) for part in listed
+    ]
+    return "\n".join([*parts, *_calls(message.get("tool_calls") or ())])
+
+
+def _calls(calls: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"[tool call] {json.dumps(call.get('function', call), ensure_ascii=False)}" for call in calls]
 
 
 def shortened(text: str, most: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from reward_hooks import Candidate, Task
-from reward_hooks.judges.judge import DIGITS, json_of, means, score_of, shortened, shown_answer
+from reward_hooks.judges.judge import DIGITS, json_of, means, score_of, shortened, shown_answer, shown_task
 from reward_hooks.judges.judge_client import Unparsable
 from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
 from swarm.errors import HookError
@@ -203,6 +203,19 @@ async def test_a_listwise_reply_that_is_not_complete_is_no_score(
     with pytest.raises(HookError) as caught:
         await open_judge("listwise").on_compute_relative_reward(TASK, answers(1, 2), context())
     assert caught.value.code == "judge_unparsable"
+
+
+def test_a_conversation_is_shown_without_the_bytes_of_pictures_and_with_its_calls() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "a cat"},
+    ]
+    assert shown_task(Task(task_id="t", main_query="What is this?", init_messages=messages)) == (
+        'user: What is this?\n[image_url]\n\nassistant: [tool call] {"name": "look", "arguments": "{}"}\n\ntool: a cat'
+    )
 
 
 def test_an_answer_is_shown_with_its_tool_calls_and_its_cut() -> None:
