@@ -215,9 +215,11 @@ def text_of(choice: Mapping[str, Any]) -> str:
     """
     if choice.get("finish_reason") == "length":
         raise Unparsable("it was cut off at max_tokens")
-    text = "\n".join(texts_of(choice.get("message") or {}))
+    message = cast("dict[str, Any]", choice.get("message") or {})
+    text = "\n".join(texts_of(message))
     if not text.strip():
-        raise Unparsable("it is empty")
+        refusal = message.get("refusal")
+        raise Unparsable(f"it refuses: {str(refusal)[:200]}" if refusal else "it is empty")
     return text
 
 

@@ -232,6 +232,9 @@ def _choice(answer: Any) -> dict[str, Any]:
     match answer:
         case {"choices": [dict() as choice, *_]}:
             return cast("dict[str, Any]", choice)
+        case {"error": _}:
+            # as some servers answer with the status 200
+            raise Unparsable(f"it is an error: {_message_of(answer, b'')}")
         case _:
             raise Unparsable("it is no chat completion")
 

@@ -75,10 +75,12 @@ async def test_an_answer_stopped_by_new_weights_is_retried(scripted: ScriptedJud
         ([Response("[" * 100_000)], "judge_unparsable", "no JSON", 1),
         ([JSONResponse([1])], "judge_unparsable", "no chat completion", 1),
         ([JSONResponse({"choices": [{"message": None}]})], "judge_unparsable", "empty", 1),
+        ([JSONResponse({"error": {"message": "Provider is full"}})], "judge_unparsable", "Provider is full", 1),
+        ([JSONResponse({"choices": [{"message": {"refusal": "I won't."}}]})], "judge_unparsable", "I won't.", 1),
         ([JSONResponse(completion("The first is better."))], "judge_unparsable", "no JSON object", 1),
         ([JSONResponse(completion('{"verdicts": [', finish_reason="length"))], "judge_unparsable", "cut off", 1),
     ],
-    ids=["500", "wait too long", "401", "400", "html", "deep", "list", "null", "prose", "cut off"],
+    ids=["500", "wait too long", "401", "400", "html", "deep", "list", "null", "200", "refusal", "prose", "cut off"],
 )
 async def test_each_failure_is_an_error_with_its_reason(
     scripted: ScriptedJudge, open_judge: OpenJudge, replies: list[Response], code: str, words: str, tries: int
