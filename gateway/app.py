@@ -185,6 +185,7 @@ async def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> AsyncGener
     loop = asyncio.get_running_loop()
     async with Background(grace_seconds=0.0) as reloads:
         loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway), "reloading the configuration"))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:

@@ -326,8 +326,8 @@ class _Up:
 
     def reload_gateway(self) -> None:
         """Have the gateway read its settings anew."""
-        # one that is dead reads its settings when it is started again
-        if self._gateway is not None and self._gateway.child.exit_code is None:
+        # one that is dead, or does not listen yet, reads its settings when it starts
+        if self._gateway is not None and self._gateway_url and self._gateway.child.exit_code is None:
             os.kill(self._gateway.child.pid, signal.SIGHUP)
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:

@@ -67,6 +67,25 @@ def test_it_serves_until_a_signal(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_a_hangup_while_it_starts_is_a_reload_once_it_serves(tmp_path: Path) -> None:
+    """As `systemctl reload` right behind a restart."""
+    hooks, once = write_hooks(tmp_path / "hooks"), tmp_path / "once"
+    with (hooks / "on_compute_relative_reward.py").open("a") as file:
+        file.write(
+            f"\nimport os, pathlib, signal\nonce = pathlib.Path({str(once)!r})\n"
+            "if not once.exists():\n    once.touch()\n    os.kill(os.getpid(), signal.SIGHUP)\n"
+        )
+    config = tmp_path / "gateway.yaml"
+    config.write_text(yaml.safe_dump({"hooks": str(hooks), "port": 0, "swarm_url": "http://127.0.0.1:9"}))
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any("the configuration is reloaded" in line for line in process.stderr), process.wait(60)
+        finally:
+            process.kill()
+
+
 def test_it_serves_over_tls_to_clients_that_trust_its_certificate(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=str(certificate))
