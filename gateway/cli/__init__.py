@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gateway.cli.output import import_from
-from swarm.errors import SwarmGatewayError
+from swarm.errors import EngineError, SwarmGatewayError
 from swarm.importer import load_attribute
 
 __all__ = ["main"]
@@ -22,7 +22,8 @@ def main(command: str = "gateway.cli.root:app") -> None:
         import_from(Path())
         load_attribute(command)()
     except SwarmGatewayError as exc:
-        _leave(exc.message)
+        # what was asked of it was right
+        _leave(exc.message, 1 if isinstance(exc, EngineError) else 2)
     except OSError as exc:
         # not foreseen by any command: a full disk, a folder without permission
         _leave(str(exc) or type(exc).__name__)
@@ -38,6 +39,6 @@ def main(command: str = "gateway.cli.root:app") -> None:
         sys.exit(130)
 
 
-def _leave(message: str) -> NoReturn:
+def _leave(message: str, code: int = 2) -> NoReturn:
     print(f"swarm-gateway: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

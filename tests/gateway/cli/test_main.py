@@ -15,6 +15,7 @@ import gateway
 import swarm
 from gateway.cli import main
 from gateway.cli.root import app
+from swarm.errors import EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +104,11 @@ def test_a_wrong_up_file_names_what_is_wrong(
             "swarm-gateway: [Errno 28] No space left on device: '/x/report.json'\n",
         ),
         (KeyboardInterrupt(), 130, ""),
+        (
+            EngineError("the engine is offline:\nout of memory"),
+            1,
+            "swarm-gateway: the engine is offline: out of memory\n",
+        ),
     ],
 )
 def test_errors_of_the_machine_and_interrupts_have_no_traceback(
