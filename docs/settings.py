@@ -45,8 +45,8 @@ _FILES = """\
 #: Options that stand in the page's head instead.
 _COMMON = {"--json", "--swarm-url", "--gateway-url", "--token", "--api-key", "--route"}
 _COMMANDS = """\
-Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong input or where
-nothing answers, and another where what was asked for failed.
+Each stands behind `swarm-gateway`; with `--help` it says what its options mean. The exit code is 0, 2 for wrong input
+or where nothing answers, and another where what was asked for failed.
 
 - Options that many have are not repeated: `--json`, `--swarm-url`, `--token`, `--gateway-url`, `--api-key`, `--route`.
 - In the folder of a running `up` no address is needed: commands find its server and use the run's own token. Another
