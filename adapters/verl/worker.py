@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+from verl.utils.model import convert_weight_keys
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
@@ -49,6 +53,14 @@ class CpuEngine(SharedPrefixEngine or FSDPEngineWithLMHead):
             return super()._build_fsdp_module(module)
         finally:
             self.engine_config = config
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # verl rounds them to bf16, in which small changes of a weight are none; here vLLM computes in fp32
+        with merged_lora_context(self.module, backup_adapters=True):
+            weights = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
+            for name, weight in weights.items():
+                # a copy: they are put back before the last one is sent
+                yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
 
 
 def _shares_prefixes(engine: Any) -> bool:

@@ -99,8 +99,9 @@ TABLE: tuple[Names, ...] = (
     Names("verl.workers.engine_workers:ActorRolloutRefWorker", "actor ref rollout config", "read"),
     Names(
         "verl.workers.engine.fsdp:FSDPEngineWithLMHead",
-        "_build_fsdp_module forward_backward_batch prepare_model_inputs prepare_model_outputs",
-        "overridden: shared prefixes; a reference model on a CPU",
+        "_build_fsdp_module _merged_lora_per_tensor_param forward_backward_batch prepare_model_inputs "
+        "prepare_model_outputs",
+        "overridden: shared prefixes; a reference model and a merged adapter on a CPU",
     ),
     Names(
         "verl.workers.engine.fsdp:FSDPEngineWithLMHead",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.engine import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -41,3 +45,19 @@ def test_a_run_that_died_behind_its_last_checkpoint_reports_that_step() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     # of an earlier step the server sends the batch again, and is told then
     assert done.stdout.splitlines()[-2:] == ["[]", "[(7, 'batch 7')]"]
+
+
+def test_an_adapter_that_is_merged_on_a_cpu_is_not_rounded(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.verl.merge_worker"],
+        input=json.dumps({"model": str(tiny_model.build(tmp_path / "tiny"))}),
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"DIST_INIT_METHOD": f"file://{tmp_path / 'ranks'}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"types": ["torch.float32"], "far": pytest.approx(0, abs=1e-6), "changed": 0.0}
