@@ -160,7 +160,7 @@ class EpisodePool:
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
         self.evaluations.restore(recovered.run_id, recovered.evaluations)
         self.comparisons.restore(recovered.run_id, recovered.pairs, recovered.ratings)
-        self.stages.restore(recovered.run_id, recovered.stages)
+        self.stages.restore(recovered.run_id, recovered.stages, max((step.step for step in recovered.steps), default=0))
         results = self.evaluations.results()
         self.watch.restore(recovered.run_id, recovered.resumed, recovered.steps, results, self._job)
         self.collection.restore(recovered)

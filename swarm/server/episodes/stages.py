@@ -78,9 +78,10 @@ class Stages:
         for stage in list(self.pointers.values()):
             self._set(stage.begun_again(self._wall(), "another training run began", from_step))
 
-    def restore(self, run_id: str, rows: Iterable[StageRow]) -> None:
-        """Go on after a restart with the rows of the run, in the order in which they were appended."""
-        self._run_id = run_id
+    def restore(self, run_id: str, rows: Iterable[StageRow], latest: int = 0) -> None:
+        """Go on after a restart with the rows of the run, in the order in which they were appended, and the ``latest``
+        version that it had."""
+        self._run_id, self._latest = run_id, latest
         for row in rows:
             stage = ServingStage.model_validate_json(row.stage)
             self.pointers[stage.key] = stage

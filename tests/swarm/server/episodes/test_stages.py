@@ -23,7 +23,8 @@ from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
 from swarm.server.holding import HeldPolicies
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import StageRow
+from swarm.server.journal.rows import StageRow, StepRow
+from swarm.types import StepResult
 from tests.swarm.server import conftest as server
 from tests.swarm.server.episodes.test_comparisons import pair
 from tests.swarm.server.test_recovery import CONFIG, rolling
@@ -205,6 +206,26 @@ async def test_weights_that_come_again_are_others_also_after_a_restart(tmp_path:
     again.open(journal)
     [found] = again.pool.comparisons.statuses()
     assert (found.challenger, found.verdict.requests) == (10, 1)
+    await journal.close()
+
+
+@pytest.mark.anyio
+async def test_what_is_late_of_weights_that_are_lost_with_the_server_is_none_of_those_that_come_again(
+    tmp_path: Path,
+) -> None:
+    journal = Journal.open(tmp_path / "journal.db")
+    controller = rolling(journal)
+    done = (StepResult(step=step, batch_id=f"b{step}", metrics={}, seconds=1.0) for step in (9, 10))
+    journal.append(*(StepRow(controller.run.run_id, step) for step in done))
+    await journal.close()
+    journal = Journal.open(tmp_path / "journal.db")
+    again = Controller(CONFIG)
+    again.open(journal)
+    # its engine goes on from an earlier checkpoint
+    again.pool.advance(4)
+    for version in (4, 10):
+        await again.episodes.record_pair(pair(f"of {version}", challenger=version))
+    assert [one.challenger for one in again.pool.comparisons.statuses()] == [4]
     await journal.close()
 
 
