@@ -45,12 +45,13 @@ PACKED_TYPES = (
 #: Types of models that cap the scores of their attention: torch's own computes them without the cap, and says nothing.
 CAPPED_TYPES = ("gemma2", "vaultgemma")
 
-#: Keys of verl that the swarm server knows as fields of the job: it asks vLLM for the temperature, counts by sizes, and
+#: Keys of verl that the swarm server knows as fields of the job: it tells vLLM how to sample, counts by sizes, and
 #: looks for checkpoints.
 _OF_THE_SERVER = {
     "actor_rollout_ref.model.path": "model",
     f"{ROLLOUT}.n": "num_repeat",
     f"{ROLLOUT}.temperature": "temperature",
+    **dict.fromkeys((f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k"), "sampling"),
     "data.train_batch_size": "batch_size",
     "trainer.default_local_dir": "checkpoint_dir",
     "trainer.total_training_steps": "total_training_steps",

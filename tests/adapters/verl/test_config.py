@@ -219,6 +219,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"actor_rollout_ref.rollout.temperature": 0.9}, r"goes by job\.temperature, too"),
         ({"data.train_batch_size": 16}, r"goes by job\.batch_size, too"),
         ({"actor_rollout_ref.rollout.n": 8}, r"goes by job\.num_repeat, too"),
+        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"goes by job\.sampling, too"),
         ({"actor_rollout_ref.model.path": "/models/other"}, r"goes by job\.model, too"),
         ({"trainer.default_local_dir": "/big/disk"}, r"goes by job\.checkpoint_dir, too"),
         ({"trainer.total_training_steps": 5}, r"goes by job\.total_training_steps, too"),
