@@ -28,6 +28,8 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "axes.xmargin": 0.02,
     "legend.frameon": False,
+    # labels are users' words
+    "text.parse_math": False,
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gateway.reports.plot import draw
 from gateway.reports.report import (
@@ -54,7 +55,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
         shows += [True] * 2
         shows.append(bool(report.evaluations))
         for column in (*compress(titles, shows), *(other.label for other in others)):
-            table.add_column(column, justify="left" if column == "" else "right")
+            table.add_column(Text(column), justify="left" if column == "" else "right")
         evaluations = {point.step: point.reward_mean for point in report.evaluations}
         beside = [{point.step: point.reward_mean for point in other.steps} for other in others]
         stride = max(1, -(-len(report.steps) // _MAX_ROWS))

@@ -136,6 +136,15 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "held-out prompts prove more: `swarm-gateway replay --no-train --compare`" in text
 
 
+@pytest.mark.parametrize("label", ["[base]", "[/base]", r"from $\oops to $2"])
+def test_a_label_is_shown_as_it_is_written(label: str, tmp_path: Path) -> None:
+    console = Console(record=True, width=140)
+    print_report(report(), [report(label)], console)
+    assert label in console.export_text()
+    write_report(report(label), tmp_path, [report("other")])
+    assert (tmp_path / "report.png").exists()
+
+
 def test_it_says_whether_the_run_learns_beside_its_control_and_on_held_out_tasks() -> None:
     rewards = tuple(0.2 + 0.02 * step + 0.01 * (step % 3) for step in range(20))
     run = report(rewards=rewards)
