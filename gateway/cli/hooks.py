@@ -156,7 +156,7 @@ def _ranking(group: GroupResult, full: bool) -> list[str]:
 
     lines = [short(group.prompt, _WIDTH) or group.task_id]
     if group.error:
-        return [*lines, f"  no reward: {group.error}"]
+        return [*lines, f"  no reward: {printable(group.error)}"]
     for rank, index in enumerate(group.order, 1):
         reward = group.rewards[index]
         parts = ", ".join(f"{name} {value:.3g}" for name, value in reward.components.items())

@@ -67,6 +67,15 @@ def test_a_hook_that_scores_nothing_is_exit_code_1(folder: Path) -> None:
     assert run(folder)[0] == 1
 
 
+def test_an_answer_in_the_words_of_a_failure_commands_no_terminal(folder: Path) -> None:
+    (folder / "on_compute_relative_reward.py").write_text(
+        "def on_compute_relative_reward(task, candidates, context):\n    raise ValueError(candidates[0].text)\n"
+    )
+    (folder / "groups.jsonl").write_text(json.dumps({"prompt": "q", "candidates": ["a\x1b]0;mine\x07", "b"]}))
+    out = run(folder)[1]
+    assert "]0;mine" in out and "\x1b" not in out
+
+
 def test_no_groups_are_an_error(folder: Path) -> None:
     (folder / "groups.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="holds no group"):
