@@ -72,13 +72,11 @@ _LOGGED_PANELS = 4
 
 def draw(reports: Sequence[Curves], path: Path) -> None:
     """Write the PNG for ``reports``: first the run, then the reports that it is compared with."""
-    below = _panels(reports)
-    with picture(path, (9, 4.4 + 1.6 * len(below))) as figure:
-        axes = figure.subplots(1 + len(below), 1, sharex=True, squeeze=False, height_ratios=[3, *[1.6] * len(below)])
-        panels: list[tuple[str, Callable[[StepPoint], float | None]]] = [
-            ("mean reward", lambda point: point.reward_mean)
-        ]
-        for (title, value), [axis] in zip([*panels, *below], axes, strict=True):
+    panels = _panels(reports)
+    below = len(panels) - 1
+    with picture(path, (9, 4.4 + 1.6 * below)) as figure:
+        axes = figure.subplots(1 + below, 1, sharex=True, squeeze=False, height_ratios=[3, *[1.6] * below])
+        for (title, value), [axis] in zip(panels, axes, strict=True):
             axis.set_ylabel(title)
             for report, colour in zip(reports, COLOURS, strict=False):
                 line(axis, report.label, _points(report.steps, value), colour)
@@ -92,7 +90,7 @@ def draw(reports: Sequence[Curves], path: Path) -> None:
 
 def _panels(reports: Sequence[Curves]) -> list[tuple[str, Callable[[StepPoint], float | None]]]:
     points = [point for report in reports for point in (*report.steps, *report.evaluations)]
-    panels: list[tuple[str, Callable[[StepPoint], float | None]]] = []
+    panels: list[tuple[str, Callable[[StepPoint], float | None]]] = [("mean reward", lambda point: point.reward_mean)]
     if any(point.success_rate is not None for point in points):
         panels.append(("success rate", lambda point: point.success_rate))
     if any(point.response_tokens is not None for point in points):

@@ -71,14 +71,12 @@ class Overheard:
         """The same outcome for the user; ``done`` follows its ``close``."""
         path = self._path
         match outcome:
-            case Relayed(body=bytes() as body):
-                if outcome.status == 200:
-                    self._whole(lambda: answer_in(path, [body], streamed=False))
-            case Relayed(body=body) if not isinstance(body, bytes):
-                if outcome.status == 200:
-                    parts: list[bytes] = []
-                    body = self._passing(body, parts, len, MAX_BYTES, lambda: answer_in(path, parts, streamed=True))
-                    outcome = replace(outcome, body=body)
+            case Relayed(status=200, body=bytes() as body):
+                self._whole(lambda: answer_in(path, [body], streamed=False))
+            case Relayed(status=200, body=body) if not isinstance(body, bytes):
+                parts: list[bytes] = []
+                body = self._passing(body, parts, len, MAX_BYTES, lambda: answer_in(path, parts, streamed=True))
+                outcome = replace(outcome, body=body)
             case Live():
                 chunks: list[dict[str, Any]] = []
                 passing = self._passing(
