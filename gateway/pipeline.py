@@ -371,7 +371,7 @@ def _impatient(settings: RouteSettings) -> RouteSettings:
     )
 
 
-def _consents(route: Route, request: Incoming | AnyRequest, *, refuses: bool = False) -> bool:
+def _consents(route: Route, request: Incoming | AnyRequest, *, refuses: bool) -> bool:
     """Whether the request's texts may be kept, which is noted for whoever would write them; ``refuses``: its session
     says no."""
     data = route.settings.data

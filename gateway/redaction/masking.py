@@ -215,7 +215,7 @@ def _unescaped(text: str) -> str:
         return text
 
 
-def _texts_of(value: object, in_json: bool = False) -> Iterable[tuple[str, bool]]:
+def _texts_of(value: object) -> Iterable[tuple[str, bool]]:
     """The texts in ``value``, and whether each is JSON itself."""
     texts: list[tuple[str, bool]] = []
 

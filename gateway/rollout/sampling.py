@@ -52,9 +52,6 @@ class EpisodeLostError(UnavailableError):
 
     default_code = "episode_lost"
 
-    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 5.0) -> None:
-        super().__init__(message, code=code, retry_after=retry_after)
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
