@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CallRow, EndRow, EpisodeRow, Row, StateRow
+from swarm.server.journal.rows import CallRow, EndRow, EpisodeRow, JournalRow, StateRow
 from swarm.states import EpisodeState
 from swarm.subjects import Subject, Tombstone
 from swarm.tokens import ModelCall, Trajectory
@@ -78,7 +78,7 @@ def _name(number: int) -> str:
     return f"{number * 0x9E3779B97F4A7C15 % (1 << 128):032x}"
 
 
-def _episode(number: int, options: argparse.Namespace) -> list[Row]:
+def _episode(number: int, options: argparse.Namespace) -> list[JournalRow]:
     name, key = _name(number), "hers" if number % options.every == 0 else f"key {number % 97}"
     ids = np.arange(options.tokens, dtype=np.int32) + number
     call = ModelCall(

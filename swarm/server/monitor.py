@@ -32,9 +32,9 @@ from swarm.server.journal.rows import (
     CallRow,
     EndRow,
     EpisodeRow,
+    JournalRow,
     QuarantineRow,
     Recovered,
-    Row,
     StateRow,
     StepRow,
 )
@@ -170,7 +170,7 @@ class Meters:
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
-    def observe(self, row: Row) -> None:
+    def observe(self, row: JournalRow) -> None:
         """Count ``row``; called with each record given to the journal."""
         match row:
             case CallRow(call=call):
@@ -281,7 +281,7 @@ class MeteredJournal(Journal):
                     self.meters.waits(trajectory)
         return recovered
 
-    def append(self, *rows: Row) -> None:
+    def append(self, *rows: JournalRow) -> None:
         super().append(*rows)
         for row in rows:
             self.meters.observe(row)

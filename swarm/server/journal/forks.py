@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, parse_job
 from swarm.server.journal.ancestry import line_to
-from swarm.server.journal.rows import EvaluationRow, Row, RunRow, StepRow
+from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow, StepRow
 from swarm.server.journal.schema import open_to_write, reading
 from swarm.server.journal.sqlite import write
 from swarm.types import StepResult
@@ -31,7 +31,7 @@ def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
         line = line_to(connection, step)
         if not line:
             raise ConfigError(f"{journal} does not know step {step}: nothing says which job trained it", param="step")
-        rows: list[Row] = []
+        rows: list[JournalRow] = []
         job_yaml = ""
         for run_id in dict.fromkeys(run_id for run_id, _, _ in line):
             [(job_yaml,)] = connection.execute("SELECT job_yaml FROM runs WHERE run_id = ?", (run_id,))

@@ -33,7 +33,7 @@ from swarm.server.journal.erasure import (
     undone,
 )
 from swarm.server.journal.recovery import past_ending, recover
-from swarm.server.journal.rows import Ending, Recovered, Row
+from swarm.server.journal.rows import Ending, JournalRow, Recovered
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
 from swarm.server.journal.writer import ResultT, Retention, Work, Writer
 from swarm.status import JournalStatus
@@ -59,7 +59,7 @@ class Journal:
         self._lock = lock
         self._appended = 0
         #: what this turn of the event loop has appended
-        self._gathered: list[Row] = []
+        self._gathered: list[JournalRow] = []
         self._oldest = 0.0
         #: how many rows must be committed, until when (on the event loop's clock), and who waits
         self._waiting: deque[tuple[int, float, asyncio.Future[None]]] = deque()
@@ -145,7 +145,7 @@ class Journal:
         """How many rows are not on disk yet."""
         return self._appended - self._writer.committed
 
-    def append(self, *rows: Row) -> None:
+    def append(self, *rows: JournalRow) -> None:
         """Queue ``rows`` for the disk; never waits, never raises.
 
         The writer gets what one turn of the event loop appends at once, as one transaction: a crash finds all of it on

@@ -23,11 +23,11 @@ from swarm.types import Notes, StepResult, WorkflowOutput
 EndedHow = Literal["ended", "aborted", "idle", "capped", "engine"]
 
 
-class _Row(Struct, frozen=True, gc=False):
+class JournalRow(Struct, frozen=True, gc=False):
     """A row is made for each event of each episode: dataclasses would take longer."""
 
 
-class RunRow(_Row, frozen=True, gc=False):
+class RunRow(JournalRow, frozen=True, gc=False):
     """A training run; once it is ``stopped`` or has done all steps, the next start begins another unless it resumes."""
 
     run_id: str
@@ -35,7 +35,7 @@ class RunRow(_Row, frozen=True, gc=False):
     stopped: bool = False
 
 
-class CountsRow(_Row, frozen=True, gc=False):
+class CountsRow(JournalRow, frozen=True, gc=False):
     """How many episodes of a run were trained, dropped and quarantined so far."""
 
     run_id: str
@@ -44,7 +44,7 @@ class CountsRow(_Row, frozen=True, gc=False):
     quarantined: int
 
 
-class EpisodeRow(_Row, frozen=True, gc=False):
+class EpisodeRow(JournalRow, frozen=True, gc=False):
     """An episode that was given to a client; ``group_uuid`` is empty unless it was claimed as part of a group."""
 
     episode_uuid: str
@@ -61,28 +61,28 @@ class EpisodeRow(_Row, frozen=True, gc=False):
     run_id: str = ""
 
 
-class KeyRow(_Row, frozen=True, gc=False):
+class KeyRow(JournalRow, frozen=True, gc=False):
     """A further key of an episode, for a claim repeated after a restart: of the first key only the digest was left."""
 
     episode_uuid: str
     key_digest: bytes
 
 
-class CallRow(_Row, frozen=True, gc=False):
+class CallRow(JournalRow, frozen=True, gc=False):
     """A completed sampling call of a claimed episode."""
 
     episode_uuid: str
     call: ModelCall
 
 
-class QuarantineRow(_Row, frozen=True, gc=False):
+class QuarantineRow(JournalRow, frozen=True, gc=False):
     """Why a claimed episode can never be trained."""
 
     episode_uuid: str
     reason: str
 
 
-class EndRow(_Row, frozen=True, gc=False):
+class EndRow(JournalRow, frozen=True, gc=False):
     """The end of a claimed episode, and the state that it is in now.
 
     ``trajectory`` is set if it waits for a batch; otherwise ``drop_reason`` says why a train episode that ended with a
@@ -105,7 +105,7 @@ class EndRow(_Row, frozen=True, gc=False):
     tokens: TokenCounts = TokenCounts()
 
 
-class StateRow(_Row, frozen=True, gc=False):
+class StateRow(JournalRow, frozen=True, gc=False):
     """A later state of ended episodes: in a batch, trained (at ``step``), or dropped (for ``reason``).
 
     ``cause`` is the kind of reason, for counters; it is not stored. ``None`` leaves a column as it is.
@@ -119,7 +119,7 @@ class StateRow(_Row, frozen=True, gc=False):
     cause: str = ""
 
 
-class GroupRow(_Row, frozen=True, gc=False):
+class GroupRow(JournalRow, frozen=True, gc=False):
     """``lost`` episodes of the incomplete group of ``task_id`` ended without a trajectory; 0: the group is gone.
 
     ``version`` is the policy version when the group began.
@@ -130,31 +130,31 @@ class GroupRow(_Row, frozen=True, gc=False):
     version: int
 
 
-class AgreementRow(_Row, frozen=True, gc=False):
+class AgreementRow(JournalRow, frozen=True, gc=False):
     """A client has no more episodes for the next batch."""
 
     client_uuid: str
 
 
-class NoAgreementsRow(_Row, frozen=True, gc=False):
+class NoAgreementsRow(JournalRow, frozen=True, gc=False):
     """No client agrees any more: the next batch is agreed on anew."""
 
 
-class BatchRow(_Row, frozen=True, gc=False):
+class BatchRow(JournalRow, frozen=True, gc=False):
     """The batch that is out, and how often the trainer failed on it."""
 
     batch: TrainBatch
     attempts: int = 0
 
 
-class StepRow(_Row, frozen=True, gc=False):
+class StepRow(JournalRow, frozen=True, gc=False):
     """A completed training step of a run."""
 
     run_id: str
     result: StepResult
 
 
-class EvaluationRow(_Row, frozen=True, gc=False):
+class EvaluationRow(JournalRow, frozen=True, gc=False):
     """What the eval episodes of one policy version have measured so far: ``(count, sum)`` by name."""
 
     run_id: str
@@ -162,7 +162,7 @@ class EvaluationRow(_Row, frozen=True, gc=False):
     sums: Mapping[str, tuple[int, float]]
 
 
-class PairRow(_Row, frozen=True, gc=False):
+class PairRow(JournalRow, frozen=True, gc=False):
     """What a challenger's group and an incumbent did with one request: a :class:`swarm.evidence.pairs.Pair` as JSON,
     and the digest of its terms."""
 
@@ -172,7 +172,7 @@ class PairRow(_Row, frozen=True, gc=False):
     pair: str
 
 
-class RatingRow(_Row, frozen=True, gc=False):
+class RatingRow(JournalRow, frozen=True, gc=False):
     """What a user said of one side's answer: a :class:`swarm.evidence.ratings.SideRating` as JSON, and the digest of
     its terms; it replaces an earlier one of ``answer``, which names the answer under these terms."""
 
@@ -182,14 +182,14 @@ class RatingRow(_Row, frozen=True, gc=False):
     rating: str
 
 
-class ForgottenEvidenceRow(_Row, frozen=True, gc=False):
+class ForgottenEvidenceRow(JournalRow, frozen=True, gc=False):
     """The pairs, ratings and evaluations of versions above ``version`` count no more: the engine went back to it."""
 
     run_id: str
     version: int
 
 
-class StageRow(_Row, frozen=True, gc=False):
+class StageRow(JournalRow, frozen=True, gc=False):
     """One version of the stage of a route: a :class:`swarm.evidence.stages.ServingStage` as JSON."""
 
     run_id: str
@@ -199,35 +199,12 @@ class StageRow(_Row, frozen=True, gc=False):
     stage: str
 
 
-class ResumptionRow(_Row, frozen=True, gc=False):
+class ResumptionRow(JournalRow, frozen=True, gc=False):
     """A person let training go on after ``step``, in spite of the alarms that had paused it; a half more: after the
     version of the step was evaluated, too."""
 
     run_id: str
     step: float
-
-
-Row = (
-    RunRow
-    | CountsRow
-    | EpisodeRow
-    | KeyRow
-    | CallRow
-    | QuarantineRow
-    | EndRow
-    | StateRow
-    | GroupRow
-    | AgreementRow
-    | NoAgreementsRow
-    | BatchRow
-    | StepRow
-    | EvaluationRow
-    | PairRow
-    | RatingRow
-    | ForgottenEvidenceRow
-    | StageRow
-    | ResumptionRow
-)
 
 
 class Ending(NamedTuple):

@@ -24,13 +24,13 @@ from swarm.server.journal.rows import (
     EvaluationRow,
     ForgottenEvidenceRow,
     GroupRow,
+    JournalRow,
     KeyRow,
     NoAgreementsRow,
     PairRow,
     QuarantineRow,
     RatingRow,
     ResumptionRow,
-    Row,
     RunRow,
     StageRow,
     StateRow,
@@ -105,7 +105,7 @@ def _members(batch: TrainBatch) -> str:
 
 #: The statements of each type of row. Types come in this order within a transaction, because busy servers mix the first
 #: four; the rows after them, of any type, keep the order in which they came.
-_BULK: dict[type[Row], tuple[Statement, ...]] = {
+_BULK: dict[type[JournalRow], tuple[Statement, ...]] = {
     EpisodeRow: (
         "INSERT OR IGNORE INTO episodes (uuid, client_uuid, type, key_digest, idle_timeout, max_seconds,"
         " claimed_at, claim_key, task_hint, group_uuid, group_size, run_id)"
@@ -137,7 +137,7 @@ _BULK: dict[type[Row], tuple[Statement, ...]] = {
         ),
     ),
 }
-_SPARSE: dict[type[Row], tuple[Statement, ...]] = {
+_SPARSE: dict[type[JournalRow], tuple[Statement, ...]] = {
     RunRow: (
         "INSERT INTO runs (run_id, job_yaml, stopped) VALUES (:run_id, :job_yaml, :stopped)"
         " ON CONFLICT (run_id) DO UPDATE SET job_yaml = excluded.job_yaml, stopped = excluded.stopped",
@@ -226,7 +226,7 @@ _STATEMENTS = {**_BULK, **_SPARSE}
 _RANK = {kind: rank for rank, kind in enumerate(_BULK)}
 
 
-def write(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+def write(connection: sqlite3.Connection, rows: Sequence[JournalRow]) -> None:
     """Store ``rows`` inside the open transaction, one ``executemany`` per statement of each run of one type."""
     for kind, run in groupby(sorted(rows, key=lambda row: _RANK.get(type(row), len(_RANK))), type):
         of_kind = list(run)

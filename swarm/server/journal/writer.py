@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
 from swarm.server.config import RouteRetention
-from swarm.server.journal.rows import CallRow, EndRow, Row
+from swarm.server.journal.rows import CallRow, EndRow, JournalRow
 from swarm.server.journal.schema import LIVE, PRIVATE
 from swarm.server.journal.sqlite import write
 from swarm.states import EpisodeState
@@ -89,7 +89,7 @@ class Retention:
         self._keep_pages = max(1, keep_bytes // page_size)
         self._ends = self._tokens = 0
 
-    def apply(self, rows: Sequence[Row]) -> None:
+    def apply(self, rows: Sequence[JournalRow]) -> None:
         """Remove what is too much, inside the transaction that writes ``rows``, if it is time to check."""
         self.unclean = True
         for row in rows:
@@ -247,7 +247,7 @@ class Writer:
         self._connection = connection
         self._retention = retention
         self._on_commit = on_commit
-        self._queue: queue.SimpleQueue[Sequence[Row] | Work[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[JournalRow] | Work[Any] | None] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         #: committed rows; the others are for statistics
@@ -261,7 +261,7 @@ class Writer:
         self.pending_since = time.monotonic()
         self._thread.start()
 
-    def put(self, item: Sequence[Row] | Work[Any]) -> None:
+    def put(self, item: Sequence[JournalRow] | Work[Any]) -> None:
         """Queue rows for one transaction, or work; never waits."""
         self._queue.put(item)
 
@@ -285,7 +285,7 @@ class Writer:
             self.error = f"the writer died of {type(exc).__name__}: {exc}; restart the server"
             logger.critical("the journal accepts nothing more: %s", self.error, exc_info=True)
 
-    def _drain(self) -> list[Sequence[Row] | Work[Any] | None]:
+    def _drain(self) -> list[Sequence[JournalRow] | Work[Any] | None]:
         """All items that are queued; waits for the first one, and tidies the file meanwhile."""
         items = [self._first()]
         with contextlib.suppress(queue.Empty):
@@ -293,7 +293,7 @@ class Writer:
                 items.append(self._queue.get_nowait())
         return items
 
-    def _first(self) -> Sequence[Row] | Work[Any] | None:
+    def _first(self) -> Sequence[JournalRow] | Work[Any] | None:
         wait = IDLE_SECONDS
         while True:
             try:
@@ -312,7 +312,7 @@ class Writer:
             self._roll_back()
             return False
 
-    def _serve(self, items: Sequence[Sequence[Row] | Work[Any] | None]) -> bool:
+    def _serve(self, items: Sequence[Sequence[JournalRow] | Work[Any] | None]) -> bool:
         """Commit all rows of ``items`` as one transaction, then do the work; False at the end."""
         taken = time.monotonic()
         rows = [row for item in items if item is not None and not isinstance(item, Work) for row in item]
@@ -330,7 +330,7 @@ class Writer:
             self._retention.unclean |= isinstance(item, Work)
         return items[-1] is not None
 
-    def _commit(self, rows: Sequence[Row]) -> bool:
+    def _commit(self, rows: Sequence[JournalRow]) -> bool:
         """Write until the disk accepts it; False if :meth:`stop` gave up on it."""
         failures = 0
         while True:

@@ -23,7 +23,7 @@ from swarm.server.journal.browse import last_run
 from swarm.server.journal.erasure import EXPORTS
 from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import EvaluationRow, PairRow, Row, RunRow, StageRow, StateRow, StepRow
+from swarm.server.journal.rows import EvaluationRow, JournalRow, PairRow, RunRow, StageRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.types import Notes, StepResult, WorkflowOutput
 from tests.gateway.cli.test_models import journal, saved, steps
@@ -53,7 +53,7 @@ def run_dir(tmp_path: Path) -> Path:
     rules = StageRules()
     first = ServingStage.begun("chat", "gpt", rules, 1.0, "salt").serving(1, 1.0)
     promoted = first.moved(0.05, 2.0, "ann", "read 50 of both")
-    rows: list[Row] = [
+    rows: list[JournalRow] = [
         StageRow("r", "chat", "gpt", stage.version, stage.model_dump_json()) for stage in (first, promoted)
     ]
     pairs = [pair(f"g{number}", challenger=1, stage="shadow") for number in range(3)]
@@ -96,7 +96,7 @@ def test_a_kept_version_says_what_made_it_and_who_promoted_it(run_dir: Path) -> 
 def test_after_a_step_back_a_number_stands_for_the_weights_that_have_it_now(run_dir: Path) -> None:
     rules = StageRules()
     before = ServingStage.begun("chat", "gpt", rules, 3.0, "salt").serving(2, 3.0)
-    rows: list[Row] = [StageRow("r", "chat", "gpt", 9, before.moved(1.0, 4.0, "bob", "good").model_dump_json())]
+    rows: list[JournalRow] = [StageRow("r", "chat", "gpt", 9, before.moved(1.0, 4.0, "bob", "good").model_dump_json())]
     rows += [PairRow("r", "other", "t", pair("other", challenger=2).model_dump_json())]
     # back to step 1, and step 2 is trained anew
     rows += [RunRow("again", dump_job(JOB))]

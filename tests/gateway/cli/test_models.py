@@ -16,18 +16,18 @@ from gateway.cli import main
 from swarm.job import TrainJob, dump_job
 from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import Row, RunRow, StepRow
+from swarm.server.journal.rows import JournalRow, RunRow, StepRow
 from swarm.types import StepResult
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def steps(run_id: str, *numbers: int) -> list[Row]:
+def steps(run_id: str, *numbers: int) -> list[JournalRow]:
     metrics = {"swarm/reward_mean": 0.5, "swarm/episodes": 8.0, "swarm/tasks": 2.0, "swarm/tasks_with_signal": 1.0}
     return [StepRow(run_id, StepResult(step=n, batch_id=f"{run_id}{n}", metrics=metrics, seconds=1.0)) for n in numbers]
 
 
-def journal(run_dir: Path, job: TrainJob, *rows: Row) -> None:
+def journal(run_dir: Path, job: TrainJob, *rows: JournalRow) -> None:
     async def fill() -> None:
         opened = Journal.open(run_dir / "journal.db")
         opened.append(RunRow("r", dump_job(job)), *rows)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio.lowlevel
 
 from swarm.errors import UnavailableError
-from swarm.server.journal.rows import BatchRow, Ending, Recovered, Row, RunRow
+from swarm.server.journal.rows import BatchRow, Ending, JournalRow, Recovered, RunRow
 
 RowT = TypeVar("RowT")
 
@@ -21,7 +21,7 @@ class MemoryJournal:
 
     def __init__(self, recovered: Recovered | None = None) -> None:
         self.recovered = recovered or Recovered()
-        self.records: list[Row] = []
+        self.records: list[JournalRow] = []
         self.synced_records = 0
         self.failing = False
         self.gate = asyncio.Event()
@@ -33,7 +33,7 @@ class MemoryJournal:
     def recover(self) -> Recovered:
         return self.recovered
 
-    def append(self, *rows: Row) -> None:
+    def append(self, *rows: JournalRow) -> None:
         self.records += rows
 
     async def synced(self) -> None:

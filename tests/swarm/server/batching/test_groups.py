@@ -10,13 +10,13 @@ from msgspec import structs
 
 from swarm.server.batching.collection import Collection
 from swarm.server.batching.groups import Dropped
-from swarm.server.journal.rows import Row, StateRow
+from swarm.server.journal.rows import JournalRow, StateRow
 from swarm.states import EpisodeState
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
 
-def store(rows: list[Row] | None = None, **more: Any) -> Collection:
-    told: list[Row] = [] if rows is None else rows
+def store(rows: list[JournalRow] | None = None, **more: Any) -> Collection:
+    told: list[JournalRow] = [] if rows is None else rows
     collection = Collection(job(**more), clock=Clock(), append=lambda *new: told.extend(new))
     collection.seen("me")
     return collection
@@ -63,7 +63,7 @@ def evicted(collection: Collection) -> list[Dropped]:
 )
 def test_what_is_dropped_says_why(drop: Any, words: str) -> None:
     collection = "finish_enough_non_dummy_tasks" if drop is uninformative else "finish_enough_tasks"
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     dropping = store(rows, batch_size=1, max_cached_episodes=1, collection=collection)
     told = drop(dropping)
     (row,) = [row for row in rows if isinstance(row, StateRow) and row.state is EpisodeState.DROPPED]

@@ -22,7 +22,7 @@ from swarm.errors import StateError
 from swarm.job import CollectionMethod
 from swarm.protocol import EpisodeType
 from swarm.server.batching.collection import Collection
-from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, Recovered, Row, StateRow
+from swarm.server.journal.rows import BatchRow, EndedHow, GroupRow, JournalRow, Recovered, StateRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -95,7 +95,7 @@ class CollectionMachine(RuleBasedStateMachine):
         self.counts: Counter[tuple[str, str]] = Counter()
         #: what the journal was told of groups that lack members
         self.losses: dict[str, GroupRow] = {}
-        self.rows: list[Row] = []
+        self.rows: list[JournalRow] = []
         self.clients_of: dict[str, str] = {}
 
     # ------------------------------------------------------------------ the model
@@ -196,7 +196,7 @@ class CollectionMachine(RuleBasedStateMachine):
             self.counts[self.clients_of[name], "dropped"] += 1
         self.gone += expected
 
-    def append(self, *rows: Row) -> None:
+    def append(self, *rows: JournalRow) -> None:
         """What the journal gets."""
         self.rows += rows
         for row in rows:

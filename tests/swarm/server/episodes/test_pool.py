@@ -11,7 +11,7 @@ from swarm.job import TrainJob
 from swarm.protocol import EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
-from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvidenceRow, Row
+from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvidenceRow, JournalRow
 from swarm.states import EngineStates, TrainerState, VllmState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
@@ -31,8 +31,10 @@ class Clock:
         return self.now
 
 
-def rolling_pool(job: TrainJob = JOB, clock: Clock | None = None, records: list[Row] | None = None) -> EpisodePool:
-    told: list[Row] = [] if records is None else records
+def rolling_pool(
+    job: TrainJob = JOB, clock: Clock | None = None, records: list[JournalRow] | None = None
+) -> EpisodePool:
+    told: list[JournalRow] = [] if records is None else records
     pool = EpisodePool(job, lambda *new: told.extend(new), clock=clock or Clock())
     pool.follow(ROLLING)
     return pool
@@ -189,7 +191,7 @@ def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> No
 
 
 def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
-    records: list[Row] = []
+    records: list[JournalRow] = []
     pool = rolling_pool(records=records)
     grant = pool.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"))
     assert isinstance(grant, Grant)
@@ -208,7 +210,7 @@ def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
 
 
 def test_the_journal_is_told_everything_once_and_in_order() -> None:
-    records: list[Row] = []
+    records: list[JournalRow] = []
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
     episode = pool.running.open(one.episode_uuid, one.key)
@@ -251,7 +253,7 @@ def evaluation(pool: EpisodePool, version: int) -> EpisodeKey:
 
 
 def test_an_evaluation_of_weights_that_are_lost_counts_for_no_others() -> None:
-    records: list[Row] = []
+    records: list[JournalRow] = []
     pool = rolling_pool(records=records)
     pool.advance(2)
     first, late = evaluation(pool, 2), evaluation(pool, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, Row, StateRow, StepRow
+from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, JournalRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory
 from swarm.tracker.timelines import merge_calls
@@ -74,12 +74,12 @@ def batch(batch_id: str, **tasks: list[str]) -> TrainBatch:
     return TrainBatch(batch_id=batch_id, groups=groups)
 
 
-def taken(batch: TrainBatch) -> tuple[Row, ...]:
+def taken(batch: TrainBatch) -> tuple[JournalRow, ...]:
     """The batch goes out."""
     return BatchRow(batch), StateRow(uuids(batch), EpisodeState.BATCHED, batch.batch_id)
 
 
-def stepped(batch: TrainBatch, number: int = 1, run_id: str = "r") -> tuple[Row, ...]:
+def stepped(batch: TrainBatch, number: int = 1, run_id: str = "r") -> tuple[JournalRow, ...]:
     """The step of the batch is recorded."""
     result = StepResult(step=number, batch_id=batch.batch_id, metrics={"loss": float("inf")}, seconds=2.5)
     return StepRow(run_id, result), StateRow(uuids(batch), EpisodeState.TRAINED, step=number)

@@ -19,7 +19,7 @@ import pytest
 from swarm.errors import UnavailableError
 from swarm.server.journal import erasure
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CallRow, Row, RunRow
+from swarm.server.journal.rows import CallRow, JournalRow, RunRow
 from swarm.server.refused import write_record
 from swarm.subjects import Subject, Tombstone
 from swarm.tokens import ModelCall
@@ -45,7 +45,7 @@ def sampled(name: str, tokens: int) -> ModelCall:
     return model_call(range(5), [one & 0x7FFF_FFFF for one in ids], 1, 2, call_id=f"call {name}.")
 
 
-def episode(name: str, tokens: int, words: str = "") -> list[Row]:
+def episode(name: str, tokens: int, words: str = "") -> list[JournalRow]:
     row = CallRow(name, sampled(name, tokens))
     return [claimed(name), row, ended_with(row, name, output=said(name, words))]
 
@@ -165,7 +165,7 @@ async def test_the_tokens_of_what_is_given_up_are_written_over(tmp_path: Path, m
     random_ = random.Random(1)
     journal = Journal.open(tmp_path / "journal.db")
     journal.append(RunRow("r", ""))
-    running: list[tuple[str, list[Row]]] = []
+    running: list[tuple[str, list[JournalRow]]] = []
     given_up: list[str] = []
     for number in range(300):
         name = f"{random_.choice(['private', 'his'])}-{number:03}"

@@ -16,7 +16,7 @@ from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.forks import fork_journal
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.lineage import lineage_of
-from swarm.server.journal.rows import EvaluationRow, Row, RunRow
+from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow
 from swarm.server.journal.schema import reading
 from tests.swarm.server.journal.test_lineage import JOB, journal, step
 
@@ -27,7 +27,7 @@ def parents(folder: Path) -> Path:
     """A run that another one with another job went on with; its second step was done again."""
     folder.mkdir()
     other = JOB.model_copy(update={"lr": 0.5, "checkpoint_dir": str(folder / "elsewhere")})
-    rows: list[Row] = [RunRow("first", dump_job(JOB)), step("first", 1, "a"), step("first", 2, "lost")]
+    rows: list[JournalRow] = [RunRow("first", dump_job(JOB)), step("first", 1, "a"), step("first", 2, "lost")]
     rows += [step("first", 2, "b"), EvaluationRow("first", 2, {"reward_mean": (4, 3.0)})]
     rows += [RunRow("second", dump_job(other)), step("second", 3, "c"), step("second", 4, "d")]
     return journal(folder, *rows)

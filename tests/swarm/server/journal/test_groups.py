@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 from swarm.server.journal.export import ExportReport, ExportState, export
 from swarm.server.journal.group_lines import model_of
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import CallRow, Row, RunRow
+from swarm.server.journal.rows import CallRow, JournalRow, RunRow
 from swarm.tokens import Trajectory
 from swarm.tracker.timelines import merge_calls
 from swarm.types import Notes, WorkflowOutput
@@ -27,7 +27,9 @@ def decode(ids: list[int], *, special: bool) -> str:
     return " ".join(f"<{one}>" if one == 0 else f"t{one}" for one in ids if special or one)
 
 
-def episode(name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **notes: Any) -> tuple[Row, ...]:
+def episode(
+    name: str, tokens: Sequence[int], task_id: str = "t", reward: float = 1.0, **notes: Any
+) -> tuple[JournalRow, ...]:
     """One answer of so many tokens, as the data plane and its client record it."""
     call = model_call([0, 9], tokens, 3, 4, call_id=name, finish_reason="length")
     timelines = merge_calls([call])
@@ -40,7 +42,7 @@ def episode(name: str, tokens: Sequence[int], task_id: str = "t", reward: float 
     )
 
 
-def groups(folder: Path, *rows: Row, state: ExportState = "waiting") -> tuple[ExportReport, list[RecordedGroup]]:
+def groups(folder: Path, *rows: JournalRow, state: ExportState = "waiting") -> tuple[ExportReport, list[RecordedGroup]]:
     async def fill() -> None:
         journal = Journal.open(folder / "journal.db")
         journal.append(RunRow("r", JOB), *rows)

@@ -12,7 +12,7 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.lineage import latest_job, lineage_of
-from swarm.server.journal.rows import EvaluationRow, Row, RunRow, StateRow, StepRow
+from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.types import Notes, StepResult, WorkflowOutput
 from tests.swarm.server.journal.build import claimed, ended
@@ -25,12 +25,12 @@ def step(run_id: str, number: int, batch_id: str, reward: float = 0.5) -> StepRo
     return StepRow(run_id, StepResult(step=number, batch_id=batch_id, metrics=metrics, seconds=1.0))
 
 
-def trained(uuid: str, batch_id: str, **notes: Any) -> tuple[Row, ...]:
+def trained(uuid: str, batch_id: str, **notes: Any) -> tuple[JournalRow, ...]:
     output = WorkflowOutput(reward=1.0, notes=Notes(**notes) if notes else None)
     return claimed(uuid), ended(uuid, output=output), StateRow([uuid], EpisodeState.TRAINED, batch_id, 1)
 
 
-def journal(folder: Path, *rows: Row) -> Path:
+def journal(folder: Path, *rows: JournalRow) -> Path:
     async def fill() -> None:
         opened = Journal.open(folder / "journal.db")
         opened.append(*rows)

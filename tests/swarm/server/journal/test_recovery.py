@@ -17,12 +17,12 @@ from swarm.server.journal.rows import (
     CountsRow,
     Ending,
     GroupRow,
+    JournalRow,
     KeyRow,
     NoAgreementsRow,
     QuarantineRow,
     Recovered,
     RecoveredEpisode,
-    Row,
     RunRow,
 )
 from swarm.server.journal.schema import open_to_write
@@ -49,7 +49,7 @@ def test_every_row_comes_back(tmp_path: Path, commits: int) -> None:
     out, done = batch("b2", t=["e2", "e3"]), batch("b1", t=["e0", "e1"])
     running = claimed("running", claim_key="k", run_id="r")
     kept = ended_with(call("e4", "call-e4"))
-    rows: list[Row] = [
+    rows: list[JournalRow] = [
         RunRow("old", "before", stopped=True),
         RunRow("r", "job"),
         *(claimed(name) for name in (*NAMES, "gone")),
@@ -117,7 +117,7 @@ ROWS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(commits=st.lists(st.lists(ROWS, min_size=1, max_size=6), min_size=1, max_size=8), cut=st.floats(0, 1))
-def test_a_journal_cut_anywhere_is_a_prefix_of_its_commits(commits: list[list[Row]], cut: float) -> None:
+def test_a_journal_cut_anywhere_is_a_prefix_of_its_commits(commits: list[list[JournalRow]], cut: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
         connection = open_to_write(path)
