@@ -107,10 +107,12 @@ class Sessions:
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
-        """Count a request of a named session that got one untrained answer, by the reason; it may end the session."""
+        """Count a request of a named session that got an untrained answer, by why; the session goes on, or ends."""
         try:
             scope, agent = self._names(incoming, route)
-            self.ends_with(incoming, self._memory.named.get(scope))
+            conversation = self._memory.named.get(scope)
+            if not self.ends_with(incoming, conversation) and conversation is not None:
+                self._goes_on(conversation)
         except RequestError:
             # a request that is not sampled for training needs no session
             return

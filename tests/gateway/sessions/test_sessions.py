@@ -280,6 +280,20 @@ async def test_by_default_every_answer_of_a_conversation_that_falls_silent_gets_
     assert (sessions.counts.credited, sessions.counts.credit_dropped) == (4, 0)
 
 
+async def test_a_session_is_not_silent_while_its_answers_are_not_trained(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a ``train_fraction``, or while an upstream answers in the place of an engine that trains."""
+    clock, to, talk, named = Clock(monkeypatch), route(Ended()), [user("hi")], {"x-swarm-session": "s"}
+    say(sessions, to, talk, "Hello.", headers=named)
+    for _ in range(3):
+        await clock.passes(200)
+        sessions.count_untrained(incoming([*talk, user("and?")], headers=named), to.name, "not_chosen")
+    assert sessions.counts.ended == {}
+    await clock.passes(310)
+    assert sessions.counts.ended == {"idle": 1}
+
+
 async def test_a_request_under_way_keeps_its_session(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, to, talk = Clock(monkeypatch), route(), [user("hi")]
     say(sessions, to, talk, "Hello.")
