@@ -219,9 +219,10 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
     Raises:
         RelayedError, UpstreamError: it is not.
     """
-    if out.started and not (relayed.status == 200 and relayed.headers.get("content-type", "").startswith(SSE)):
+    streamed = relayed.headers.get("content-type", "").startswith(SSE)
+    if out.started and not (relayed.status == 200 and streamed):
         raise _error_of(relayed)
-    out.prepare(relayed.status, relayed.headers)
+    out.prepare(relayed.status, {**(_SSE_HEADERS if streamed else {}), **relayed.headers})
     if isinstance(relayed.body, bytes):
         await out.write(relayed.body)
         return

@@ -197,6 +197,17 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
     assert "secret" not in response.text and "quote request id" in response.text
 
 
+async def test_no_proxy_holds_back_a_stream_that_is_passed_on() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+
+    delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "text/event-stream"}, parts()))
+    async with serving(delivery.app) as http:
+        response = await http.post("/")
+    assert (response.headers["x-accel-buffering"], response.headers["cache-control"]) == ("no", "no-cache")
+    assert response.headers["content-type"] == "text/event-stream"
+
+
 async def test_a_plain_answer_has_its_length_and_is_closed() -> None:
     decided = Decided(completion("hi"), lambda: (), {"x-swarm-trained": "true"})
     delivery = Delivery(ChatDialect(), decided, streamed=False)
