@@ -223,6 +223,7 @@ class Pipeline:
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = ReturnPolicy.of(settings, incoming.headers)
+        self._sessions.check(incoming, route.name)
         passed = passes(settings, incoming) if policy.train is None else None
         silent = not incoming.consent.granted and policy.train is not False
         if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):
