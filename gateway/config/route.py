@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
@@ -44,11 +44,19 @@ Share: TypeAlias = (
 )
 
 
+def _as_sent(secret: object) -> object:
+    """Without the line's end of a file of secrets, which no header has."""
+    return secret.strip() if isinstance(secret, str) else secret
+
+
+_Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_as_sent)]
+
+
 class UpstreamConfig(Model):
     """An OpenAI-compatible server that answers without training anything."""
 
     base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
-    api_key: SecretStr = Field(default=SecretStr(""), description="its key")
+    api_key: _Secret = Field(default=SecretStr(""), description="its key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
 
 
@@ -166,7 +174,7 @@ class RouteSettings(Model):
     swarm_url: str | None = Field(
         default="http://127.0.0.1:10086", pattern=r"^https?://", description="the swarm server; null: none"
     )
-    swarm_token: SecretStr = Field(
+    swarm_token: _Secret = Field(
         default=SecretStr(""),
         description="its token, with the scope claim; default: SWARM_TOKEN of the environment, else that in swarm_url",
     )

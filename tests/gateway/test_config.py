@@ -87,6 +87,9 @@ def test_defaults_are_loopback_and_open(monkeypatch: pytest.MonkeyPatch) -> None
     assert (config.host, config.port, config.keepalive_seconds) == ("127.0.0.1", 8000, 3.0)
     assert config.swarm_token.get_secret_value() == "from-environment"
     assert read_config({"hooks": "h", "swarm_token": "own"}).swarm_token.get_secret_value() == "own"
+    upstream = {"base_url": "http://api.example/v1", "api_key": "sk-1\n"}
+    config = read_config({"swarm_url": None, "upstream": upstream})
+    assert config.upstream is not None and config.upstream.api_key.get_secret_value() == "sk-1"
 
 
 def test_keys_open_the_host_and_stay_secret() -> None:

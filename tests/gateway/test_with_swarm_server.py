@@ -81,6 +81,14 @@ async def test_a_wrong_token_is_not_told_as_a_server_that_is_down(rig: server.Ri
     assert told_of["engine"] == "refuses the token"
 
 
+@pytest.mark.parametrize("overrides", [{"token": "secret"}])
+@pytest.mark.parametrize("train", ["true", "false"])
+async def test_a_token_may_end_as_a_file_of_secrets_does(rig: server.Rig, tmp_path: Path, train: str) -> None:
+    async with gateway_before(str(rig.client.base_url), tmp_path, swarm_token="secret\n") as http:
+        answer = await http.post(CHAT, json=BODY, headers={"x-swarm-train": train})
+    assert answer.status_code == 200 and answer.headers["x-swarm-trained"] == train
+
+
 async def test_what_a_trained_answer_does_not_heed_is_told_of_it_alone(rig: server.Rig, gateway: Http) -> None:
     body = BODY | {"temperature": 0.2, "seed": 3, "max_tokens": 101}
     named = {
