@@ -242,7 +242,7 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
             _resolve_hook(cast("dict[str, Any]", gate), "hook", folder)
             _resolve_suites(cast("dict[str, Any]", gate), folder)
     if isinstance(data.get("keys_file"), str):
-        # a link is followed at each look
+        # a link is followed at each look: it may lead elsewhere later
         data["keys_file"] = str((folder / data["keys_file"]).absolute())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):

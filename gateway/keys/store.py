@@ -51,11 +51,13 @@ class KeyFile(CredentialFile[VirtualKey]):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, VirtualKey, "key")
-        self._used_path = path.with_name(f"{path.name}.used")
+        # gateways with links to one file share what is beside it
+        shared = self._target
+        self._used_path = shared.with_name(f"{shared.name}.used")
         #: which keys and sessions said no
-        self.refusals_path = path.with_name(f"{path.name}.refusals")
+        self.refusals_path = shared.with_name(f"{shared.name}.refusals")
         #: who commanded, or wanted to: a line of JSON each
-        self.audit_path = path.with_name(f"{path.name}.audit.jsonl")
+        self.audit_path = shared.with_name(f"{shared.name}.audit.jsonl")
 
     def create(
         self, label: str, *, routes: Sequence[str] | None = None, lifetime: timedelta | None = None, **fields: Any

@@ -44,7 +44,6 @@ def listed(config: Path) -> list[dict[str, Any]]:
 
 def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert listed(config) == []
-    assert run("list", "-c", str(config)).stdout == f"there is no key in {config.parent / 'keys.json'}\n"
     made = run("create", "app", "-c", str(config), "--route", "writer", "--rpm", "60", "--expires", "30d")
     assert made.exit_code == 0, made.output
     key = made.stdout.strip()
@@ -81,9 +80,10 @@ def test_a_gateway_follows_a_link_to_keys_that_leads_elsewhere_later(config: Pat
     link.symlink_to("first/keys.json")
     key = run("create", "app", "--file", str(link)).stdout.strip()
     shutil.copy(config.parent / "first" / "keys.json", config.parent / "second" / "keys.json")
-    settings = read_gateway(config).keys_file
-    assert settings is not None
-    file = KeyFile(settings)
+    # as a gateway has it
+    settings = read_gateway(config)
+    assert settings.keys_file is not None
+    file = KeyFile(settings.keys_file)
     ring = Ring(file)
     assert run("revoke", "app", "--file", str(config.parent / "second" / "keys.json")).exit_code == 0
     link.unlink()
@@ -91,8 +91,8 @@ def test_a_gateway_follows_a_link_to_keys_that_leads_elsewhere_later(config: Pat
     ring.refresh()
     found = ring.find(digest(key))
     assert found is not None and found.state(datetime.now(UTC)) == "revoked"
-    # what gateways write stays beside the name that they were given
-    assert file.audit_path.parent == config.parent
+    # what gateways write is beside the file that they share, whatever link each has to it
+    assert file.audit_path.parent == file.refusals_path.parent == config.parent / "first"
 
 
 def test_as_json_and_by_file(tmp_path: Path) -> None:
