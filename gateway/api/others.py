@@ -96,7 +96,10 @@ class AnyOther:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if (ours := _SLASHES.sub("/", path).rstrip("/")) in self._ours and ours != path:
-            await RedirectResponse(URL(scope=scope).replace(path=ours), 307)(scope, receive, send)
+            # without scheme and host: where a balancer speaks TLS, the gateway knows neither
+            await RedirectResponse(URL(path=ours, query=scope["query_string"].decode("latin-1")), 307)(
+                scope, receive, send
+            )
             return
         await self._endpoints[dialect_of(path, scope["headers"])](scope, receive, send)
 

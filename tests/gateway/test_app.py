@@ -213,7 +213,8 @@ async def test_probes_as_of_vllm(open_gateway: OpenGateway) -> None:
 async def test_a_slash_at_the_end_leads_to_the_path(gateway: Http, path: str) -> None:
     body = BODY | {"max_tokens": 9}
     moved = await gateway.post(f"{path}/?beta=true", json=body)
-    assert moved.status_code == 307 and moved.headers["location"].endswith(f"{path}?beta=true")
+    # without scheme and host: where a balancer speaks TLS, the gateway knows neither
+    assert moved.status_code == 307 and moved.headers["location"] == f"{path}?beta=true"
     assert (await gateway.post(f"{path}/", json=body, follow_redirects=True)).status_code == 200
     assert (await gateway.get("/v1/models/")).json() == (await gateway.get("/v1/models")).json()
     assert (await gateway.post("/v1/nowhere/", json=body)).status_code == 404
