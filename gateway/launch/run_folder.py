@@ -70,6 +70,9 @@ def _lock(descriptor: int, folder: Path, whose: str) -> None:
             f"the run folder {folder} is in use by {whose} (pid {holder or 'unknown'}): stop it, or set swarm.run_dir",
             code="run_folder_in_use",
         ) from None
+    except OSError as exc:
+        # as on some network file systems
+        raise ConfigError(f"cannot lock the run folder {folder}: {exc.strerror or exc}; set swarm.run_dir") from exc
 
 
 def set_aside(folder: Path) -> Path | None:

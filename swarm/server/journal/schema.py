@@ -122,7 +122,7 @@ class FolderLock:
             raise ConfigError(f"cannot write in the run folder {path.parent}: {exc.strerror or exc}") from exc
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.seek(0)
             holder = self._file.read().strip()
             self._file.close()
@@ -130,6 +130,10 @@ class FolderLock:
             raise ConfigError(
                 f"the run folder {path.parent} is in use by another swarm server{who}: stop it, or use another run_dir"
             ) from None
+        except OSError as exc:
+            self._file.close()
+            # as on some network file systems
+            raise ConfigError(f"cannot lock {beside}: {exc.strerror or exc}; use another run_dir") from exc
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
         self._file.flush()

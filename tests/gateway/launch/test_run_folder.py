@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -27,6 +29,15 @@ def test_a_fresh_start_keeps_the_run_beside_and_what_is_the_servers_in_place(tmp
     assert sorted(path.name for path in folder.iterdir()) == ["code", "refused", "tokens.json"]
     assert {"journal.db", "checkpoints"} <= {path.name for path in (tmp_path / "run-1").iterdir()}
     assert set_aside(folder) == tmp_path / "run-2"
+
+
+def test_a_file_system_without_locks_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ConfigError, match=r"cannot lock the run folder .*: No locks available"), held(tmp_path):
+        pass
 
 
 def test_a_folder_in_use_is_neither_held_twice_nor_renamed(tmp_path: Path) -> None:

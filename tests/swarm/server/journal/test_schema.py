@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 import sqlite3
 import stat
 import subprocess
@@ -35,6 +38,15 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     assert "in use by another swarm server" in other.stderr
     asyncio.run(journal.close())
     open_and_close(path)
+
+
+def test_a_file_system_without_locks_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ConfigError, match=r"cannot lock .*journal\.db\.lock: No locks available"):
+        Journal.open(tmp_path / "journal.db")
 
 
 def test_a_refused_file_leaves_the_folder_free(tmp_path: Path) -> None:
