@@ -30,7 +30,7 @@ from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.conversation import whose
-from gateway.sessions.sessions import SessionLink, Sessions, ends
+from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.takeover.delivered import DeliveredAnswers
 from gateway.takeover.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
@@ -223,8 +223,7 @@ class Pipeline:
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = ReturnPolicy.of(settings, incoming.headers)
-        # what means nothing is refused, whether it is to be trained or not
-        ends(incoming)
+        self._sessions.check(incoming, route.name)
         passed = passes(settings, incoming) if policy.train is None else None
         silent = not incoming.consent.granted and policy.train is not False
         if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):

@@ -83,7 +83,7 @@ class Sessions:
             route, settings, hooks: of the request's route.
 
         Raises:
-            RequestError: a header that names or ends a session makes no sense.
+            RequestError: see :meth:`check`.
         """
         ends(incoming)
         scope, agent = self._names(incoming, route)
@@ -106,13 +106,14 @@ class Sessions:
         agent = position.agent if position is not None else agent
         return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
 
+    def check(self, incoming: Incoming, route: str) -> None:
+        """Raise :class:`RequestError` for a header that names or ends a session and makes no sense."""
+        ends(incoming)
+        names_of(incoming, route)
+
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got an untrained answer, by why; the session goes on, or ends."""
-        try:
-            scope, agent = self._names(incoming, route)
-        except RequestError:
-            # a request that is not sampled for training needs no session
-            return
+        scope, agent = self._names(incoming, route)
         conversation = self._memory.named.get(scope)
         if not self.ends_with(incoming, conversation) and conversation is not None:
             self._goes_on(conversation)
