@@ -38,8 +38,11 @@ from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
-_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)```", re.DOTALL)
-_PYTHON = ("", "py", "python", "python3")
+# one of another language begins a line: the end of it is not the beginning of the next
+_BLOCK = re.compile(
+    r"(?:^[ \t]*)?```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```|^[ \t]*```[^\n`]*\n.*?```",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
 #: The share of the hook's time in which all answers are to be judged.
 _MOST_OF_THE_TIME = 0.9
 
@@ -169,6 +172,5 @@ class Code:
 
 def code_of(text: str) -> str:
     """The last fenced Python block of an answer, or the whole answer."""
-    # those of other languages too: the end of one is not the beginning of the next
-    blocks = [code for language, code in _BLOCK.findall(text) if language.strip().lower() in _PYTHON]
+    blocks = [block[1] for block in _BLOCK.finditer(text) if block[1] is not None]
     return blocks[-1] if blocks else text

@@ -143,6 +143,10 @@ def test_without_tests_there_is_no_reward(code: Code, tests: Any) -> None:
         ("```\nx = 1\n```\nbetter:\n``` py\nx = 2\n```", "x = 2\n"),
         ("```Python3 \t\nx = 1\n```", "x = 1\n"),
         ("```bash\npip install x\n```\nThen:\n```python\nx = 1\n```\nIt prints\n```text\n1\n```\n", "x = 1\n"),
+        ("Call ```f()``` like this:\n```python\nx = 1\n```", "x = 1\n"),
+        ("So: ```python\nx = 1\n```", "x = 1\n"),
+        ("1. First\n   ```sh\n   ls\n   ```\n2. Then\n   ```python\nx = 1\n   ```", "x = 1\n   "),
+        ("```text\n3\n```", "```text\n3\n```"),
     ],
 )
 def test_the_last_block_is_the_code(text: str, found: str) -> None:
