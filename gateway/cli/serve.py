@@ -67,12 +67,12 @@ def serve(
         _check(config, overrides, as_json)
         return
     parsed = _read(config, overrides)
+    if config or reload_from:
+        # one that comes while it starts waits for the gateway, which lets it through; no thread may have begun
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr(log_format, texts=log_texts)
-    if config or reload_from:
-        # one that comes while it starts waits for the gateway, which lets it through
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     source = (lambda: _read(config, overrides)) if config else None
     if reload_from is not None:
         servers = dict(pair.split("=", 1) for pair in server or [])

@@ -77,8 +77,10 @@ def test_a_hangup_while_it_starts_is_a_reload_once_it_serves(tmp_path: Path) -> 
         )
     config = tmp_path / "gateway.yaml"
     config.write_text(yaml.safe_dump({"hooks": str(hooks), "port": 0, "swarm_url": "http://127.0.0.1:9"}))
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    # as `up` starts it: a thread waits for the end of stdin
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--stop-on-eof"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stderr is not None
         try:
             assert any("the configuration is reloaded" in line for line in process.stderr), process.wait(60)
