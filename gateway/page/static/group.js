@@ -140,7 +140,9 @@ export async function openGroup(main, id, app) {
   };
 
   function editor(answer) {
-    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? answer.text, oninput: () => (draft = area.value) });
+    // without the words that it was cut, see _shortened of kept_groups.py
+    const text = answer.text.replace(/\n\[\d+ more characters are not kept\]$/, "");
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? text, oninput: () => (draft = area.value) });
     area.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") leave();

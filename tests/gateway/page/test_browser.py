@@ -484,6 +484,24 @@ async def test_a_long_answer_stays_where_it_is_read_while_others_judge(
         assert await tab.js("document.querySelector('.card > .text').scrollTop") == 300
 
 
+async def test_the_correction_of_an_answer_that_is_cut_begins_without_the_note(
+    site: Site, swarm: Swarm, chrome: Browser
+) -> None:
+    swarm.answer = lambda body, number: said("word " * 20_000)
+    await site.ask("a prompt")
+    visitor = await site.visit("judge")
+    (group,) = await visitor.groups()
+    async with chrome.tab() as tab:
+        await log_in(tab, site, "judge", f"#/group/{group['id']}")
+        await tab.sees("more characters are not kept", ".card")
+        await tab.press("e")
+        await tab.until("document.activeElement.tagName === 'TEXTAREA'")
+        await tab.js("document.querySelector('.editor button').click()")
+        await tab.sees("answer 1, corrected")
+    judged = (await visitor.get(f"/groups/{group['id']}"))["judgements"]
+    assert [pick["correction"].endswith("word w") for pick in judged.values()] == [True]
+
+
 async def test_news_of_a_group_that_does_not_fit_make_it_no_new_one(site: Site, chrome: Browser) -> None:
     await site.ask("first prompt")
     visitor = await site.visit("decide")
