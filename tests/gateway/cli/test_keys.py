@@ -44,6 +44,7 @@ def listed(config: Path) -> list[dict[str, Any]]:
 
 def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert listed(config) == []
+    assert run("list", "-c", str(config)).stdout == f"there is no key in {config.parent / 'keys.json'}\n"
     made = run("create", "app", "-c", str(config), "--route", "writer", "--rpm", "60", "--expires", "30d")
     assert made.exit_code == 0, made.output
     key = made.stdout.strip()
