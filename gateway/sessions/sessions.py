@@ -116,7 +116,7 @@ class Sessions:
         scope, agent = self._names(incoming, route)
         conversation = self._memory.named.get(scope)
         if not self.ends_with(incoming, conversation) and conversation is not None:
-            self._goes_on(conversation)
+            self._goes_on(conversation, prolongs=True)
         if scope.kind in ("session", "agent"):
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
@@ -274,14 +274,18 @@ class Sessions:
             self._reports.popitem(last=False)
         return report
 
-    def _goes_on(self, conversation: Conversation, more: float = 0.0) -> None:
+    def _goes_on(self, conversation: Conversation, more: float = 0.0, *, prolongs: bool = False) -> None:
         if conversation.over:
             return
         self._memory.touch(conversation)
         seconds = conversation.settings.idle_seconds(credits=conversation.hooks.ends_sessions) + more
-        if conversation.ending is not None:
-            conversation.ending.cancel()
-        conversation.ending = asyncio.get_running_loop().call_later(seconds, self._end, conversation, "idle")
+        loop, ending = asyncio.get_running_loop(), conversation.ending
+        if ending is not None:
+            if prolongs and ending.when() > loop.time() + seconds:
+                # another request is under way
+                return
+            ending.cancel()
+        conversation.ending = loop.call_later(seconds, self._end, conversation, "idle")
 
     def _end(self, conversation: Conversation, by: EndedBy) -> None:
         if conversation.over:

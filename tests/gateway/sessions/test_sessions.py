@@ -303,6 +303,19 @@ async def test_a_request_under_way_keeps_its_session(sessions: Sessions, monkeyp
     assert (sessions.status().open, sessions.status().ended) == (1, {})
 
 
+async def test_an_untrained_answer_meanwhile_does_not_end_the_session_of_a_request_under_way(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, to, talk, named = Clock(monkeypatch), route(Ended()), [user("hi")], {"x-swarm-session": "s"}
+    say(sessions, to, talk, "Hello.", headers=named)
+    await clock.passes(200)
+    ask(sessions, to, [*talk, assistant("Hello."), user("think")], headers=named)
+    await clock.passes(1)
+    sessions.count_untrained(incoming([user("a title")], headers=named), to.name, "pass_through:title")
+    await clock.passes(400)
+    assert sessions.counts.ended == {}
+
+
 @pytest.mark.parametrize(("settings", "seconds"), [({}, 1700), ({"feedback_window_seconds": 3600}, 3500)])
 async def test_a_user_who_reads_for_long_goes_on_with_the_conversation(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], seconds: float
