@@ -112,9 +112,12 @@ class Sessions:
         names_of(incoming, route)
 
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
-        """Count a request of a named session that got an untrained answer, by why; the session goes on, or ends."""
+        """Count a request of a named session that got an untrained answer, by why; the session, also one that has no
+        name, goes on, or ends."""
         scope, agent = self._names(incoming, route)
-        conversation = self._memory.named.get(scope)
+        messages = incoming.call.messages
+        position = self._memory.locate(scope, agent, digests_of(messages), messages) if messages else None
+        conversation = position.conversation if position is not None else self._memory.named.get(scope)
         if not self.ends_with(incoming, conversation) and conversation is not None:
             self._goes_on(conversation, prolongs=True)
         if scope.kind in ("session", "agent"):

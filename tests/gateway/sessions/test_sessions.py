@@ -367,6 +367,16 @@ async def test_a_request_whose_answer_is_not_kept_ends_its_session(sessions: Ses
     assert sessions.counts.ended == {"header": 1}
 
 
+async def test_an_untrained_answer_ends_a_session_that_is_known_by_its_answers_alone(sessions: Sessions) -> None:
+    to, talk = route(Ended()), [user("hi")]
+    link = say(sessions, to, talk, "Hello.")
+    last = incoming([*talk, assistant("Hello."), user("bye")], headers={"x-swarm-session-end": "true"})
+    sessions.count_untrained(last, to.name, "not_chosen")
+    async with asyncio.timeout(10):
+        assert await credits(link) == 1.0
+    assert sessions.counts.ended == {"header": 1}
+
+
 async def test_shutdown_ends_every_session() -> None:
     hook = Ended()
     to = route(hook)
