@@ -190,9 +190,9 @@ async def test_a_session_counts_what_is_answered_once_and_untrained(rig: server.
     rig.controller.trainer_died("killed")
     single = {**named, "x-swarm-when-batch-waits": "single"}
     assert (await gateway.post(CHAT, json=BODY, headers=single)).status_code == 200
-    # its name is looked at where it is to be trained only
+    # a name that means nothing is refused also where nothing is trained
     too_long = {"x-swarm-session": "x" * 257, "x-swarm-train": "false"}
-    assert (await gateway.post(CHAT, json=BODY, headers=too_long)).status_code == 200
+    assert (await gateway.post(CHAT, json=BODY, headers=too_long)).status_code == 400
     [on] = (await gateway.get("/v1/sessions/s")).json()["on"]
     [ledger] = on["agents"].values()
     assert (ledger["passed"], ledger["under_way"]) == ({"not_chosen": 1, "trainer_away": 1}, 0)
