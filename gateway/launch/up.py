@@ -192,7 +192,7 @@ class _Up:
         self._servers: list[Server] = []
         self._gateway: LastingProcess | None = None
         self._incumbents = Incumbents(plan, on_event, self.reload_gateway, self._check_answers)
-        self._gateway_url = ""
+        self._gateway_url, self._reload_due = "", False
         self._disks = DiskWatch(plan, on_event)
         self.working: _Working | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
@@ -241,6 +241,8 @@ class _Up:
             self._gateway.address = (address.hostname or "", address.port or 0)
             section["port"] = address.port
             write_section(log.parent.parent / "gateway.yaml", section)
+            if self._reload_due:
+                self.reload_gateway()
         self._tell_where(urls)
         self._start_engines()
 
@@ -326,7 +328,8 @@ class _Up:
 
     def reload_gateway(self) -> None:
         """Have the gateway read its settings anew."""
-        # one that is dead, or does not listen yet, reads its settings when it starts
+        self._reload_due = True
+        # one that is dead reads its settings when it starts; one that does not listen yet may have read them
         if self._gateway is not None and self._gateway_url and self._gateway.child.exit_code is None:
             os.kill(self._gateway.child.pid, signal.SIGHUP)
 

@@ -21,6 +21,7 @@ from gateway.launch.watch import UpFailedError
 from swarm.client import SwarmClient
 from swarm.errors import ConfigError, ConflictError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.serve import bind
+from swarm.importer import load_attribute
 from swarm.job import TrainJob
 from swarm.status import MAX_RESTARTS
 from tests.gateway.conftest import write_hooks
@@ -109,6 +110,30 @@ def test_a_hangup_without_a_terminal_reaches_the_gateway_alone(tmp_path: Path, m
     run = Run("steps", tmp_path, ready=interrupt(signal.SIGHUP), gateway_restarting=interrupt())
     assert run()[-1] == "stopped"
     # the stand-in takes no hangup
+    [reason] = [values["reason"] for kind, values in run.events if kind == "gateway_restarting"]
+    assert reason == "the gateway was killed by SIGHUP"
+
+
+def test_a_hangup_while_the_gateway_starts_reaches_it_once_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have read its settings before somebody changed them."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    up_class = load_attribute("gateway.launch.up:_Up")
+    passed_on, reload = threading.Event(), up_class.reload_gateway
+
+    def reload_gateway(up: Any) -> None:
+        reload(up)
+        passed_on.set()
+
+    def hang_up(values: dict[str, Any]) -> None:
+        if values["name"] == "gateway":
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert passed_on.wait(20)
+
+    monkeypatch.setattr(up_class, "reload_gateway", reload_gateway)
+    run = Run("steps", tmp_path, listening=hang_up, gateway_restarting=interrupt(), step=interrupt())
+    assert run()[-1] == "stopped"
     [reason] = [values["reason"] for kind, values in run.events if kind == "gateway_restarting"]
     assert reason == "the gateway was killed by SIGHUP"
 
