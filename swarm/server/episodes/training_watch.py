@@ -63,7 +63,7 @@ class TrainingWatch:
         before = {alarm.kind for alarm in self.alarms}
         summed = job.advantage == "dr_grpo"
         step = steps[-1].step if steps else 0
-        if step <= self._step and step <= self._resumed:
+        if 0 < step <= self._step and step <= self._resumed:
             # the engine went back: what begins from here on is another alarm
             self._resumed = step - 0.5
             self._append(ResumptionRow(self._run_id, self._resumed))

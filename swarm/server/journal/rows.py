@@ -201,7 +201,7 @@ class StageRow(JournalRow, frozen=True, gc=False):
 
 class ResumptionRow(JournalRow, frozen=True, gc=False):
     """A person let training go on after ``step``, in spite of the alarms that had paused it; a half more: after the
-    version of the step was evaluated, too."""
+    version of the step was evaluated, too. Once the engine went back, another row says up to where that still holds."""
 
     run_id: str
     step: float

@@ -248,6 +248,12 @@ async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let
     await journal.close()
 
 
+async def test_a_restart_before_the_first_step_is_no_step_back() -> None:
+    rows: list[ResumptionRow] = []
+    TrainingWatch(rows.append, HELD_OUT).restore("run", 0, [], [], TINY)
+    assert not rows
+
+
 async def test_an_alarm_of_held_out_prompts_that_a_restart_shows_at_once_is_let_go_on_once(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     journal.append(RunRow("run", dump_job(TINY), False))
