@@ -208,7 +208,8 @@ class Shadow:
 
     def _decides(self, stage: ServingStage | None) -> bool:
         """Whether a comparison that trains nothing may move somebody: between two trials in the shadow none does."""
-        return self._serve.gate.trial_every is None or stage is None or stage.trial or stage.share > 0
+        # by the server's rules, which may be others than the file's
+        return stage is None or stage.rules.trial_every is None or stage.trial or stage.share > 0
 
     @contextmanager
     def _taken(self, draw: Draw) -> Generator[Drawn]:

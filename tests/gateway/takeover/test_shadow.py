@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,20 @@ async def test_between_two_trials_only_what_trains_is_sampled(
             assert (await ask(http)).headers["x-swarm-source"] == "incumbent"
     [pair, *_] = pairs_of(swarm)
     assert pair.challenger.answers == 4
+
+
+async def test_where_the_server_has_no_trials_both_are_compared_while_nothing_trains(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a gateway whose token has the scope `claim` alone, whatever its file says of trials."""
+    needs_no_groups(swarm)
+    monkeypatch.setattr(swarm.stages, "follow", partial(swarm.stages.follow, sets_rules=False, may_hold=False))
+    gate = {"mode": "manual", "trial_every": 20}
+    async with open_gateway(**serve(upstream, gate=gate), reward=JUDGE) as http:
+        await known(http, "shadow")
+        await ask(http)
+        await became(http, compared=1)
+    assert pairs_of(swarm)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
