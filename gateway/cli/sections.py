@@ -142,7 +142,7 @@ def _incumbents(
             folder = adapter_folder(server.run_dir, incumbent.version)
             beside.append(BesidePlan(name, serve.incumbent_name, folder))
         if incumbent.policy == "promoted":
-            if "swarm_url" in settings.model_fields_set:
+            if "swarm_url" in settings.model_fields_set and _elsewhere(settings.swarm_url, plan):
                 raise ConfigError(
                     f"the incumbent of the route {name} has policy: promoted, and its swarm_url is a server that `up` "
                     "does not run: no version of it can become the incumbent. Leave out policy, or swarm_url"
@@ -166,6 +166,12 @@ def _incumbents(
             )
     incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
     return incumbents, tuple(successions), tuple(beside)
+
+
+def _elsewhere(swarm_url: str | None, plan: UpPlan) -> bool:
+    """Whether a route's server is none of the plan's."""
+    url = (swarm_url or "").rstrip("/").replace("//localhost:", "//127.0.0.1:")
+    return url not in {url_of(*address).replace("//localhost:", "//127.0.0.1:") for address in plan.addresses}
 
 
 def _check_beside(server: ServerPlan, route: str, version: int) -> None:

@@ -127,8 +127,11 @@ def test_no_version_of_a_server_elsewhere_becomes_an_incumbent(tmp_path: Path) -
     path = project(tmp_path, f"job: {{model: tiny}}\ngateway: {{hooks: hooks, {serve}}}")
     with pytest.raises(ConfigError, match="the incumbent of the route default has policy: promoted, and its swarm_url"):
         read_plan(path)
+    own = path.read_text().replace("http://elsewhere:10086", "http://localhost:10086/")
     path.write_text(path.read_text().replace("policy: promoted, ", ""))
     assert not read_plan(path).successions
+    path.write_text(own)
+    assert read_plan(path).successions, "it is the server of this file itself"
 
 
 def test_no_more_versions_answer_than_an_engine_holds(tmp_path: Path) -> None:
