@@ -142,7 +142,9 @@ def _incumbents(
             folder = adapter_folder(server.run_dir, incumbent.version)
             beside.append(BesidePlan(name, serve.incumbent_name, folder))
         if incumbent.policy == "promoted":
-            if "swarm_url" in settings.model_fields_set and _elsewhere(settings.swarm_url, plan):
+            # a route with the name of a job is before its server, whatever is said above
+            own = name in servers and settings.swarm_url == gateway.swarm_url
+            if "swarm_url" in settings.model_fields_set and not own and _elsewhere(settings.swarm_url, plan):
                 raise ConfigError(
                     f"the incumbent of the route {name} has policy: promoted, and its swarm_url is a server that `up` "
                     "does not run: no version of it can become the incumbent. Leave out policy, or swarm_url"

@@ -132,6 +132,12 @@ def test_no_version_of_a_server_elsewhere_becomes_an_incumbent(tmp_path: Path) -
     assert not read_plan(path).successions
     path.write_text(own)
     assert read_plan(path).successions, "it is the server of this file itself"
+    route = f"{{name: one, {serve.partition(', swarm_url')[0]}}}"
+    path.write_text(
+        "jobs: {one: {job: {model: tiny}, swarm: {}}}\n"
+        f"gateway: {{hooks: hooks, swarm_url: 'http://elsewhere:10086', routes: [{route}, {{name: others}}]}}"
+    )
+    assert read_plan(path).successions, "a route with the name of a job is before its server"
 
 
 def test_no_more_versions_answer_than_an_engine_holds(tmp_path: Path) -> None:
