@@ -241,8 +241,7 @@ class _Up:
             self._gateway.address = (address.hostname or "", address.port or 0)
             section["port"] = address.port
             write_section(log.parent.parent / "gateway.yaml", section)
-            if self._reload_due:
-                self.reload_gateway()
+            self._reload()
         self._tell_where(urls)
         self._start_engines()
 
@@ -257,6 +256,7 @@ class _Up:
             self._incumbents.look(self._stages)
             if self._gateway is not None:
                 self._gateway.look()
+            self._reload()
             self._check()
             if self._work is not None and self.working is None and all(server.watch.was_ready for server in servers):
                 client = servers[0].client
@@ -327,11 +327,15 @@ class _Up:
             client.check_answers(version)
 
     def reload_gateway(self) -> None:
-        """Have the gateway read its settings anew."""
+        """Have the gateway read its settings anew: at once, or once it listens, since it may have read them before."""
         self._reload_due = True
-        # one that is dead reads its settings when it starts; one that does not listen yet may have read them
-        if self._gateway is not None and self._gateway_url and self._gateway.child.exit_code is None:
-            os.kill(self._gateway.child.pid, signal.SIGHUP)
+        self._reload()
+
+    def _reload(self) -> None:
+        gateway = self._gateway if self._gateway_url else None
+        if self._reload_due and gateway is not None and gateway.serves and gateway.child.exit_code is None:
+            self._reload_due = False
+            os.kill(gateway.child.pid, signal.SIGHUP)
 
     def _spawn(self, name: str, arguments: list[str], section: dict[str, Any], log: Path, env: dict[str, str]) -> Child:
         file = log.parent.parent / f"{log.stem}.yaml"

@@ -138,6 +138,36 @@ def test_a_hangup_while_the_gateway_starts_reaches_it_once_it_listens(
     assert reason == "the gateway was killed by SIGHUP"
 
 
+def test_a_reload_while_the_gateway_starts_again_reaches_it_once_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a succession, which would wait for ever for a gateway that has read its settings just before."""
+    monkeypatch.setattr("gateway.launch.servers.listens", lambda address: True)  # type: ignore[reportUnknownLambdaType]
+    up_class, gateways = load_attribute("gateway.launch.up:_Up"), list[Any]()
+    spawn, reasons = up_class._spawn, list[str]()
+
+    def spawned(up: Any, name: str, *more: Any) -> Any:
+        child = spawn(up, name, *more)
+        if name == "gateway":
+            gateways.append(child)
+            if len(gateways) == 2:
+                up.reload_gateway()
+        return child
+
+    def restarting(values: dict[str, Any]) -> None:
+        reasons.append(values["reason"])
+        if len(reasons) == 2:
+            interrupt()(values)
+
+    monkeypatch.setattr(up_class, "_spawn", spawned)
+    at_last = threading.Timer(30, interrupt(), [{}])
+    at_last.start()
+    kill = lambda values: os.kill(gateways[0].pid, signal.SIGKILL)  # type: ignore[reportUnknownLambdaType]  # noqa: E731
+    assert Run("steps", tmp_path, ready=kill, gateway_restarting=restarting)()[-1] == "stopped"
+    at_last.cancel()
+    assert reasons == ["the gateway was killed by SIGKILL", "the gateway was killed by SIGHUP"]
+
+
 def test_the_job_is_there_before_the_gateway_asks_for_it(tmp_path: Path) -> None:
     # a gateway that has seen a server without a job may say so to an app that asks at «ready»
     known: dict[str, list[str]] = {}
