@@ -38,9 +38,10 @@ from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
-# one of another language begins a line: the end of it is not the beginning of the next
+# one of another language begins a line, and holds no Python: the end of it is not the beginning of the next
 _BLOCK = re.compile(
-    r"(?:^[ \t]*)?```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```|^[ \t]*```[^\n`]*\n.*?```",
+    r"(?:^[ \t]*)?```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```"
+    r"|^[ \t]*```[^\n`]*\n(?:(?!```).)*```(?![ \t]*(?:python3?|py)[ \t]*\n)",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
 #: The share of the hook's time in which all answers are to be judged.

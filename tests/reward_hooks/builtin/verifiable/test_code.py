@@ -147,6 +147,7 @@ def test_without_tests_there_is_no_reward(code: Code, tests: Any) -> None:
         ("So: ```python\nx = 1\n```", "x = 1\n"),
         ("1. First\n   ```sh\n   ls\n   ```\n2. Then\n   ```python\nx = 1\n   ```", "x = 1\n   "),
         ("```text\n3\n```", "```text\n3\n```"),
+        ("```markdown\nUse\n```python\nx = 1\n```\n```", "x = 1\n"),
     ],
 )
 def test_the_last_block_is_the_code(text: str, found: str) -> None:
