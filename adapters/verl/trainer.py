@@ -69,7 +69,7 @@ class SwarmTrainer(PPOTrainerSync):
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)
         # up to this version, tokens of weights that were lost have the numbers of ours
-        self._lost = 0
+        self._lost = -1
         self._syncs_adapter = syncs_adapter(config)
         # what ends with the computing of a step: its deadline
         self._computing = ExitStack()
