@@ -243,9 +243,6 @@ class Background:
     async def __aexit__(self, *_: object) -> None:
         await self.settle(self._grace)
         late = set(self._tasks)
-        for task in late:
-            if not self._quiet:
-                logger.error("%s was still under way at shutdown and is given up", task.get_name())
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        for task in () if self._quiet else late:
+            logger.error("%s was still under way at shutdown and is given up", task.get_name())
+        await end_tasks(*late)

@@ -21,7 +21,7 @@ from gateway.api.exchange import parts_of
 from gateway.data.consent import Consent
 from gateway.runtime import Gateway
 from gateway.types import Decided, Incoming, Live, Outcome, Relayed
-from swarm.concurrency import all_of
+from swarm.concurrency import all_of, end_tasks
 from swarm.errors import RequestError, UpstreamError
 
 #: Each prompt is a whole group of samples.
@@ -203,9 +203,7 @@ async def _merged(
             yield encode_event({**head, "object": "text_completion", "choices": [], "usage": _added(usages.values())})
         yield DONE
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 def _placed(choice: dict[str, Any], number: int, choices: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from gateway.data.consent import Refusals
 from gateway.keys.store import KeyFile, VirtualKey
 from gateway.observability.request import asked_by, may_keep
 from gateway.types import Caller
+from swarm.concurrency import end_tasks
 from swarm.credentials import RepeatedReads, Ring, append_audit, digest, matching
 from swarm.errors import (
     AuthenticationError,
@@ -253,8 +254,7 @@ class KeyRing:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
             await self.note()
 
     async def _follow(self) -> None:

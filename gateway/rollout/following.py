@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from swarm.client import AsyncSwarmClient
-from swarm.concurrency import Signal, backoff
+from swarm.concurrency import Signal, backoff, end_tasks
 from swarm.errors import StateError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage
 from swarm.protocol import FollowedRoute
@@ -76,8 +76,7 @@ class StageFollower:
     async def close(self) -> None:
         """Follow no longer."""
         if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+            await end_tasks(self._following)
 
     async def _follow(self) -> None:
         failures, after, loop = 0, None, asyncio.get_running_loop()
