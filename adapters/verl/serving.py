@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from adapters.verl.config import resolve_device
-from adapters.verl.cpu import cpu_environment
+from adapters.verl.cpu import KV_BLOCK_TOKENS, UNIPROCESS_EXECUTOR, cpu_environment
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 _PR_SET_PDEATHSIG = 1
+#: Arguments of a model that lies in several processes.
+_SPLITS = ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size")
 
 
 def serve_model(
@@ -58,7 +60,10 @@ def serve_model(
     if resolve_device(TrainJob(model=model)) == "cpu":
         folder.mkdir(parents=True, exist_ok=True)
         environment |= cpu_environment(folder.resolve(), "always")
-        options += ["--dtype", "float32", "--enforce-eager"]
+        options += ["--dtype", "float32", "--enforce-eager", "--block-size", str(KV_BLOCK_TOKENS)]
+        if not any(argument.startswith(_SPLITS) for argument in arguments):
+            # by itself vLLM takes two processes on a CPU, each of which waits for the other in a loop that takes a core
+            options += ["--distributed-executor-backend", UNIPROCESS_EXECUTOR]
     if ends_with_parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.execve(vllm, [str(vllm), "serve", model, *options, *arguments], environment)

@@ -44,7 +44,8 @@ def test_the_command_line_of_vllm(tmp_path: Path, vllm: Path, monkeypatch: pytes
     flags = ["--port", "9001", "--max-model-len", "560", "--max-new-tokens", "48", "--folder", str(tmp_path / "own")]
     result = CliRunner().invoke(app, ["models", "serve", str(tmp_path / "mine"), *flags, "--swap-space", "1"])
     assert isinstance(result.exception, ExecutedError), result.output
-    [(arguments, environment)] = executed
+    CliRunner().invoke(app, ["models", "serve", str(tmp_path / "mine"), *flags, "--tensor-parallel-size=2"])
+    [(arguments, environment), (parallel, _)] = executed
     assert arguments[:3] == [str(vllm), "serve", str(tmp_path / "mine")]
     options = dict(zip(arguments[3::2], arguments[4::2], strict=False))
     assert options["--served-model-name"] == str(tmp_path / "mine")
@@ -52,6 +53,8 @@ def test_the_command_line_of_vllm(tmp_path: Path, vllm: Path, monkeypatch: pytes
     assert (options["--max-model-len"], options["--override-generation-config"]) == ("560", '{"max_new_tokens": 48}')
     assert options["--dtype"] == "float32" and arguments[-2:] == ["--swap-space", "1"]
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert arguments[arguments.index("--distributed-executor-backend") + 1].endswith(".UniProcExecutor")
+    assert "--distributed-executor-backend" not in parallel
 
 
 def test_without_vllm_it_says_how_to_install_it(vllm: Path) -> None:
