@@ -166,6 +166,12 @@ class Replicas:
         if self.suspects:
             self._changed.notify()
 
+    def answered(self, identity: Identity) -> None:
+        """The request has its answer: those who waited for a suspect look again once its call has left."""
+        if self.suspects:
+            self.suspects.cleared(identity)
+            self._changed.notify()
+
     async def failed(self, replica: Replica, error: TransientError) -> None:
         """A call at ``replica`` failed; returns when it is known whether the replica died."""
         replica.failures += 1
@@ -271,10 +277,10 @@ class Placement:
             replicas.suspects.check(identity)
             raise
         except UpstreamRefusalError:
-            replicas.suspects.cleared(identity)
+            replicas.answered(identity)
             raise
         else:
-            replicas.suspects.cleared(identity)
+            replicas.answered(identity)
             self.sampled()
         finally:
             replica.load -= samples

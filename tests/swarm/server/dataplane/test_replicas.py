@@ -171,3 +171,18 @@ def test_a_prefix_is_what_later_turns_begin_with() -> None:
     assert prefix_of({"messages": [system, {"role": "user", "content": "v"}]}) != first
     assert prefix_of({"messages": [{"role": "user", "content": [{"type": "image", "x": 2**70}]}]})
     assert prefix_of({"messages": [system]}) != prefix_of({"messages": ["odd"]})
+
+
+async def test_the_answer_of_the_last_suspect_lets_in_those_who_waited_for_it(replicas: Replicas) -> None:
+    suspect, innocent, other = (Identity("m", {"prompt": prompt}) for prompt in ("suspect", "innocent", "other"))
+    replicas.suspects.died([suspect, innocent])
+    replicas.suspects.cleared(innocent)
+    alone = route(replicas, Owner(), addresses=["a:1"], identity=suspect)
+    async with alone.lease(1):
+        waiting = asyncio.create_task(used(route(replicas, Owner(), addresses=["a:1"], identity=other)))
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        assert not waiting.done()
+    # long before the suspect's time is over
+    async with asyncio.timeout(10):
+        assert await waiting == "a:1"
