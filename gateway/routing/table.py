@@ -30,8 +30,8 @@ from swarm.concurrency import Background
 from swarm.errors import ForbiddenError, NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.protocol import FollowedRoute
 
-#: Grace of the work that closes old connections, at shutdown.
-_LAST_SECONDS = 15.0
+#: Grace of the work that closes old connections, at shutdown: more than a swarm server's own.
+_LAST_SECONDS = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,6 +255,7 @@ class LiveRoutes:
         self._now: RouteTable | None = None
         self._older: list[RouteTable] = []
         self._examining: list[asyncio.Task[None]] = []
+        self._retiring: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
 
     @property
@@ -279,7 +280,8 @@ class LiveRoutes:
             old = self.table
             await self._begin(plan)
             self._older.append(old)
-            self._background.start(self._retire(old), "closing the connections of an old configuration")
+            retiring = self._background.start(self._retire(old), "closing the connections of an old configuration")
+            self._retiring = [*(task for task in self._retiring if not task.done()), retiring]
 
     async def _begin(self, plan: Plan) -> None:
         self._now = RouteTable(plan, [await self._route(planned) for planned in plan.routes])
@@ -329,15 +331,11 @@ class LiveRoutes:
 
     def _examine(self) -> None:
         """Ask the suites of the current routes, and of no others."""
-        self._end_examining()
+        _cancel(self._examining)
         routes = [route for route in self.table.routes if route.suites]
         self._examining = [
             self._background.start(_examined(route), f"asking the suites of {route.name}") for route in routes
         ]
-
-    def _end_examining(self) -> None:
-        for task in self._examining:
-            task.cancel()
 
     async def _retire(self, old: RouteTable) -> None:
         await old.unused()
@@ -348,10 +346,10 @@ class LiveRoutes:
             upstream_keys = {route.upstream_key for route in kept}
             swarms = [self._swarms.pop(key) for key in set(self._swarms) - swarm_keys]
             upstreams = [self._upstreams.pop(key) for key in set(self._upstreams) - upstream_keys]
-        for upstream in upstreams:
-            await upstream.__aexit__(None, None, None)
         seconds = max(route.lingering_seconds for route in old.routes)
         async with asyncio.TaskGroup() as group:
+            for upstream in upstreams:
+                group.create_task(upstream.__aexit__(None, None, None))
             for swarm in swarms:
                 group.create_task(_close(swarm, seconds))
 
@@ -360,7 +358,8 @@ class LiveRoutes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._end_examining()
+        # groups of old connections do not wait for their users any more, either
+        _cancel([*self._examining, *self._retiring])
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_exit(upstream)
@@ -378,6 +377,14 @@ async def _examined(route: Route) -> None:
         await Examination(route.suites, shadow, training, lambda incoming: upstream.relay(incoming, "")).run()
 
 
+def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+
+
 async def _close(swarm: Swarm, seconds: float) -> None:
-    await swarm.background.settle(seconds)
-    await swarm.__aexit__(None, None, None)
+    """Close once its work is done, after so many ``seconds``, or when this is cancelled."""
+    try:
+        await swarm.background.settle(seconds)
+    finally:
+        await swarm.__aexit__(None, None, None)

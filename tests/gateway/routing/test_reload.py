@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,20 @@ async def test_keys_stay_too_where_a_server_cannot_be_connected(swarm: Swarm, tm
             assert refused.status_code == 400, refused.text
             assert (await ask(http, {"x-api-key": "sk-first"}, model="m")).status_code == 200
             assert (await ask(http, {"x-api-key": "sk-next"}, model="m")).status_code == 401
+
+
+async def test_groups_of_a_server_that_a_reload_left_are_submitted_at_shutdown(swarm: Swarm, tmp_path: Path) -> None:
+    config = Config(tmp_path, swarm)
+    config.write("m")
+    mine = yaml.safe_load(config.path.read_text()) | {"feedback_window_seconds": 1000, "acknowledge_seconds": 0.1}
+    config.path.write_text(yaml.safe_dump(mine))
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
+    async with serving(app) as http:
+        assert (await ask(http, model="m")).status_code == 200
+        config.path.write_text(yaml.safe_dump(mine | {"swarm_token": "new"}))
+        assert (await http.post("/admin/reload")).json()["changed"] == ["swarm_token"]
+        assert (await ask(http, model="m")).status_code == 200
+        assert not swarm.ends
+        began = time.monotonic()
+    assert (sum(len(group["ends"]) for group in swarm.ends), swarm.open_episodes) == (len(swarm.claimed), set())
+    assert time.monotonic() - began < 10
