@@ -143,9 +143,17 @@ async def run_with_group(
                 run.cancel(DropReason.CANCELLED if isinstance(exc, asyncio.CancelledError) else DropReason.SAMPLE)
                 raise
 
+    async def worked() -> T:
+        try:
+            return await work()
+        except BaseException:
+            if session is not None:
+                session.gave_up()
+            raise
+
     if training.settings.on_disconnect == "cancel":
-        return await work()
-    answering = training.swarm.background.start(work(), "answering a request")
+        return await worked()
+    answering = training.swarm.background.start(worked(), "answering a request")
     try:
         return await asyncio.shield(answering)
     except asyncio.CancelledError:

@@ -195,6 +195,8 @@ class _Broadcast:
         self._left = True
         if not self._whole and self._run.training.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
+            if (session := self._run.session) is not None:
+                session.gave_up()
 
 
 def _streamed(body: bytes) -> bytes:

@@ -213,7 +213,8 @@ class DeliveredTurn:
 @dataclass(eq=False)
 class Conversation:
     """``settings`` and ``hooks`` are of its route; ``feedback`` is about the whole of it; ``size`` is in bytes;
-    ``ending`` ends it when it idles; ``task`` is what it worked on, if that was said;
+    ``ending`` ends it when it idles; ``under_way`` are its requests that are to be sampled, and how long each keeps it
+    from idling (on the loop's clock); ``task`` is what it worked on, if that was said;
     ``children`` are the names of its own that sub-agents have."""
 
     scope: Scope
@@ -226,6 +227,7 @@ class Conversation:
     over: bool = False
     feedback: Feedback | None = None
     ending: asyncio.TimerHandle | None = None
+    under_way: dict[object, float] = field(default_factory=dict[object, float])
     task: str = ""
     children: set[Scope] = field(default_factory=set[Scope])
 

@@ -94,8 +94,6 @@ class Sessions:
         if position is not None:
             self.counts.linked[position.linked_by] += 1
             self.counts.signals.update(observe(position, digests.digest, messages))
-            # a session with a request under way does not idle
-            self._goes_on(position.conversation, settings.sample_timeout_seconds)
         name = (
             scope.name if scope.kind in ("session", "agent") else position.conversation.session_id if position else ""
         )
@@ -104,7 +102,19 @@ class Sessions:
             in_session(name)
         report = self._report(scope, name) if name else SessionReport(route)
         agent = position.agent if position is not None else agent
-        return SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
+        link = SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
+        if position is not None:
+            # a session with a request under way does not idle
+            until = asyncio.get_running_loop().time() + settings.sample_timeout_seconds
+            position.conversation.under_way[link] = until
+            self._goes_on(position.conversation)
+        return link
+
+    def gave_up(self, link: SessionLink) -> None:
+        """The request is under way no more, and has no answer that is remembered."""
+        if link.position is not None:
+            link.position.conversation.under_way.pop(link, None)
+            self._goes_on(link.position.conversation)
 
     def check(self, incoming: Incoming, route: str) -> None:
         """Raise :class:`RequestError` for a header that names or ends a session and makes no sense."""
@@ -119,7 +129,7 @@ class Sessions:
         position = self._memory.locate(scope, agent, digests_of(messages), messages) if messages else None
         conversation = position.conversation if position is not None else self._memory.named.get(scope)
         if not self.ends_with(incoming, conversation) and conversation is not None:
-            self._goes_on(conversation, prolongs=True)
+            self._goes_on(conversation)
         if scope.kind in ("session", "agent"):
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
@@ -144,6 +154,7 @@ class Sessions:
         position, settings = link.position, link.settings
         if position is not None and not position.conversation.over:
             conversation, parent = position.conversation, position.parent
+            conversation.under_way.pop(link, None)
         else:
             conversation = self._memory.named.get(link.scope) or self._begun(link, plain_id(completion_id))
             parent = None
@@ -277,18 +288,19 @@ class Sessions:
             self._reports.popitem(last=False)
         return report
 
-    def _goes_on(self, conversation: Conversation, more: float = 0.0, *, prolongs: bool = False) -> None:
+    def _goes_on(self, conversation: Conversation) -> None:
         if conversation.over:
             return
         self._memory.touch(conversation)
-        seconds = conversation.settings.idle_seconds(credits=conversation.hooks.ends_sessions) + more
-        loop, ending = asyncio.get_running_loop(), conversation.ending
-        if ending is not None:
-            if prolongs and ending.when() > loop.time() + seconds:
-                # another request is under way
-                return
-            ending.cancel()
-        conversation.ending = loop.call_later(seconds, self._end, conversation, "idle")
+        loop = asyncio.get_running_loop()
+        now, under_way = loop.time(), conversation.under_way
+        for link in [link for link, until in under_way.items() if until <= now]:
+            del under_way[link]
+        if conversation.ending is not None:
+            conversation.ending.cancel()
+        seconds = conversation.settings.idle_seconds(credits=conversation.hooks.ends_sessions)
+        silent = max(under_way.values(), default=now)
+        conversation.ending = loop.call_at(silent + seconds, self._end, conversation, "idle")
 
     def _end(self, conversation: Conversation, by: EndedBy) -> None:
         if conversation.over:
@@ -378,9 +390,14 @@ class SessionLink:
             trains: whether its group has episodes.
         """
         if self.incoming.consent.withholds(message) or deleted():
+            self.gave_up()
             self.sessions.ends_with(self.incoming, self.position.conversation if self.position else None)
             return
         self.turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
+
+    def gave_up(self) -> None:
+        """There is no answer that is remembered."""
+        self.sessions.gave_up(self)
 
     def scored(self, reward: float) -> None:
         """The answer got its reward after it was delivered."""

@@ -286,3 +286,28 @@ async def test_a_swarm_server_that_refuses_the_gateway_is_not_the_users_fault(
         response = await ask(http)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "swarm_refused")
     assert "count is above the slots" in response.json()["error"]["message"]
+
+
+async def test_a_session_idles_from_the_answer_of_the_fallback_on(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    outcome = "def on_session_end(session, context):\n    return [1.0] * len(session.turns)\n"
+    settings: dict[str, Any] = {
+        "session_end": outcome,
+        "session_idle_seconds": 1,
+        "offline_wait_seconds": 0.1,
+        "upstream": {"base_url": upstream.url, "model": "other"},
+    }
+    named = {"x-swarm-session": "s"}
+    async with open_gateway(**settings) as http:
+
+        async def ended() -> str:
+            [on] = (await http.get("/v1/sessions/s")).json()["on"]
+            return on["ended"]
+
+        assert (await ask(http, named)).status_code == 200
+        swarm.state = EngineState.OFFLINE
+        assert (await ask(http, named)).headers["x-swarm-trained"] == "false"
+        async with asyncio.timeout(20):
+            while await ended() != "idle":
+                pass

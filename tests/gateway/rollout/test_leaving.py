@@ -35,6 +35,9 @@ class Talk:
     def delivered(self, completion_id: str, message: dict[str, Any], reward: float | None, **how: Any) -> None:
         self.told.append("delivered")
 
+    def gave_up(self) -> None:
+        self.told.append("gave up")
+
     def scored(self, reward: float) -> None: ...
 
     def abandoned(self) -> None:
@@ -86,6 +89,18 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
         more.set()
         await at_rest(rig, route)
         assert talk.told == ["delivered", "abandoned"] and route.stats.groups.trained == 1
+
+
+async def test_a_stream_that_ends_with_its_user_is_under_way_no_more(rig: server.Rig, open_route: OpenRoute) -> None:
+    rig.vllm.default = rig.vllm.hang(role_chunk(), token_chunk([1]))
+    async with open_route() as route:
+        talk: Any = Talk()
+        outcome = await first(route, asking(stream=True), talk)
+        assert isinstance(outcome, Live) and outcome.close is not None
+        assert not talk.told
+        await outcome.close()
+        assert talk.told == ["gave up"]
+        await at_rest(rig, route)
 
 
 @pytest.mark.parametrize("stream", [True, False])

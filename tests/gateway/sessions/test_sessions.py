@@ -316,6 +316,22 @@ async def test_an_untrained_answer_meanwhile_does_not_end_the_session_of_a_reque
     assert sessions.counts.ended == {}
 
 
+async def test_an_answer_meanwhile_does_not_end_the_session_of_a_request_under_way(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an agent that asks for its next turn while a sub-agent of it waits."""
+    clock, to, talk, named = Clock(monkeypatch), route(Ended()), [user("hi")], {"x-swarm-session": "s"}
+    say(sessions, to, talk, "Hello.", headers=named)
+    slow, quick = (ask(sessions, to, [*talk, user(text)], headers=named) for text in ("think", "a title"))
+    await clock.passes(1)
+    quick.delivered("chatcmpl-quick", assistant("Title."), 0.5)
+    await clock.passes(400)
+    assert sessions.counts.ended == {}
+    slow.delivered("chatcmpl-slow", assistant("Well."), 0.5)
+    await clock.passes(310)
+    assert sessions.counts.ended == {"idle": 1}
+
+
 @pytest.mark.parametrize(("settings", "seconds"), [({}, 1700), ({"feedback_window_seconds": 3600}, 3500)])
 async def test_a_user_who_reads_for_long_goes_on_with_the_conversation(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], seconds: float
