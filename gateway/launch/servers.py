@@ -39,6 +39,8 @@ _NO_CAUSE = re.compile(r'\S+ \S+ (DEBUG|INFO|WARNING) |\{.*"level": "(debug|info
 _LASTING_SECONDS = 60.0
 _START_PAUSE = 2.0
 _MOST_EPISODES = 10_000
+#: More than an engine does between two looks.
+_LATEST_STEPS = 100
 
 
 class Server:
@@ -133,7 +135,7 @@ class Server:
         """
         assert self.client is not None
         try:
-            status = self.client.status()
+            status = self.client.status(episodes=0, steps=_LATEST_STEPS)
         except (UnavailableError, UpstreamError):
             self._bear_silence()
             return

@@ -341,7 +341,8 @@ class Swarm:
     async def _read(self) -> ServerReport:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
-                status = await self.client.status()
+                # megabytes of metrics each second would hold up the streams of both processes
+                status = await self.client.status(episodes=0, steps=0)
         except (SwarmGatewayError, TimeoutError) as exc:
             self._refusal = exc.message if isinstance(exc, AuthenticationError | ForbiddenError) else ""
             does = "refuses this gateway" if self._refusal else "does not answer for its status"

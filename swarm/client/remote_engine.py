@@ -74,13 +74,15 @@ class RemoteEngine:
         """The episodes that run now."""
         return (await self._calls.perform(wire.Call("POST", "/get_episode_buffer", EpisodeBufferResponse))).buffer
 
-    async def status(self, *, episodes: int = 100) -> ServerStatus:
-        """Everything that the server reports about itself, with at most so many of the running ``episodes``.
+    async def status(self, *, episodes: int = 100, steps: int = 1000) -> ServerStatus:
+        """Everything that the server reports about itself, with at most so many of the running ``episodes`` and of the
+        latest ``steps``; without steps there are no evaluations.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
-        return await self._calls.perform(wire.Call("GET", "/status", ServerStatus, query={"episodes": episodes}))
+        query = {"episodes": episodes, "steps": steps}
+        return await self._calls.perform(wire.Call("GET", "/status", ServerStatus, query=query))
 
     async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
         """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""

@@ -284,6 +284,12 @@ async def test_health_does_not_wait_for_a_swarm_server_that_hangs(swarm: Swarm, 
     assert (health["engine"], health["policy_version"]) == ("ENGINE.WEIGHT_SYNCING", 7)
 
 
+async def test_the_history_of_a_run_is_not_read_again_each_second(swarm: Swarm, gateway: Http) -> None:
+    """A thousand steps of eighty metrics are 3.5 MB, which hold up the streams of the swarm server and the gateway."""
+    assert (await ask(gateway)).status_code == 200
+    assert swarm.status_query == {"steps": "0", "episodes": "0"}
+
+
 async def test_keys(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(api_keys=["secret"]) as http:
         wrong: list[Any] = [

@@ -98,6 +98,8 @@ class Swarm:
     def __init__(self, num_repeat: int = 4) -> None:
         self.job: TrainJob | None = TrainJob(model=MODEL, num_repeat=num_repeat, batch_size=2)
         self.status_reads = 0
+        #: what the last of these asked for
+        self.status_query: dict[str, str] = {}
         self.state = EngineState.ROLLING
         self.step = 7
         self.answer: Answer = by_number
@@ -163,6 +165,7 @@ class Swarm:
     async def _status(self, request: Request) -> Response:
         await self.until(lambda: not self.silent, seconds=30)
         self.status_reads += 1
+        self.status_query = dict(request.query_params)
         await self._notify()
         model = self.job.model_name if self.job is not None else ""
         comparisons = self.comparisons.statuses()
