@@ -116,8 +116,8 @@ def in_thread(func: Callable[P, T], *, abandon: bool = False) -> Callable[P, Cor
         def run() -> T:
             try:
                 return func(*args, **kwargs)
-            except (SystemExit, KeyboardInterrupt) as exc:
-                # it would end the event loop
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as exc:
+                # it would end the event loop, or be taken for the end of this call
                 raise RuntimeError(f"{exc!r} was raised in a thread of the swarm client") from exc
 
         # the caller bounds the number of threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import threading
@@ -157,6 +158,22 @@ async def test_an_agent_that_works_no_more_ends_it(rolling: ScriptedServer, trai
         await train(lambda: tasks, agent, auto_retry=False, max_parallel=1)
     assert [str(error) for error in caught.value.exceptions] == ["broken"] * 4
     assert len(rolling.bodies("/end_episode")) == 6 and len(rolling.bodies("/claim_episode")) < 20
+
+
+async def test_an_agent_whose_own_task_was_cancelled_has_failed(rolling: ScriptedServer) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        if task.task_id == "b":
+            # as a coroutine leaves it behind that awaits a task which was cancelled
+            asyncio.run(cancelled())
+        return reward(task)
+
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        report = begin_training(TASKS, client, agent, TrainOptions(auto_retry=2)).result()
+    assert (report.finished, report.failed) == (4, 2)
+    assert len(rolling.bodies("/abort_episode")) == 4, "it is not tried again"
 
 
 async def test_one_task_that_fails_again_and_again_ends_nothing(rolling: ScriptedServer, train: Train) -> None:
