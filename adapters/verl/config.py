@@ -60,6 +60,7 @@ _OF_THE_SERVER = {
 #: Estimators of verl that its trainer gives too little, so that the first step would fail.
 _LACKING = {
     "remax": "the reward of a greedy answer",
+    "gdpo": "the parts of each reward",
     **dict.fromkeys(("optimal_token_baseline", "tir_optimal_token_baseline"), "the squares of all probabilities"),
 }
 

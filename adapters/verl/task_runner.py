@@ -109,6 +109,7 @@ def check(config: Any) -> None:
     Raises:
         ConfigError: it refuses it, and would each time.
     """
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -119,6 +120,10 @@ def check(config: Any) -> None:
         validate_config(
             config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
+        # verl looks for them in its first step; a library of the user's, which may bring others, is not imported yet
+        if not config.actor_rollout_ref.model.external_lib:
+            get_adv_estimator_fn(config.algorithm.adv_estimator)
+            get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     except Exception as exc:  # of verl, of hydra, and assertions
         raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
 

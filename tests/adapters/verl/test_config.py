@@ -226,6 +226,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"algorithm.adv_estimator": "gae"}, "need a critic"),
         ({"critic.enable": True}, "need a critic"),
         ({"algorithm.adv_estimator": "remax"}, "needs the reward of a greedy answer"),
+        ({"algorithm.adv_estimator": "gdpo"}, "needs the parts of each reward"),
     ],
 )
 def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

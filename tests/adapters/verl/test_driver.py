@@ -99,14 +99,23 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
 
 # of verl
 @pytest.mark.filterwarnings("ignore")
-def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode", "Invalid loss_agg_mode"),
+        # of the first step
+        ("algorithm.adv_estimator", "Unknown advantage estimator"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "Unsupported loss mode"),
+    ],
+)
+def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key: str, why: str) -> None:
     from adapters.verl.causes import is_final
     from adapters.verl.config import verl_config
     from adapters.verl.task_runner import check
 
-    wrong = {"actor_rollout_ref.actor.loss_agg_mode": "nonsense"}
+    wrong = {key: "nonsense"}
     job = TrainJob(model=str(model), device="cpu", tool_call_parser="none", reasoning_parser="none", overrides=wrong)
-    with pytest.raises(ConfigError, match=r"verl refuses the job's configuration: .*Invalid loss_agg_mode") as refused:
+    with pytest.raises(ConfigError, match=rf"verl refuses the job's configuration: .*{why}") as refused:
         check(verl_config(job, str(model), model, "cpu"))
     ended: Any = ray_exceptions.RayTaskError("run", "a long remote traceback", refused.value).as_instanceof_cause()
     # the driver tells the server so: it has both classes
