@@ -339,6 +339,11 @@ def _check(config: DictConfig) -> None:
             f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "
             f"{_LACKING[config.algorithm.adv_estimator]}, which nobody computes here"
         )
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            "overrides: algorithm.filter_groups would filter nothing, as the swarm server chooses the groups: set "
+            "job.collection to finish_enough_non_dummy_tasks in place of it"
+        )
     if config.critic.enable or config.algorithm.adv_estimator == "gae":
         raise ConfigError(
             "overrides: critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"

@@ -227,6 +227,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"critic.enable": True}, "need a critic"),
         ({"algorithm.adv_estimator": "remax"}, "needs the reward of a greedy answer"),
         ({"algorithm.adv_estimator": "gdpo"}, "needs the parts of each reward"),
+        ({"algorithm.filter_groups.enable": True}, "set job.collection to finish_enough_non_dummy_tasks"),
     ],
 )
 def test_wrong_override_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
