@@ -135,6 +135,11 @@ class AsyncSwarmClient:
         """The address of the server."""
         return self._calls.server_url
 
+    @property
+    def started_server(self) -> bool:
+        """Whether the server is one that this client started, and stops when it is closed."""
+        return self._child is not None
+
     # -- episodes
 
     async def begin_episode(

@@ -170,6 +170,8 @@ class SwarmClient:
             self._connection.close()
             raise
         _open_clients.add(self)
+        if self.started_server:
+            _owners.add(self)
         finalize(self, self._connection.close_soon).atexit = False
 
     @property
@@ -190,6 +192,11 @@ class SwarmClient:
     def server_url(self) -> str:
         """The address of the server."""
         return self._connection.client.server_url
+
+    @property
+    def started_server(self) -> bool:
+        """See :attr:`AsyncSwarmClient.started_server`."""
+        return self._connection.client.started_server
 
     # -- episodes
 
@@ -305,6 +312,7 @@ class SwarmClient:
     def close(self) -> None:
         """End waiting claims and the watch, close the connections, and stop the server if this client started it."""
         _open_clients.discard(self)
+        _owners.discard(self)
         if self._connection.pid == os.getpid():
             self._connection.close()
 
@@ -317,6 +325,8 @@ class SwarmClient:
 
 _watching = managed(AsyncSwarmClient.watching_status, lambda first, _: first)
 _open_clients: WeakSet[SwarmClient] = WeakSet()
+#: Those that started their server, which others may use when the last name of one is gone.
+_owners: set[SwarmClient] = set()
 
 
 @atexit.register

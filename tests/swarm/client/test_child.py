@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import time
+import weakref
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,28 @@ def test_a_forked_process_does_not_keep_a_server_alive(monkeypatch: pytest.Monke
     assert process.returncode == 0, "it was killed"
     worker.kill()
     worker.join()
+
+
+def test_a_client_that_started_a_server_is_not_closed_by_being_forgotten(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = [ServerChild(subprocess.Popen(["/bin/sh", "-c", "cat > /dev/null"], stdin=subprocess.PIPE))]
+
+    async def ensure(*_: Any) -> ServerChild | None:
+        return children.pop() if children else None
+
+    monkeypatch.setattr(ServerChild, "ensure", ensure)
+    # a notebook's cell, run twice: the second client finds the server that the first one started
+    client = SwarmClient(server.url, auto_start_swarm_server=True)
+    first = weakref.ref(client)
+    client = SwarmClient(server.url, auto_start_swarm_server=True)
+    second = weakref.ref(client)
+    del client
+    gc.collect()
+    assert second() is None
+    owner = first()
+    assert owner is not None, "it stops the server of the second one"
+    owner.close()
 
 
 @pytest.mark.slow
