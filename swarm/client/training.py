@@ -39,7 +39,7 @@ def auto_train_with_dataset(
         client: of a server whose engine runs a job.
         num_repeat: episodes per task; default the job's.
         epochs: passes over the dataset.
-        total_steps: training steps after which it ends; default what the job still has.
+        total_steps: training steps after which it ends, at most and by default those that the job still has.
         max_parallel: episodes at once; default the job's slots.
         auto_retry: ``True`` tries an episode up to three times, a number that many times, ``False`` once.
         throttle_policy: as for :meth:`SwarmClient.begin_episode`; the task is filled in.

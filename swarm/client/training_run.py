@@ -55,8 +55,9 @@ class DatasetTraining:
         self._attempts = attempts_of(options.auto_retry)
         self._status = status
         self._first = self._step = status.engine.global_step
-        steps = options.total_steps
-        self._last = job.total_training_steps if steps is None else self._first + steps
+        self._last = job.total_training_steps
+        if options.total_steps is not None:
+            self._last = min(self._last, self._first + options.total_steps)
         self._stopping = False
         #: whether train episodes, and whether any episodes, may begin
         self._open, self._served = asyncio.Event(), asyncio.Event()

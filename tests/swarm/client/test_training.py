@@ -117,10 +117,14 @@ async def test_it_ends_with_its_last_step(rolling: ScriptedServer, train: Train)
     assert report.finished == len(rolling.bodies("/end_episode")) >= 20
 
 
-async def test_claims_that_wait_when_the_last_step_is_done_are_given_up(rolling: ScriptedServer, train: Train) -> None:
+# more steps than the job still has: no others come
+@pytest.mark.parametrize("steps", [None, 5])
+async def test_claims_that_wait_when_the_last_step_is_done_are_given_up(
+    rolling: ScriptedServer, train: Train, steps: int | None
+) -> None:
     rolling.script("/claim_episode", not_yet("No available episodes to claim."))
     rolling.script("/status", at(99), at(99), at(100, change=2))
-    report = await train(itertools.cycle(TASKS), reward)
+    report = await train(itertools.cycle(TASKS), reward, total_steps=steps)
     assert (report.finished, report.failed, report.last_step) == (0, 0, 100)
 
 
