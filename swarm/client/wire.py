@@ -12,6 +12,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -300,9 +302,8 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     if issubclass(call.answer, Content):
         return call.answer(content=reply.content)
     try:
-        data: Any = orjson.loads(reply.content)
-        answer = call.answer.model_validate({k: v for k, v in data.items() if k in call.answer.model_fields})
-    except (ValueError, AttributeError) as exc:
+        answer = _validated(call.answer, orjson.loads(reply.content))
+    except (ValueError, LookupError, TypeError) as exc:
         detail = f"{exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "not a JSON object"
         raise UpstreamError(
             f"{call.path}: the server's answer is {detail}; is that a swarm server?", code="bad_answer"
@@ -310,6 +311,19 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     if isinstance(answer, protocol.SuccessResponse) and not answer.success:
         raise ConflictError(f"{call.path}: {answer.error or 'refused'}", code="refused")
     return answer
+
+
+def _validated(model: type[AnswerT], data: Any) -> AnswerT:
+    """``data`` as ``model``, which may forbid unknown fields, as its parts may: all of them are left out."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as exc:
+        unknown = [error["loc"] for error in exc.errors() if error["type"] == "extra_forbidden"]
+        if not unknown:
+            raise
+    for *path, name in unknown:
+        reduce(getitem, path, data).pop(name)
+    return model.model_validate(data)
 
 
 def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:

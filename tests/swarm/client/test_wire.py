@@ -20,9 +20,12 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.client import Answer
+from swarm.job import TrainJob
 from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse
 from swarm.status import EngineStatus
 from tests.swarm.client.scripted import ScriptedServer
+
+STEP = {"step": 1, "batch_id": "b", "metrics": {}, "seconds": 1.0}
 
 
 def reply(body: Any, status: int = 200, **headers: str) -> Answer:
@@ -75,6 +78,17 @@ def test_episodes_are_reached_where_the_server_was() -> None:
 def test_fields_of_a_newer_server_are_ignored() -> None:
     answer = wire.read_answer(wire.ENGINE_STATUS, reply({"engine_status": "ENGINE.ROLLING", "mood": "good"}))
     assert answer == EngineStatus.model_validate({"engine_status": "ENGINE.ROLLING"})
+    job = {"model": "m", "charm": 0.5}
+    told = {"engine": {"engine_status": "ENGINE.ROLLING", "mood": "good"}, "job": job, "steps": [STEP | {"odd": {}}]}
+    status = wire.read_answer(wire.wait_status_call(None, 0.0), reply(told | {"weather": []}))
+    assert status.job == TrainJob(model="m")
+    assert [step.step for step in status.steps] == [1]
+
+
+def test_a_wrong_field_beside_those_of_a_newer_server_is_told() -> None:
+    told = {"engine": {"engine_status": "ENGINE.ROLLING", "mood": "good"}, "engine_pid": "x"}
+    with pytest.raises(UpstreamError, match="1 wrong fields"):
+        wire.read_answer(wire.wait_status_call(None, 0.0), reply(told))
 
 
 @pytest.mark.parametrize("body", [b"<html>", [], {"engine_status": "ENGINE.DREAMING"}, {}, b"\xff"])
