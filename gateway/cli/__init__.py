@@ -22,8 +22,8 @@ def main(command: str = "gateway.cli.root:app") -> None:
         import_from(Path())
         load_attribute(command)()
     except SwarmGatewayError as exc:
-        # what was asked of it was right
-        _leave(exc.message, 1 if isinstance(exc, EngineError) else 2)
+        # what was asked of it was right, unless it died of its job
+        _leave(exc.message, 1 if isinstance(exc, EngineError) and exc.code != "wrong_config" else 2)
     except OSError as exc:
         # not foreseen by any command: a full disk, a folder without permission
         _leave(str(exc) or type(exc).__name__)

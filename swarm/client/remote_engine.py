@@ -110,7 +110,8 @@ class RemoteEngine:
         """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
 
         Raises:
-            EngineError: the engine is OFFLINE and that is not among ``states``; carries its reason and last lines.
+            EngineError: the engine is OFFLINE and that is not among ``states``; carries its reason and last lines, and
+                the code ``wrong_config`` where the job is at fault.
             UnavailableError: the time is over.
         """
         deadline = monotonic() + wait_seconds
@@ -129,7 +130,11 @@ class RemoteEngine:
             if engine.engine_status in states:
                 return status
             if engine.engine_status is EngineState.OFFLINE:
-                raise EngineError("\n".join([f"the engine is offline: {doing}", *status.last_lines]))
+                failure = status.engine_failure
+                raise EngineError(
+                    "\n".join([f"the engine is offline: {doing}", *status.last_lines]),
+                    code="wrong_config" if failure and failure.wrong_config else None,
+                )
             now = monotonic()
             if now >= deadline:
                 message = f"the engine is not {' or '.join(states)} after {wait_seconds:g} s: {doing}"

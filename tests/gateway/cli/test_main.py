@@ -109,6 +109,7 @@ def test_a_wrong_up_file_names_what_is_wrong(
             1,
             "swarm-gateway: the engine is offline: out of memory\n",
         ),
+        (EngineError("verl refuses the job", code="wrong_config"), 2, "swarm-gateway: verl refuses the job\n"),
     ],
 )
 def test_errors_of_the_machine_and_interrupts_have_no_traceback(

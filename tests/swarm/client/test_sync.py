@@ -372,8 +372,18 @@ def test_a_refused_job_is_told(server: ScriptedServer, client: SwarmClient) -> N
 def test_an_engine_that_dies_while_booting_shows_its_last_lines(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/status", status(EngineState.BOOTING), status(EngineState.OFFLINE, last_lines=["Traceback", "OOM"]))
     server.script("/start_engine", {"success": True, "pid": 1})
-    with pytest.raises(EngineError, match="because\nTraceback\nOOM"):
+    with pytest.raises(EngineError, match="because\nTraceback\nOOM") as died:
         client.start_engine()
+    assert died.value.code != "wrong_config"
+
+
+def test_an_engine_that_dies_of_its_job_says_so(server: ScriptedServer, client: SwarmClient) -> None:
+    failure = {"reason": "verl refuses it", "count": 1, "wrong_config": True}
+    server.script("/status", status(EngineState.OFFLINE, engine_failure=failure))
+    server.script("/start_engine", {"success": True, "pid": 1})
+    with pytest.raises(EngineError) as died:
+        client.start_engine()
+    assert died.value.code == "wrong_config"
 
 
 def test_a_start_whose_reply_is_lost_has_started_the_engine(server: ScriptedServer, client: SwarmClient) -> None:
