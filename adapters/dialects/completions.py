@@ -131,7 +131,7 @@ class CompletionStream(EventStream):
             if index not in self._logprobs:
                 text = self._echo + text
             logprobs = self._logprobs[index].take(choice.get("logprobs"))
-            if text or logprobs or choice.get("finish_reason") is not None:
+            if text or logprobs or choice.get("token_ids") or choice.get("finish_reason") is not None:
                 begins = {} if index in self._begun else self._prompt
                 self._begun.add(index)
                 choices.append({**_common(choice), **begins, "text": text, "logprobs": logprobs})

@@ -178,3 +178,14 @@ def test_the_tokens_of_the_prompt_stand_in_each_choice() -> None:
     assert not any("prompt_token_ids" in event for event in events)
     with_them = [choice for event in events for choice in event["choices"] if "prompt_token_ids" in choice]
     assert [(choice["index"], choice["prompt_token_ids"]) for choice in with_them] == [(0, [1, 2]), (1, [1, 2])]
+
+
+def test_tokens_whose_text_is_held_back_are_streamed_too() -> None:
+    """As by vLLM: half a character, or what may become a stop text, has no text yet."""
+    stream, decoder = DIALECT.stream({}), SseDecoder()
+    pieces = [("", [5], None), ("\u00e9", [6], None), ("", [7], "stop")]
+    for text, token_ids, finish in pieces:
+        choice = {"index": 0, "delta": {"content": text}, "token_ids": token_ids, "finish_reason": finish}
+        (event,) = decoder.feed(stream.take({"id": "chatcmpl-1", "model": "m", "choices": [choice]}))
+        (sent,) = decode(event)["choices"]
+        assert (sent["text"], sent["token_ids"], sent["finish_reason"]) == (text, token_ids, finish)
