@@ -106,6 +106,7 @@ class MessagesDialect(Dialect):
             temperature=top.number("temperature"),
             top_p=top.number("top_p"),
             top_k=top.number("top_k"),
+            cache_salt=top.text("cache_salt"),
             stop=stop,
             user=None if metadata is None else metadata.text("user_id"),
             metadata=None if metadata is None else session_in(metadata.data),

@@ -46,6 +46,26 @@ _REPEATED: dict[str, Any] = {
     "top_p": None,
     "user": None,
 }
+#: Fields of vLLM's own that its Responses and its chats have alike.
+_VLLM_FIELDS = (
+    "cache_salt",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "seed",
+    "skip_special_tokens",
+    "stop",
+    "structured_outputs",
+    "top_k",
+    "vllm_xargs",
+)
 #: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
 _FAULTS = {429: "rate_limit_exceeded"}
 #: Why a response is incomplete, by the finish reason of the chat form.
@@ -87,6 +107,7 @@ class ResponsesDialect(Dialect):
             # the response repeats it; the name of its session alone goes on
             metadata=session_in(top.whole("metadata")),
             chat_template_kwargs=top.whole("chat_template_kwargs"),
+            **{name: top.take(name) for name in _VLLM_FIELDS},
         )
         body |= {**tools_of(top), **_text_format(top), **_reasoning(top)}
         _without_effect(top)

@@ -88,6 +88,13 @@ def test_the_end_user_and_the_session_are_carried() -> None:
     assert parsed(user="Ann")["user"] == parsed(safety_identifier="Ann")["user"] == "Ann"
 
 
+def test_vllms_own_fields_are_carried() -> None:
+    """Without them an answer does not end at its stop text, or is of another form."""
+    own = {"stop": ["END"], "seed": 1, "top_k": 5, "structured_outputs": {"choice": ["a", "b"]}, "cache_salt": "s"}
+    request = DIALECT.parse({"input": "hi", **own})
+    assert request.body == {"messages": [HI], **own} and request.left_out == ()
+
+
 def test_items_of_one_turn_are_one_message() -> None:
     reasoning = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     text = {
