@@ -73,7 +73,11 @@ class MessagesDialect(Dialect):
             refuse(f"messages.{len(data['messages']) - 1}", "an assistant's turn can only be continued in its text")
         model, stream = top.text("model"), top.flag("stream") or False
         top.done()
-        return LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
+        call = LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
+        if stream:
+            # a message begins with the tokens of its prompt
+            body["stream_options"]["continuous_usage_stats"] = True
+        return call
 
     def counted(self, data: dict[str, Any]) -> dict[str, Any]:
         """The ``/tokenize`` body with which vLLM counts the prompt of a ``/v1/messages/count_tokens`` request, which
@@ -169,8 +173,8 @@ class MessageStream(EventStream):
         # Azure's first chunk has no choices, no id and no model
         if not self._unfolding.head and chunk.get("choices"):
             message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
-            # of what is sampled now, the engine sends the usage at the end; ``message_delta`` has it
-            message["usage"] = _usage(self._foreseen) | {"output_tokens": 0}
+            # an upstream may send the usage at the end; ``message_delta`` has it
+            message["usage"] = _usage(self._foreseen or chunk.get("usage") or {}) | {"output_tokens": 0}
             events += [{"type": "message_start", "message": message}, {"type": "ping"}]
         return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in _events(step))])
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Any
 
 from adapters.dialects.assembly import Assembly
 from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
+from adapters.dialects.jsons import encode
 from gateway.observability.request import phase
 from gateway.rollout.answering import compared_with
 from gateway.rollout.group import GroupRun
@@ -85,6 +87,8 @@ class _Broadcast:
         self._run = run
         self._count = incoming.call.choices
         self._include_usage = incoming.call.include_usage
+        asked = incoming.call.body.get("stream_options") if self._include_usage else None
+        self._options: dict[str, Any] = {**(asked or {}), "include_usage": True}
         self._assemblies = [Assembly() for _ in range(self._count)]
         # unbounded: it holds no more than the answers themselves, and a slow reader delays nobody
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
@@ -114,7 +118,7 @@ class _Broadcast:
         run, loop = self._run, asyncio.get_running_loop()
         started = loop.time()
         try:
-            body = _streamed(run.shaped.bodies[index])
+            body = _streamed(run.shaped.bodies[index], self._options)
             async with run.swarm.sampler.stream(run.episodes[index], body, run.deadline) as live:
                 async for chunk in live.chunks():
                     self._take(index, chunk)
@@ -199,6 +203,6 @@ class _Broadcast:
                 session.gave_up()
 
 
-def _streamed(body: bytes) -> bytes:
+def _streamed(body: bytes, options: dict[str, Any]) -> bytes:
     """The ``body`` of a plain request, a JSON object with fields, as that of a stream."""
-    return body[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'
+    return body[:-1] + b',"stream":true,"stream_options":' + encode(options) + b"}"

@@ -168,6 +168,9 @@ class Upstream:
     def _chat_body(self, incoming: Incoming) -> bytes:
         # where OpenAI stores nothing, it refuses metadata in a chat
         body = {name: value for name, value in incoming.call.body.items() if name != "metadata"}
+        if "stream_options" in body:
+            # other servers need not know vLLM's own
+            body["stream_options"] = {"include_usage": True}
         return to_json({**body, "model": self._model} if self._model else body)
 
     def _headers(self, more: Mapping[str, str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ def test_settings_are_carried() -> None:
         "stop": ["END"],
         "user": "u",
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "chat_template_kwargs": {"enable_thinking": True},
         "reasoning_effort": "low",
         "response_format": {
@@ -354,6 +354,14 @@ def test_a_message_has_the_id_of_the_chunk_that_says_something() -> None:
     events = sent(b"".join(map(stream.take, [filters, *answers.streamed([message])])) + stream.end())
     whole = assembled(events)
     assert (whole["id"], whole["model"]) == ("msg_7", "tiny")
+
+
+def test_a_message_that_is_live_begins_with_the_tokens_of_its_prompt() -> None:
+    """As vLLM's: some programs read them nowhere else."""
+    opening, *_ = answers.streamed([{"role": "assistant", "content": "a"}])
+    usage = {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    start, *_ = sent(DIALECT.stream({}).take({**opening, "usage": usage}))
+    assert start["message"]["usage"] == {"input_tokens": 5, "output_tokens": 0}
 
 
 def test_a_stream_without_an_end_is_no_answer() -> None:

@@ -16,7 +16,7 @@ from gateway.types import Decided, Live
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from tests.gateway.rollout.conftest import Judge, OpenRoute, asking, at_rest, chunks_of, text_of
 from tests.gateway.rollout.test_best import Gate, reach
-from tests.standins.vllm import Step, plain, role_chunk, status, streamed, token_chunk, usage_chunk
+from tests.standins.vllm import Step, plain, role_chunk, status, streamed, token_chunk, usage, usage_chunk
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +69,25 @@ async def test_the_last_chunk_has_the_engines_fingerprint(
         chunks = await chunks_of(await live(route, stream_options={"include_usage": with_usage}))
         assert chunks[-1]["system_fingerprint"] == "vllm-1" and bool(chunks[-1].get("usage")) == with_usage
         await at_rest(rig, route)
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_usage_comes_with_each_chunk_where_that_is_asked_for(
+    rig: server.Rig, open_route: OpenRoute, with_usage: bool
+) -> None:
+    # as vLLM does, which heeds it only where usage is asked for at all
+    options = {"include_usage": with_usage, "continuous_usage_stats": True}
+    said = [role_chunk(), token_chunk([1], "stop")]
+    if with_usage:
+        said = [chunk | {"usage": usage(3, count)} for count, chunk in enumerate(said)]
+    rig.vllm.default = by_form(streamed(*said, usage_chunk(1)), plain([1, 2]))
+    async with open_route() as route:
+        chunks = await chunks_of(await live(route, stream_options=options))
+        told = [chunk.get("usage") for chunk in chunks]
+        assert told == ([usage(3, 0), usage(3, 1), usage(3, 1)] if with_usage else [None, None])
+        await at_rest(rig, route)
+    asked = {"include_usage": True, **({"continuous_usage_stats": True} if with_usage else {})}
+    assert rig.vllm.requests[0][1]["stream_options"] == asked
 
 
 async def test_each_chunk_goes_out_as_it_comes(rig: server.Rig, open_route: OpenRoute) -> None:
