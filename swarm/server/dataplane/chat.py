@@ -167,10 +167,10 @@ class Attempt:
 
 def _last_token(choice: Body) -> str | None:
     """The text of the last token of a chunk's choice, of a chat or not, by its log-probabilities: empty for a part of a
-    character; ``None`` without any."""
+    character; ``None`` without any, or where they name tokens by their ids (``return_tokens_as_token_ids``)."""
     listed: Body = choice.get("logprobs") or {}
     tokens: list[Any] = listed.get("tokens") or [entry.get("token") for entry in listed.get("content") or ()]
-    return tokens[-1] if tokens else None
+    return tokens[-1] if tokens and not str(tokens[-1]).startswith("token_id:") else None
 
 
 def _without_abort(chunk: Body) -> Body:

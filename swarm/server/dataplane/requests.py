@@ -49,6 +49,10 @@ _CONTINUED = (
     "bad_words",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "logprob_token_ids",
+    "return_tokens_as_token_ids",
+    "cache_salt",
+    "vllm_xargs",
     "priority",
     "user",
 )

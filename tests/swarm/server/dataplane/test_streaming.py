@@ -338,6 +338,24 @@ async def test_half_a_character_is_not_continued(rig: Rig) -> None:
     assert len(rig.vllm.requests) == 2
 
 
+async def test_half_a_character_is_seen_where_tokens_are_named_by_their_ids(rig: Rig) -> None:
+    def named(token: int, text: str) -> Any:
+        listed = entries([token], [f"token_id:{token}"])
+        return chat_chunk({"delta": {"content": text}, "token_ids": [token], "logprobs": listed})
+
+    ask = {"logprobs": True, "return_tokens_as_token_ids": True, "cache_salt": "s"}
+    rig.vllm.default = streamed(completion_chunk([7], "stop"), usage_chunk(1, len(PROMPT) + 2))
+    for text, last in (("", "stream_cut"), ("so", "[DONE]")):
+        rig.vllm.script.append(streamed(role_chunk(), named(5, "t5 "), named(6, text), token_chunk([], "abort")))
+        *_, end = await read(await rig.claim(), **ask)
+        assert last in (end, end["error"]["code"] if isinstance(end, dict) else "")
+    path, body = rig.vllm.requests[-1]
+    assert path == "/v1/completions" and {name: body.get(name) for name in ask if name != "logprobs"} == {
+        "return_tokens_as_token_ids": True,
+        "cache_salt": "s",
+    }
+
+
 async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
     payload = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
     for step in (status(400, payload), streamed(payload)):
