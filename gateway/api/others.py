@@ -1,7 +1,7 @@
 """Every address under ``/v1`` that has no endpoint of its own, and the engine's answers about tokens.
 
-Invariant: a request that is not the gateway's to answer is forwarded to an upstream as it came, or refused with a 404
-that says why. The tokens that are counted are those that would be sampled from.
+Invariant: a request that is not the gateway's to answer is forwarded to an upstream as it came, but unpacked, or
+refused with a 404 that says why. The tokens that are counted are those that would be sampled from.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Passthrough(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         """Forward the request."""
         headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
+        # what is not ours to unpack goes on as it came
+        with suppress(SwarmGatewayError):
+            raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+            headers = plain_headers(scope["headers"])
         model = _model(headers, raw)
         request = AnyRequest(scope["method"], scope["path"], query, headers, raw, model, caller_of(scope))
         return Answering(lambda: self._answer(gateway, request), Rendering(self.dialect, {}, False, more_headers))

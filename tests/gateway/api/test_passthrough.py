@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
@@ -87,6 +88,26 @@ async def test_a_form_leads_to_the_route_of_the_model_that_it_names(
             answer = await http.post("/v1/audio/transcriptions", data=data, files=files)
             assert answer.status_code == 200, answer.text
     assert [seen.target for seen in upstream.got] == [f"/v1/{name}/audio/transcriptions" for name in ("two", "one")]
+
+
+async def test_a_compressed_body_leads_to_the_route_of_the_model_that_it_names(
+    upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    def named(name: str) -> dict[str, Any]:
+        there = {"base_url": f"{upstream.url}/{name}", "model": "theirs"}
+        return {"name": name, "models": [name], "swarm_url": None, "upstream": there}
+
+    routes = [named("one"), named("two")]
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with open_gateway(swarm_url=None, hooks=None, routes=routes) as http:
+        for path, model in (("embeddings", "two"), ("responses/input_tokens", "one")):
+            content = gzip.compress(json.dumps({"model": model}).encode())
+            answer = await http.post(f"/v1/{path}", content=content, headers=packed)
+            assert answer.status_code == 200, answer.text
+    assert [(seen.target, json.loads(seen.raw)["model"]) for seen in upstream.got] == [
+        ("/v1/two/embeddings", "two"),
+        ("/v1/one/responses/input_tokens", "theirs"),
+    ]
 
 
 async def test_a_form_whose_every_line_could_begin_a_part_is_read_at_once() -> None:
