@@ -45,6 +45,8 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+#: Counts of the usage by those of the chat form.
+_CACHED = {"cache_read_input_tokens": "cached_tokens", "cache_creation_input_tokens": "created_cache_tokens"}
 #: Clients that read a signature send thinking back only with one; ours proves nothing, and is not checked.
 _SIGNATURE = "swarm-gateway"
 #: What an empty answer has, as vLLM's: programs read the first block.
@@ -372,10 +374,9 @@ def _stop(finish: object, stop: object, parts: list[AnswerPart]) -> dict[str, An
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    """Anthropic counts cached tokens separately, vLLM within the prompt."""
+    """Anthropic counts tokens that the cache had, and those that it has now, separately, vLLM within the prompt."""
+    details: Mapping[str, int | None] = usage.get("prompt_tokens_details") or {}
+    counts = {name: count for name, of in _CACHED.items() if (count := details.get(of)) is not None}
     prompt: int = usage.get("prompt_tokens") or 0
-    counted = {"input_tokens": prompt, "output_tokens": usage.get("completion_tokens") or 0}
-    cached: int | None = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    if cached is None:
-        return counted
-    return counted | {"input_tokens": prompt - cached, "cache_read_input_tokens": cached}
+    rest = max(0, prompt - sum(counts.values()))
+    return {"input_tokens": rest, "output_tokens": usage.get("completion_tokens") or 0, **counts}

@@ -321,11 +321,14 @@ def _content(part: AnswerPart) -> dict[str, Any]:
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
     reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached},
+        "input_tokens_details": {
+            "cached_tokens": details.get("cached_tokens") or 0,
+            "cache_write_tokens": details.get("created_cache_tokens") or 0,
+        },
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": prompt + completion,

@@ -356,6 +356,14 @@ def test_a_message_has_the_id_of_the_chunk_that_says_something() -> None:
     assert (whole["id"], whole["model"]) == ("msg_7", "tiny")
 
 
+def test_the_prompts_tokens_are_counted_by_what_the_cache_did() -> None:
+    """As by vLLM: clients add them up."""
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": 3}}
+    body = {**completion({"role": "assistant", "content": "a"}), "usage": {**usage, "completion_tokens": 1}}
+    told = {"cache_read_input_tokens": 4, "cache_creation_input_tokens": 3}
+    assert DIALECT.answer({}, body)["usage"] == {"input_tokens": 2, "output_tokens": 1, **told}
+
+
 def test_a_message_that_is_live_begins_with_the_tokens_of_its_prompt() -> None:
     """As vLLM's: some programs read them nowhere else."""
     opening, *_ = answers.streamed([{"role": "assistant", "content": "a"}])

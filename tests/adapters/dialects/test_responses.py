@@ -387,7 +387,7 @@ def test_statuses_and_usage(finish: str, status: str, why: Any) -> None:
     assert (response["status"], response["incomplete_details"]) == (status, why)
     assert response["output"][-1]["status"] == status
     assert (response["id"], response["model"], response["created_at"]) == ("resp_7", "tiny", 5)
-    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 3}
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
     assert [response["usage"][key] for key in ("input_tokens", "output_tokens", "total_tokens")] == [4, 2, 6]
 
 
