@@ -162,7 +162,7 @@ def _routes() -> list[BaseRoute]:
     ]
     openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path in OPEN else _KEY)
     routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
-    ours = {route.path for route in routes if isinstance(route, Route)}
+    ours = {route.path: ", ".join(sorted(route.methods or ())) for route in routes if isinstance(route, Route)}
     return [*routes, Route(ANY_OTHER, AnyOther(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
 
@@ -202,7 +202,8 @@ def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     """A 404 for a path that exists under ``/v1`` says that the caller's ``base_url`` lacks it, and what a browser asks
     for a page is told the setting."""
     if request.method == "OPTIONS" and exc.status_code == 405:
-        exc = HTTPException(405, f"{exc.detail}; for apps in a browser name their origins in cors_origins")
+        detail = f"{exc.detail}; for apps in a browser name their origins in cors_origins"
+        exc = HTTPException(405, detail, exc.headers)
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
     ours = [route for route in request.app.routes if route.path != ANY_OTHER]
     if exc.status_code == 404 and any(route.matches(moved)[0] is not Match.NONE for route in ours):

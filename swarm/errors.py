@@ -6,6 +6,7 @@ SwarmGatewayError
 │   ├── AuthenticationError  401
 │   ├── ForbiddenError       403
 │   ├── NotFoundError        404
+│   ├── MethodError          405 with ``allow``
 │   ├── ConflictError        409
 │   ├── PayloadTooLargeError 413
 │   ├── UnsupportedEncodingError  415
@@ -96,6 +97,17 @@ class NotFoundError(RequestError):
 
     status = 404
     default_code = "not_found"
+
+
+class MethodError(RequestError):
+    """The address takes other methods: those in ``allow``, as its header has them."""
+
+    status = 405
+    default_code = "method_not_allowed"
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
 
 
 class ConflictError(RequestError):

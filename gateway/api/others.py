@@ -7,7 +7,7 @@ refused with a 404 that says why. The tokens that are counted are those that wou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,11 +25,12 @@ from gateway.pipeline import with_placeholders
 from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Outcome, Relayed
-from swarm.errors import NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import MethodError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import decoded, parse_json
 from swarm.http.client import Answer
 
 _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
+_NONE: Mapping[str, str] = {}
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 _SLASHES = re.compile("//+")
@@ -41,11 +42,11 @@ class Passthrough(ApiEndpoint):
     """Any method: embeddings, audio, and whatever else an upstream has.
 
     Args:
-        ours: paths that the gateway answers, to other methods.
+        ours: paths that the gateway answers, with the methods that it answers to.
         dialect: of its errors.
     """
 
-    def __init__(self, ours: Collection[str] = (), dialect: Dialect = _CHAT) -> None:
+    def __init__(self, ours: Mapping[str, str] = _NONE, dialect: Dialect = _CHAT) -> None:
         super().__init__(dialect)
         self._ours = ours
 
@@ -78,9 +79,7 @@ class Passthrough(ApiEndpoint):
     def absent(self, request: AnyRequest, exc: NotFoundError) -> SwarmGatewayError:
         """The error for an address that neither the gateway nor an upstream has."""
         if request.path in self._ours:
-            error = RequestError(f"{request.method} {request.path}: Method Not Allowed", code="method_not_allowed")
-            error.status = 405
-            return error
+            return MethodError(f"{request.method} {request.path}: Method Not Allowed", self._ours[request.path])
         return exc
 
 
@@ -93,7 +92,7 @@ class AnyOther:
         ours: as of :class:`Passthrough`.
     """
 
-    def __init__(self, ours: Collection[str]) -> None:
+    def __init__(self, ours: Mapping[str, str]) -> None:
         self._ours = ours
         self._endpoints = {dialect: Passthrough(ours, dialect) for dialect in DIALECTS}
 

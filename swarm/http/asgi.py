@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import (
+    MethodError,
     NotFoundError,
     PayloadTooLargeError,
     RequestError,
@@ -361,6 +362,8 @@ def error_response(exc: SwarmGatewayError, content: bytes | None = None) -> Resp
     headers = {"x-should-retry": "true" if exc.should_retry else "false"}
     if exc.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
+    if isinstance(exc, MethodError):
+        headers["allow"] = exc.allow
     if content is None:
         return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
     return Response(content, exc.status, headers, media_type="application/json")
@@ -371,6 +374,8 @@ def http_error_response(request: Request, exc: HTTPException) -> Response:
     message = f"{request.method} {request.url.path}: {exc.detail}"
     if exc.status_code == 404:
         return error_response(NotFoundError(message, code="route_not_found"))
+    if exc.status_code == 405:
+        return error_response(MethodError(message, (exc.headers or {}).get("Allow", "")))
     error = RequestError(message)
     error.status = exc.status_code
     return error_response(error)

@@ -113,6 +113,7 @@ async def test_what_is_told_of_an_answer_may_be_compressed(gateway: Http) -> Non
     ("method", "path", "code", "hinted"),
     [
         ("GET", CHAT, "method_not_allowed", False),
+        ("GET", "/tokenize", "method_not_allowed", False),
         ("GET", "/nowhere", "route_not_found", False),
         ("POST", "/v1/v1/chat/completions", "route_not_found", False),
         ("POST", "/chat/completions", "route_not_found", True),
@@ -124,6 +125,7 @@ async def test_wrong_routes(gateway: Http, method: str, path: str, code: str, hi
     assert response.status_code == (405 if code == "method_not_allowed" else 404)
     assert response.json()["error"]["code"] == code
     assert ("base_url must end with /v1" in response.json()["error"]["message"]) is hinted
+    assert response.headers.get("allow") == ("POST" if code == "method_not_allowed" else None)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
 from swarm.errors import (
     ContextLengthError,
+    MethodError,
     NotFoundError,
     RequestError,
     SwarmGatewayError,
@@ -372,9 +373,7 @@ class NotFound:
         kind, rest = parts[1], parts[3] if len(parts) == 4 else ""
         asked = f"{method} {path[:200]}"
         if allowed := self._served.get((kind, rest)):
-            error = RequestError(f"{asked}: use {allowed}", code="method_not_allowed")
-            error.status = 405
-            return error
+            return MethodError(f"{asked}: use {allowed}", allowed)
         return NotFoundError(f"{asked}: {self._hint(kind, rest)}", code="route_not_found")
 
     def _hint(self, kind: str, rest: str) -> str:

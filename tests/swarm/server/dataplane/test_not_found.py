@@ -32,3 +32,4 @@ async def test_what_is_not_there(rig: Rig) -> None:
         assert (body.get("type") == "error") == ("messages" in path)
         assert "code" in body["error"] or "messages" in path
         assert answer.headers["x-should-retry"] == "false"
+        assert answer.headers.get("allow") == (said.removeprefix("use ") if status == 405 else None)
