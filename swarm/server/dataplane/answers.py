@@ -77,12 +77,14 @@ class Shaper:
         answer["model"] = self._model_name
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
+        shown = self._wants.reasoning
         for choice in answer.get("choices") or []:
-            if not self._wants.token_ids:
+            # tokens would tell the reasoning that is hidden
+            if not (self._wants.token_ids and shown):
                 choice.pop("token_ids", None)
-            if not self._wants.logprobs:
+            if not (self._wants.logprobs and shown):
                 choice["logprobs"] = None
-            if not self._wants.reasoning:
+            if not shown:
                 for message in (choice.get("message"), choice.get("delta")):
                     for key in _REASONING:
                         (message or {}).pop(key, None)

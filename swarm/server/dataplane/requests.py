@@ -175,7 +175,7 @@ def prepare(
         token_ids=body.get("return_token_ids") is True,
         logprobs=body.get("logprobs") is True,
         usage_chunk=options.get("include_usage") is True,
-        reasoning=body.get("include_reasoning") is not False,
+        reasoning=has_prompt or body.get("include_reasoning") is not False,
     )
     ours: dict[str, Any] = {
         "model": engine_model,

@@ -107,6 +107,20 @@ async def test_what_bends_the_policy_is_taken_out_of_train_episodes_only(rig: Ri
         assert {key: sent[key] for key in (*bent, *grammar) if key in sent} == there
 
 
+async def test_reasoning_that_is_hidden_is_not_told_by_its_tokens_either(rig: Rig) -> None:
+    """As by vLLM; the episode is recorded with all of them."""
+    said = {"role": "assistant", "content": "t6", "reasoning": "t5"}
+    rig.vllm.default = plain([5, 6], message=said)
+    for ask, shown in (({}, True), ({"include_reasoning": False}, False)):
+        episode = await rig.claim()
+        answer = (await episode.chat(logprobs=True, return_token_ids=True, **ask)).json()
+        (choice,) = answer["choices"]
+        assert choice["message"]["content"] == "t6"
+        assert ["t5" in str(choice), "token_ids" in choice, choice["logprobs"] is not None] == [shown] * 3
+        assert answer["prompt_token_ids"] == PROMPT
+        assert [call.response_ids for call in episode.calls] == [[5, 6]]
+
+
 async def test_abort_is_repeated_and_never_delivered(rig: Rig) -> None:
     rig.vllm.script.extend([plain([1], "abort"), plain([], "abort"), plain([7, 8])])
     episode = await rig.claim()
