@@ -41,8 +41,6 @@ PLACES = "x-swarm-places"
 #: header of a chat call without an episode: so many answers, sampled as those of a group of train episodes and recorded
 #: nowhere; a plain answer has :data:`COMPLETION_TOKENS`
 SAMPLES = "x-swarm-samples"
-#: header of an episode's call: JSON of :class:`Notes` that says whose it is, which the episode's end may say too late
-NOTES = "x-swarm-notes"
 #: header of a streamed call (``1``): once begun it shall end, untrained, even if its episode is deleted for the
 #: engine's next phase
 OUTLIVE = "x-swarm-outlive"

@@ -108,7 +108,7 @@ class DataReport(Model):
     ``episodes`` counts them by state; ``earlier`` are deletions of the same subject; ``clean_step`` is the newest
     version in the line of the current one that was not trained on any of it (0: the first weights), to fork from;
     ``exports`` are files that were written since the first of it was claimed: they may hold it, and are not
-    deleted; ``refused`` are files of the run folder with requests that killed the engine, whose text is.
+    deleted.
     """
 
     episodes: dict[str, int] = {}
@@ -117,6 +117,5 @@ class DataReport(Model):
     versions: list[LearnedVersion] = []
     clean_step: int = 0
     exports: list[str] = []
-    refused: list[str] = []
     deleted: bool = False
     gateway: dict[str, int] = Field(default={}, description="what the gateway that was asked had and deleted")

@@ -102,7 +102,6 @@ def _lines(report: DataReport) -> list[str]:
     lines = [f"{verb}: {counts or 'no episodes'}, of {len(report.requests)} requests"]
     lines += [f"deleted at the gateway: {count} {name.replace('_', ' ')}" for name, count in report.gateway.items()]
     lines += [f"may hold it, and is yours to delete: {name}" for name in report.exports]
-    lines += [f"{verb} of a request that killed the engine: its text in {name}" for name in report.refused]
     lines += [f"deleted before: {stone.episodes} episodes" for stone in report.earlier]
     lines.append(
         "episodes that keep_episodes, keep_bytes, keep_seconds or keep_routes removed are not counted, nor what "

@@ -6,7 +6,6 @@ Invariant: a call is repeated only where nothing can have been sampled; a second
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
-from gateway.observability.request import notes, trace_headers
+from gateway.observability.request import trace_headers
 from reward_hooks import Candidate, HookContext, Submission
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.concurrency import backoff
@@ -30,7 +29,7 @@ from swarm.errors import (
 )
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, retry_after
-from swarm.protocol import COMPLETION_TOKENS, NOTES, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 
 #: Statuses of requests that are at fault themselves; other 4xx concern the episode.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -311,9 +310,6 @@ def _url(address: Address) -> str:
 
 def _headers(address: Address) -> dict[str, str]:
     headers = {"content-type": "application/json", **trace_headers()}
-    if isinstance(address, EpisodeGroup | EpisodeEndpoint):
-        # the engine may die of the call, and take its episodes along before they are ended
-        headers[NOTES] = json.dumps(notes().model_dump(exclude_defaults=True))
     if address.api_key:
         headers["authorization"] = f"Bearer {address.api_key}"
     return headers

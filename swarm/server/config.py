@@ -99,12 +99,6 @@ class ServerConfig(Model):
         description="keep less of one route, by its name at the gateway: keep_seconds, keep_bytes; what waits for "
         "training stays",
     )
-    keep_refused_text: bool = Field(
-        default=False,
-        description="the record of a request that the engine died of (refused/ in the run folder) holds the request "
-        "itself, with what its user wrote and whose it is, if it was to be trained; otherwise its digest, sizes and "
-        "numbers",
-    )
 
     @field_validator("token", mode="before")
     @classmethod

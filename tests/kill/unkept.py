@@ -167,7 +167,7 @@ class Storm:
             "sample_timeout_seconds": 5.0,
             "routes": [{"name": name, "data": data} for name, data in ROUTES.items()],
         }
-        told = {"job": job, "swarm": swarm | {"keep_refused_text": True}, "gateway": gateway}
+        told = {"job": job, "swarm": swarm, "gateway": gateway}
         (self._kept / "up.yaml").write_text(yaml.safe_dump(told))
 
     def _start(self) -> Up:

@@ -31,7 +31,7 @@ from swarm.errors import (
 )
 from swarm.http.asgi import bearer, error_response, read_json
 from swarm.packs import added
-from swarm.protocol import COMPLETION_TOKENS, NOTES, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
+from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.answers import Body, chunks_of
@@ -42,7 +42,6 @@ from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.suspects import Identity, Suspects
 from swarm.server.engine.controller import Controller
-from swarm.server.refused import REFUSED
 from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
 
@@ -68,9 +67,7 @@ class DataPlane:
         self._names = names
         self.upstream = ReplicaClient()
         self.suspects = Suspects(
-            config.run_dir / REFUSED,
-            keep_text=config.keep_refused_text,
-            erased=lambda notes, begun: controller.episodes.deletions.cover(notes, begun),
+            config.run_dir / "refused",
             refused=controller.engine.death_explained,
         )
         self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
@@ -95,16 +92,16 @@ class DataPlane:
         """The state of each vLLM replica."""
         return self._replicas.rows()
 
-    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any], notes: str = "") -> Placement:
-        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its request, and
-        ``notes`` say whose it is."""
+    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any]) -> Placement:
+        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its
+        request."""
         controller = self.controller
         return Placement(
             self._replicas,
             owner.episodes or (owner,),
             prefix,
             lambda: controller.engine.served.addresses,
-            Identity(controller.job.model, body, recorded=bool(owner.episodes), notes=notes),
+            Identity(controller.job.model, body),
             controller.engine.answered,
         )
 
@@ -186,7 +183,7 @@ class DataPlane:
         else:
             parsed = dialect.parse(asked)
             body, left_out = parsed.body, parsed.left_out
-        controller, options = self.controller, request.headers
+        controller = self.controller
         served = controller.engine.served
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
@@ -200,7 +197,7 @@ class DataPlane:
                 call.body[EARLIER_IDS] = ids
         session = ChatSession(
             upstream=self.upstream,
-            placement=self.placement(owner, prefix_of(body), body, options.get(NOTES, "")),
+            placement=self.placement(owner, prefix_of(body), body),
             call=call,
             attempts=self.config.call_attempts,
             version=lambda: owner.version,
@@ -209,7 +206,7 @@ class DataPlane:
             syncs=controller.engine.syncs,
         )
         if call.wants.stream:
-            outlives = options.get(OUTLIVE) == "1"
+            outlives = request.headers.get(OUTLIVE) == "1"
 
             def begun() -> dict[str, str]:
                 if outlives:

@@ -12,8 +12,8 @@ to kill is found all the same; and for all suspects that come back together for 
 
 from __future__ import annotations
 
+import json
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,13 +23,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from adapters.dialects.jsons import encode
 from swarm.errors import FatalRequestError
-from swarm.server.refused import write_record
+from swarm.files import replace_file
 from swarm.tokens import EARLIER_IDS
-from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -67,27 +64,11 @@ class Identity:
     Args:
         model: of the job; another model may live through the same request.
         body: as the caller sent it, in the form of a chat, of a raw prompt, or of another call of vLLM's.
-        recorded: whether the call has episodes; of one that has none no text is written.
-        notes: JSON of :class:`Notes` that says whose it is; read where a replica has died only.
-
-    Attributes:
-        begun: when it came, in Unix seconds.
     """
 
-    def __init__(self, model: str, body: Mapping[str, Any], *, recorded: bool = True, notes: str = "") -> None:
+    def __init__(self, model: str, body: Mapping[str, Any]) -> None:
         self.model = model
         self.body = body
-        self.recorded = recorded
-        self.begun = time.time()
-        self._notes = notes
-
-    @property
-    def notes(self) -> Notes:
-        """Whose it is, if its client says so."""
-        try:
-            return Notes.model_validate_json(self._notes)
-        except ValidationError:
-            return Notes()
 
     @cached_property
     def digest(self) -> str:
@@ -100,33 +81,19 @@ class Suspects:
     """The suspects of one swarm server, and the requests that it refuses.
 
     Args:
-        folder: keeps a file per refused request, which only the owner may read; while the file is there, the request is
-            refused, also by the next server. ``None``: nothing is kept.
-        keep_text: whether the file holds the request itself, if it has episodes.
-        erased: whether the data of whom these notes name, and that came then, was deleted: its text is not written.
+        folder: keeps a file per refused request, without its text; while the file is there, the request is refused,
+            also by the next server. ``None``: nothing is kept.
         refused: called with the deaths that a request explains once it is refused.
     """
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        keep_text: bool = False,
-        erased: Callable[[Notes, float], bool] = lambda notes, begun: False,
-        refused: Callable[[int], None] = lambda deaths: None,
-    ) -> None:
+    def __init__(self, folder: Path | None = None, *, refused: Callable[[int], None] = lambda deaths: None) -> None:
         self._folder = folder
-        self._keep_text = keep_text
-        self._erased = erased
         self._tell = refused
         #: deaths of each suspect, by digest
         self._deaths: OrderedDict[str, int] = OrderedDict()
         self._refused: dict[str, Path | None] = {}
         if folder is not None and folder.is_dir():
             self._refused = {path.stem: path for path in folder.glob("*.json")}
-            for partial in folder.glob(".*.partial"):
-                # a kill left it, with a text that no deletion would find
-                partial.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         """How many requests are suspected."""
@@ -181,24 +148,12 @@ class Suspects:
         if self._folder is not None:
             path = self._folder / f"{identity.digest}.json"
             try:
-                write_record(path, self._record(identity, deaths))
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(path, json.dumps(_record_of(identity, deaths), indent=1).encode())
                 self._refused[identity.digest] = path
             except OSError as exc:
                 logger.error("the record %s cannot be written: %s", path, exc.strerror or exc)
         self._tell(deaths)
-
-    def _record(self, identity: Identity, deaths: int) -> dict[str, Any]:
-        record: dict[str, Any] = {
-            "digest": identity.digest,
-            "refused_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "model": identity.model,
-            "deaths": deaths,
-            "fields": {name: _without_text(value) for name, value in identity.body.items()},
-        }
-        notes, begun = identity.notes, identity.begun
-        if not self._keep_text or not identity.recorded or self._erased(notes, begun):
-            return record
-        return record | {"request": dict(identity.body), "notes": notes.model_dump(), "begun": begun}
 
 
 @dataclass(eq=False)
@@ -266,6 +221,16 @@ class Door:
                 if now < self._until.setdefault(digest, now + ALONE_SECONDS * 2 ** min(deaths - 1, 20)):
                     return digest
         return None
+
+
+def _record_of(identity: Identity, deaths: int) -> dict[str, Any]:
+    return {
+        "digest": identity.digest,
+        "refused_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": identity.model,
+        "deaths": deaths,
+        "fields": {name: _without_text(value) for name, value in identity.body.items()},
+    }
 
 
 def _without_text(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Deletes what a journal and the records beside it hold of a subject, so that its bytes are gone from the file.
+"""Deletes what a journal holds of a subject, so that its bytes are gone from the file.
 
 Invariant: the tombstone is on disk, in a file of its own, before anything is deleted. The journal notes a tombstone as
 done when the bytes are gone; whoever opens a journal does what its folder's tombstones ask and it has not noted. So a
@@ -25,7 +25,6 @@ from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.files import flush
 from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
-from swarm.server.refused import take_out, texts_of
 from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes
 
@@ -78,7 +77,6 @@ def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> Da
         versions=versions,
         clean_step=clean,
         exports=sorted(files),
-        refused=[str(path.relative_to(folder)) for path in texts_of(folder, subject)],
     )
 
 
@@ -192,19 +190,14 @@ def delete(connection: sqlite3.Connection, folder: Path, stones: Collection[Tomb
 
 
 def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombstone], seconds: float = _SECONDS) -> None:
-    """Make sure that no byte of any deleted row is left in the file or its log, nor of ``stones`` in the records beside
-    it, and note these as done.
+    """Make sure that no byte of any deleted row is left in the file or its log, and note ``stones`` as done.
 
     Args:
         seconds: how long readers may keep the log from being emptied.
 
     Raises:
         UnavailableError: they do, or the disk lacks room; whoever opens the journal, or is idle, does the rest.
-        OSError: a record cannot be written; the same.
     """
-    for stone in stones:
-        for record in texts_of(path.parent, stone.subject, stone.until):
-            take_out(record)
     _empty_log(connection, seconds)
     _check_room(connection, path)
     connection.execute("PRAGMA temp_store = FILE")

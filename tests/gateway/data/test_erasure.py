@@ -162,35 +162,27 @@ async def dies_of(rig: server.Rig, asking: Coroutine[Any, Any, httpx.Response]) 
     return await task
 
 
-@pytest.mark.parametrize("overrides", [{"keep_refused_text": True}])
-async def test_the_text_of_a_request_that_killed_the_engine_is_found_and_deleted(
+async def test_the_record_of_a_request_that_killed_the_engine_holds_nothing_of_anybody_and_stays(
     rig: server.Rig, tmp_path: Path
 ) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    (her, hers), (_, his), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "he", "boss"))
-    about, boss = {"key": her.id}, {"authorization": f"Bearer {admin}"}
+    (her, hers), (_, admin) = (file.create(name, admin=name == "boss") for name in ("she", "boss"))
+    boss = {"authorization": f"Bearer {admin}"}
 
-    async def ask(http: Http, key: str, name: str) -> httpx.Response:
-        body = {"model": "tiny", "user": name, "messages": [{"role": "user", "content": f"{POISON} {MARK} {name}"}]}
-        headers = {"authorization": f"Bearer {key}", "x-swarm-session": f"chat of {name}"}
+    async def ask(http: Http) -> httpx.Response:
+        body = {"model": "tiny", "user": "Ann", "messages": [{"role": "user", "content": f"{POISON} {MARK}"}]}
+        headers = {"authorization": f"Bearer {hers}", "x-swarm-session": "chat of Ann"}
         return await dies_of(rig, http.post(CHAT, json=body, headers=headers))
 
     async with gateway_before(str(rig.client.base_url), tmp_path, keys_file=file.path) as http:
-        for key, name in ((hers, "Ann"), (his, "Bob")):
-            assert (await ask(http, key, name)).status_code == 500
-        assert len(traces(tmp_path / "refused", MARK.encode())) == 2
-        [file_name] = traces(tmp_path / "refused", b"Ann")
-        for named in (about, {"session": "chat of Ann"}, {"user": user_digest("Ann")}):
-            report = (await http.get("/admin/data/report", params=named, headers=boss)).json()
-            assert report["refused"] == [f"refused/{file_name}"], named
-        done = (await http.post("/admin/data/delete", params=about, headers=boss)).json()
-        assert done["refused"] == [f"refused/{file_name}"]
-        assert (await http.get("/admin/data/report", params=about, headers=boss)).json()["refused"] == []
-        assert traces(tmp_path, f"{MARK} Ann".encode()) | traces(tmp_path / "refused", her.id.encode()) == set()
-        assert len(traces(tmp_path / "refused", b"Bob")) == 1
-        again = await ask(http, hers, "Ann")
-        assert again.status_code == 500 and len(list((tmp_path / "refused").iterdir())) == 2, "the engine is spared"
-        assert traces(tmp_path / "refused", b"Ann") == set()
+        assert (await ask(http)).status_code == 500
+        assert len(list((tmp_path / "refused").iterdir())) == 1
+        for mark in (MARK, "Ann", user_digest("Ann"), her.id):
+            assert traces(tmp_path / "refused", mark.encode()) == set(), mark
+        done = (await http.post("/admin/data/delete", params={"key": her.id}, headers=boss)).json()
+        assert done["deleted"] and traces(tmp_path, MARK.encode()) == set()
+        again = await ask(http)
+        assert again.status_code == 500 and len(list((tmp_path / "refused").iterdir())) == 1, "the engine is spared"
 
 
 async def test_a_request_under_way_leaves_nothing_after_a_deletion(rig: server.Rig, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ NO = {"x-swarm-train": "false"}
 
 @pytest.fixture
 def overrides() -> dict[str, Any]:
-    return {"keep_refused_text": True, "call_attempts": 1}
+    return {"call_attempts": 1}
 
 
 def answering(sent: dict[str, Any]) -> Any:

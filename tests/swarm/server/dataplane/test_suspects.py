@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import FatalRequestError
 from swarm.server.dataplane.suspects import ALONE_SECONDS, Arrival, Door, Identity, Suspects
-from swarm.types import Notes
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "secret words"}], "temperature": 0.5, "max_tokens": 9}
 
@@ -185,40 +183,24 @@ def test_tries_of_a_request_are_one_request() -> None:
     assert Identity("another", BODY).digest != one
 
 
-NOTES = Notes(key="hers", session="chat")
-
-
-@pytest.mark.parametrize(
-    ("keep_text", "recorded", "erased"),
-    [(False, True, False), (True, True, False), (True, False, False), (True, True, True)],
-)
-def test_the_record_has_text_and_names_only_where_that_is_allowed(
-    tmp_path: Path, keep_text: bool, recorded: bool, erased: bool
-) -> None:
+def test_the_record_has_no_text(tmp_path: Path) -> None:
     told: list[int] = []
     folder = tmp_path / "refused"
-    suspects = Suspects(
-        folder, keep_text=keep_text, erased=lambda notes, begun: erased and notes == NOTES, refused=told.append
-    )
-    asked = Identity("m", BODY, recorded=recorded, notes=NOTES.model_dump_json())
+    suspects = Suspects(folder, refused=told.append)
+    asked = Identity("m", BODY)
     suspects.died([asked])
     assert not refused(suspects, asked) and not told
-    again = Identity("m", BODY | {"stream": True}, recorded=recorded, notes=NOTES.model_dump_json())
-    suspects.died([again, asked])
+    suspects.died([Identity("m", BODY | {"stream": True}), asked])
     assert refused(suspects, asked) and told == [2]
     [path] = folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     record = json.loads(path.read_text())
     assert (record["digest"], record["deaths"], path.stem) == (asked.digest, 2, asked.digest)
     assert record["fields"]["temperature"] == 0.5 and record["fields"]["messages"]["items"] == 1
-    written = keep_text and recorded and not erased
-    assert ("secret" in path.read_text()) is ("hers" in path.read_text()) is written
-    assert not written or (record["request"], record["begun"]) == (BODY, asked.begun)
-    assert Identity("m", BODY, notes="no JSON").notes == Identity("m", BODY).notes == Notes()
-    # the next server refuses it too, until somebody removes the file, and removes what a kill left of another
-    (beside := folder / ".a.json.partial").write_text("secret")
+    assert "secret" not in path.read_text()
+    # the next server refuses it too, until somebody removes the file
     following = Suspects(folder)
-    assert refused(following, asked) and not beside.exists()
+    assert refused(following, asked)
     path.unlink()
     assert not refused(following, asked) and not refused(suspects, asked)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import random
 import shutil
 import sqlite3
@@ -20,7 +19,6 @@ from swarm.errors import UnavailableError
 from swarm.server.journal import erasure
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, JournalRow, RunRow
-from swarm.server.refused import write_record
 from swarm.subjects import Subject, Tombstone
 from swarm.tokens import ModelCall
 from swarm.types import Notes, WorkflowOutput
@@ -134,29 +132,6 @@ async def test_no_byte_of_what_is_deleted_is_left_and_all_else_is(tmp_path: Path
     assert [name for name in hers if traces(tmp_path, name)] == []
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-async def test_records_of_requests_that_killed_the_engine_lose_what_they_have_of_a_subject(tmp_path: Path) -> None:
-    def record(name: str, key: str, begun: float) -> None:
-        about = {"request": {"messages": [f"text of {name}."]}, "notes": {"key": key, "session": "s"}, "begun": begun}
-        write_record(tmp_path / "refused" / f"{name}.json", {"digest": name, "deaths": 2, **about})
-
-    for name, key, begun in (("first", "hers", 1.0), ("later", "hers", 9.0), ("other", "his", 1.0)):
-        record(name, key, begun)
-    (tmp_path / "refused/damaged.json").write_text("{")
-    (tmp_path / "refused/bare.json").write_text('{"digest": "bare"}')
-    journal = Journal.open(tmp_path / "journal.db")
-    assert (await journal.report(HERS)).refused == ["refused/first.json", "refused/later.json"]
-    assert (await journal.report(Subject(session="s", key="his"))).refused == ["refused/other.json"]
-    assert (await journal.erase(stone(until=5.0))).refused == ["refused/first.json", "refused/later.json"]
-    assert json.loads((tmp_path / "refused/first.json").read_text()) == {"digest": "first", "deaths": 2}
-    assert traces(tmp_path / "refused", "later") and traces(tmp_path / "refused", "other")
-    await journal.close()
-    # a copy from before the deletion, with the tombstones of after it
-    (tmp_path / "journal.db").unlink()
-    record("first", "hers", 1.0)
-    await Journal.open(tmp_path / "journal.db").close()
-    assert not traces(tmp_path / "refused", "first") and traces(tmp_path / "refused", "later")
 
 
 async def test_the_tokens_of_what_is_given_up_are_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
