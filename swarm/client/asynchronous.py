@@ -7,7 +7,6 @@ closed client leaves nothing running.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -43,8 +42,6 @@ from swarm.protocol import (
     SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,7 +120,6 @@ class AsyncSwarmClient:
         self._child: ServerChild | None = None
         self._background = Background(CLOSE_GRACE, quiet=True)
         self._claimer = Claimer(self._calls, self._background)
-        self._not_sent = wire.NotSent(logger.warning)
 
     @property
     def client_uuid(self) -> str:
@@ -192,7 +188,7 @@ class AsyncSwarmClient:
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
-        self._not_sent.look(body.workflow_output.log_metrics)
+        wire.warn_of_left_out(body.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         note_ended([episode_uuid])
         return answer.error or ""
@@ -258,7 +254,7 @@ class AsyncSwarmClient:
         }
         body = wire.checked(EndGroupRequest, fields)
         for end in body.ends:
-            self._not_sent.look(end.workflow_output.log_metrics)
+            wire.warn_of_left_out(end.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
         note_ended(outputs)
         return answer

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
@@ -34,7 +35,7 @@ from swarm.errors import (
     UpstreamError,
 )
 from swarm.http.client import Answer, ConnectionBrokenError, retry_after
-from swarm.measures import MAX_LOGGED, MAX_NAME
+from swarm.measures import MAX_NAME
 from swarm.status import EngineStatus, ServerStatus
 from swarm.types import Model, Notes, WorkflowOutput
 
@@ -358,29 +359,9 @@ def _error_body(reply: Answer) -> tuple[str, str | None, str | None]:
     return text or f"HTTP {reply.status}", None, None
 
 
-class NotSent:
-    """Counts values that workflows log and that are not finite, which JSON has no form for; of each name it says so
-    once, and again at ten times as many.
-
-    Args:
-        say: takes a sentence for people.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._counts: dict[str, int] = {}
-        self._next: dict[str, int] = {}
-
-    def look(self, log_metrics: Mapping[str, float]) -> None:
-        """Count what one episode logged."""
-        for name, value in log_metrics.items():
-            if math.isfinite(value) or (name not in self._counts and len(self._counts) == MAX_LOGGED):
-                continue
-            self._counts[name] = count = self._counts.get(name, 0) + 1
-            if count >= self._next.get(name, 1):
-                self._next[name] = 10 * count
-                episodes = "1 episode" if count == 1 else f"{count} episodes"
-                self._say(
-                    f"log_metrics: {name[:MAX_NAME]!r} was {value} or the like in {episodes}: it is left out there, "
-                    "and its mean is over the others"
-                )
+def warn_of_left_out(log_metrics: Mapping[str, float]) -> None:
+    """Warn of values that are not finite, which JSON has no form for; Python shows each text once."""
+    for name, value in log_metrics.items():
+        if not math.isfinite(value):
+            left_out = "it is left out, and its mean is over the other episodes"
+            warnings.warn(f"log_metrics: {name[:MAX_NAME]!r} is {value}: {left_out}", RuntimeWarning, stacklevel=2)

@@ -439,22 +439,17 @@ async def test_an_evaluation_of_weights_that_are_lost_later_is_made_again(rollin
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-async def test_values_that_are_not_finite_are_left_out_and_counted(
-    rolling: ScriptedServer, shuffled: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_values_that_are_not_finite_are_left_out_with_a_warning(rolling: ScriptedServer, shuffled: bool) -> None:
     rolling.script("/claim_group", group("e1", "e2"))
 
     def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
         return WorkflowOutput(reward=1.0, log_metrics={"loss": float("nan"), "length": 3.0})
 
-    with SwarmClient(rolling.url, policy=QUICK) as client:
+    with (
+        SwarmClient(rolling.url, policy=QUICK) as client,
+        pytest.warns(RuntimeWarning, match="'loss' is nan: it is left"),
+    ):
         begin_training(TASKS * 4, client, agent, TrainOptions(shuffle_rewards=shuffled)).result()
-    said = [record.message for record in caplog.records if "log_metrics" in record.message]
-    # of 24 episodes
-    assert [line.partition(":")[2].partition(":")[0] for line in said] == [
-        " 'loss' was nan or the like in 1 episode",
-        " 'loss' was nan or the like in 10 episodes",
-    ]
 
 
 async def test_an_error_while_it_follows_the_engine_ends_it(rolling: ScriptedServer) -> None:
