@@ -1,7 +1,7 @@
 """The import shim: AgentJet's module names, each with the names that its users import, found in this package.
 
 Invariant: AgentJet itself wins wherever it can be imported. A module or a name that is not here is an ``ImportError``
-that says why, so nothing of AgentJet is replaced by something that does less without a word.
+that says where to look, so nothing of AgentJet is replaced by something that does less without a word.
 """
 
 from __future__ import annotations
@@ -76,24 +76,7 @@ MODULES: dict[str, dict[str, str]] = {
     "ajet.workflow": _WORKFLOW,
 }
 
-_TRAINER = "it is a part of AgentJet's own trainer; here verl runs behind the swarm server"
-#: Why a module, or a name of a module, is not here; the longest prefix counts.
-REASONS = {
-    "ajet": "swarm.agentjet has no such name; docs/agentjet.md lists what it has",
-    "ajet.bp": "it is a breakpoint of AgentJet's debugger: use breakpoint()",
-    "ajet.backbone": _TRAINER,
-    "ajet.context_tracker": _TRAINER,
-    "ajet.launcher": "`ajet-swarm start` and `ajet-swarm overwatch` start the server and the monitor",
-    "ajet.task_judge": "a client computes the reward itself and hands it in with end_episode",
-    "ajet.task_reader": "there are readers of datasets and of JSON Lines; write a function for other tasks",
-    "ajet.task_rollout": _TRAINER,
-    "ajet.task_runner": _TRAINER,
-    "ajet.tuner_lib.experimental.interchange_utils": "it is a message of the wire: use SwarmClient's methods",
-    "ajet.tuner_lib.experimental.oai_model_one2many": "`swarm-gateway serve` answers each request with the best of N",
-    "ajet.utils.env_service_client": "the environment service of AppWorld is another product: copy its client",
-    "ajet.utils.multimodal": "answers about images are served, but never trained",
-    "ajet.utils.thread_executors": "AgentJet dropped it for PeriodicDrainThreadPoolExecutor",
-}
+_NOT_HERE = "docs/agentjet.md lists what swarm.agentjet has"
 
 
 class Shim(MetaPathFinder, Loader):
@@ -108,7 +91,7 @@ class Shim(MetaPathFinder, Loader):
         if top != _TOP or (loaded is not None and getattr(loaded.__spec__, "loader", None) is not self):
             return None
         if fullname not in MODULES:
-            raise ModuleNotFoundError(f"no module {fullname}: {reason(fullname)}", name=fullname)
+            raise ModuleNotFoundError(f"no module {fullname}: {_NOT_HERE}", name=fullname)
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -127,16 +110,10 @@ def _attribute(module: ModuleType, name: str) -> Any:
         raise AttributeError(f"module {module.__name__} has no attribute {name}")
     if name not in MODULES[module.__name__]:
         # of an AttributeError `from ... import` would lose the message
-        raise ImportError(f"no {name} in {module.__name__}: {reason(fullname)}", name=module.__name__)
+        raise ImportError(f"no {name} in {module.__name__}: {_NOT_HERE}", name=module.__name__)
     attribute = load_attribute(MODULES[module.__name__][name])
     setattr(module, name, attribute)
     return attribute
-
-
-def reason(fullname: str) -> str:
-    """Why ``fullname`` is not here."""
-    parts = fullname.split(".")
-    return next(REASONS[name] for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in REASONS)
 
 
 def install() -> bool:

@@ -33,23 +33,17 @@ def test_one_name_is_one_object_wherever_it_is_imported_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "why"),
+    "statement",
     [
-        ("import ajet.backbone.trainer_verl", "AgentJet's own trainer"),
-        ("from ajet.utils.env_service_client.env_client_ng import EnvClient", "AppWorld is another product"),
-        ("from ajet.utils.multimodal import extract_image", "never trained"),
-        (
-            "from ajet.utils.thread_executors import TaskCountLimitedThreadPoolExecutor",
-            "PeriodicDrainThreadPoolExecutor",
-        ),
-        ("from ajet.tuner_lib.experimental.interchange_utils import ClaimEpisodeRequest", "use SwarmClient's methods"),
-        ("from ajet.utils import swarm_overwatch", "docs/agentjet.md lists what it has"),
-        ("from ajet import bp", "use breakpoint"),
+        "import ajet.backbone.trainer_verl",
+        "from ajet.utils.thread_executors import TaskCountLimitedThreadPoolExecutor",
+        "from ajet.utils import swarm_overwatch",
+        "from ajet import bp",
     ],
 )
-def test_what_is_not_there_says_why(statement: str, why: str) -> None:
+def test_what_is_not_there_says_where_to_look(statement: str) -> None:
     assert install()
-    with pytest.raises(ImportError, match=why):
+    with pytest.raises(ImportError, match=r"docs/agentjet\.md lists what swarm\.agentjet has"):
         exec(statement, {})
 
 
