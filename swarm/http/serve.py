@@ -60,20 +60,11 @@ class TLSFiles:
             # without a password OpenSSL would ask the terminal for it
             context.load_cert_chain(self.certificate, self.key, password="")
         except (ssl.SSLError, ValueError) as exc:
-            raise ConfigError(f"tls: {self._wrong(exc)}", code="tls") from exc
-
-    def _wrong(self, error: Exception) -> str:
-        reason = getattr(error, "reason", None) or ""
-        if reason == "KEY_VALUES_MISMATCH":
-            return f"{self.key} is not the key of the certificate {self.certificate}"
-        if b"ENCRYPTED" in self.key.read_bytes():
-            return f"the key {self.key} is encrypted: give it decrypted, readable by the gateway alone"
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            context.load_verify_locations(self.certificate)
-        except (ssl.SSLError, ValueError):
-            return f"{self.certificate} holds no certificate in PEM form"
-        return f"{self.key} holds no private key in PEM form ({reason or error})"
+            raise ConfigError(
+                f"tls: {self.certificate} and {self.key} must be a certificate and its key in PEM form, the key not "
+                f"encrypted: {getattr(exc, 'reason', None) or exc}",
+                code="tls",
+            ) from exc
 
 
 def bind(host: str, port: int) -> socket.socket:
