@@ -206,18 +206,6 @@ def test_a_trial_ends_by_the_clock_but_for_what_is_proven() -> None:
     assert asks.set_pinned(True, "ann", "demo", 20.0).set_pinned(False, "ann", "over", 9 * hour).until is None
 
 
-def test_a_clock_that_is_set_back_keeps_no_trial_open() -> None:
-    hour, later = 3600.0, 1e9
-    stage = ServingStage.begun("chat", "gpt", AUTO, later, "salt").serving(5, later)
-    assert stage.until == later + hour
-    # the clock was a year ahead until now
-    again = stage.at_time(2.0)
-    assert (again.trial, again.until, again.version) == (True, 2.0 + hour, stage.version + 1)
-    assert again.at_time(2.0 + hour).ended == "no proof in 1 hours"
-    # a little is none
-    assert stage.at_time(later - 60) is stage
-
-
 @pytest.mark.parametrize("mode", ["manual", "never"])
 def test_who_is_proven_worse_is_no_next_incumbent_also_where_a_person_takes_it_back(mode: Any) -> None:
     stage = begun(AUTO.model_copy(update={"mode": mode})).moved(1.0, 3.0, "ann", "up")
