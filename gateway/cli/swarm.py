@@ -79,12 +79,12 @@ def status_lines(status: ServerStatus) -> list[str]:
     Parts without content are left out.
     """
     from gateway.views.format import printable, text_lines
-    from gateway.views.swarm_view import SortOrder, episodes, view
+    from gateway.views.swarm_view import view
     from swarm.progress import step_line
 
     shown = view(status, ())
     lines = [f"{line.label:<6} {line.text}" for line in shown.head]
-    for table in (shown.tables["c"], episodes(status, SortOrder.IDLE, ""), shown.tables["d"]):
+    for table in (shown.tables[key] for key in "ced"):
         if table.rows:
             lines += ["", *text_lines(table, _ROWS)]
     if status.log or status.steps:

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
 from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
 from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
-from gateway.views.swarm_view import SortOrder, episodes
 from swarm.states import EngineState
 
 AnyPoller = SwarmPoller | GatewayPoller
 
 #: Rows of the terminal below which the head leaves out minor lines.
 _BRIEF = 34
-_FILTER = "client, task, episode or type; Enter keeps, Escape clears"
 #: Seconds from which on the age of a status is a warning.
 _OLD = 5.0
 _OVERVIEW: Columns[tuple[int, AnyPoller]] = {
@@ -95,56 +91,19 @@ class Page(Vertical):
 class SwarmPage(Page):
     """A swarm server."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("o", "order", "Order"),
-        Binding("escape", "clear", "All", show=False),
-    ]
-
     def __init__(self, poller: SwarmPoller) -> None:
-        self._episodes = TablePanel("e", "Episodes")
         self._log = LogPanel("l", "Log")
         self._steps = TablePanel("s", "Steps", 2)
-        tables = (TablePanel("t", "Tasks"), TablePanel("c", "Clients"), TablePanel("d", "Dropped"))
-        super().__init__(poller, [self._steps, self._episodes, *tables, self._log])
+        titles = {"e": "Episodes", "t": "Tasks", "c": "Clients", "d": "Dropped"}
+        super().__init__(poller, [self._steps, *(TablePanel(*panel) for panel in titles.items()), self._log])
         self._swarm = poller
-        self._order = SortOrder.IDLE
-        self._filter = Input(id="filter", placeholder=_FILTER)
-        self._filter.display = False
-
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        yield self._filter
-
-    def action_order(self) -> None:
-        self._order = self._order.next
-        self.board.choose(self._episodes.key)
-        self.show()
-
-    def action_filter(self) -> None:
-        self.board.choose(self._episodes.key)
-        self._filter.display = True
-        self._filter.focus()
-
-    def action_clear(self) -> None:
-        self._filter.value = ""
-        self._filter.display = False
-        self.focused.focus()
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self.show()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        self._filter.display = bool(self._filter.value)
-        self.focused.focus()
 
     def show(self) -> None:
         super().show()
         status, view = self._swarm.status, self._swarm.view
         self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
-        if status is not None and view is not None:
+        if view is not None:
             self._steps.show(view.tables["curves"], view.tables["steps"])
-            self._episodes.show(episodes(status, self._order, self._filter.value))
 
 
 class GatewayPage(Page):

@@ -186,8 +186,7 @@ The monitor only looks: no key changes anything on a server.
  ? or h      this help                  [ and ]     the page before, the next
  p           pause what is shown        tab         the next panel (shift: before)
  r           send requests now          arrows      scroll the panel
- /           filter episodes by words   o           sort episodes by something else
- escape      show all again             a letter    the panel with it in its title
+                                        a letter    the panel with it in its title
 
 States of an engine
 {states}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 
 from rich.filesize import decimal
 
@@ -66,29 +65,6 @@ STATES: dict[EngineState, tuple[str, str, str]] = {
 _OVERVIEW_BAR, _HEAD_BAR, _TASK_BAR = 8, 12, 10
 
 
-class SortOrder(StrEnum):
-    """What running episodes are sorted by."""
-
-    IDLE = "idle"
-    AGE = "age"
-    CALLS = "calls"
-    CLIENT = "client"
-    TASK = "task"
-
-    @property
-    def next(self) -> SortOrder:
-        """The one after it, round and round."""
-        orders = list(SortOrder)
-        return orders[(orders.index(self) + 1) % len(orders)]
-
-
-_SORT_KEYS: dict[SortOrder, Callable[[RunningEpisode], tuple[float | str, ...]]] = {
-    SortOrder.IDLE: lambda episode: (-episode.idle_seconds,),
-    SortOrder.AGE: lambda episode: (-episode.seconds,),
-    SortOrder.CALLS: lambda episode: (-episode.calls, -episode.in_flight),
-    SortOrder.CLIENT: lambda episode: (episode.client_uuid, episode.task_id),
-    SortOrder.TASK: lambda episode: (episode.task_id, episode.client_uuid),
-}
 _EPISODES: Columns[RunningEpisode] = {
     "episode": lambda episode: episode.episode_uuid[-8:],
     "client": lambda episode: short(episode.client_uuid, 24),
@@ -197,6 +173,7 @@ def view(
         tables={
             "steps": table_of(_STEPS, reversed(steps), empty="no step is done yet"),
             "curves": Table(("metric", ">last", ">lowest", ">highest", "course"), [*_curve_rows(curves)]),
+            "e": _episodes(status),
             "t": _tasks(status),
             "c": table_of(_CLIENTS, busiest, lambda row: "" if row.active else DIM, empty="no client has come"),
             "d": counts_table(("episodes", "why"), losses, "nothing was dropped"),
@@ -204,24 +181,16 @@ def view(
     )
 
 
-def episodes(status: ServerStatus, order: SortOrder, wanted: str) -> Table:
-    """Running episodes with all words of ``wanted`` in their names, sorted by ``order``."""
-    words = wanted.lower().split()
-    chosen = sorted(
-        (episode for episode in status.running if all(word in _names(episode) for word in words)), key=_SORT_KEYS[order]
-    )
+def _episodes(status: ServerStatus) -> Table:
+    """Running episodes, in the server's order."""
     listed = len(status.running)
     total = status.pool.running_episodes if status.pool is not None else listed
-    note = f"by {order.value}" + (f", with {short(wanted, 30)!r}" if wanted else "")
-    if total > listed:
-        note += f"; of {total} the {listed} that have been idle for longest"
-    empty = f"{note}; no episode has these words" if listed else f"{note}; no episode runs"
     return table_of(
         _EPISODES,
-        chosen,
+        status.running,
         lambda episode: WARNING if _idle_for_long(episode) or episode.quarantined else "",
-        note,
-        empty,
+        f"of {total} the {listed} that have been idle for longest" if total > listed else "",
+        "no episode runs",
     )
 
 
@@ -370,11 +339,6 @@ def _model(status: ServerStatus) -> str:
     if status.engine_pid is not None:
         parts.append(f"process {status.engine_pid}")
     return ", ".join(parts)
-
-
-def _names(episode: RunningEpisode) -> str:
-    names = (episode.episode_uuid, episode.client_uuid, episode.task_id, episode.episode_type, episode.quarantined)
-    return " ".join(names).lower()
 
 
 def _tasks(status: ServerStatus) -> Table:

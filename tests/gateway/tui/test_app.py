@@ -26,7 +26,7 @@ from tests.gateway.conftest import OpenGateway, write_hooks
 from tests.gateway.tui.conftest import watching
 from tests.ports import free_ports
 from tests.standins.swarm import Swarm, error
-from tests.standins.vllm import listening, plain
+from tests.standins.vllm import listening
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -100,32 +100,6 @@ async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: serve
         rig.controller.engine_failed("CUDA out of memory")
         rig.controller.offline("the engine ended with code 1: CUDA out of memory", ["RuntimeError: out of memory"])
         await screen.shows("○ OFFLINE", "CUDA out of memory", "| RuntimeError: out of memory")
-
-
-async def test_episodes_are_sorted_and_chosen(rig: server.Rig) -> None:
-    first = await rig.claim("zeta")
-    rig.vllm.script.append(plain([1]))
-    await first.chat()
-    second = await rig.claim("alpha")
-    async with watching([url(rig)]) as screen:
-        await screen.press("e")
-        await screen.shows("by idle", "zeta", "alpha")
-        for order in ("age", "calls", "client", "task", "idle"):
-            await screen.press("o")
-            await screen.shows(f"by {order}")
-        await screen.press("o", "o", "o")
-        await screen.shows("by client")
-        await screen.until(lambda text: -1 < text.find("alpha") < text.find("zeta"), "alpha before zeta")
-        await screen.press("slash", *"alp")
-        await screen.until(lambda text: first.uuid[-8:] not in text and second.uuid[-8:] in text)
-        await screen.press("enter")
-        await screen.shows("by client, with 'alp'")
-        await screen.press("escape")
-        await screen.shows(first.uuid[-8:], second.uuid[-8:])
-        # letters are typed into the filter, they are no keys meanwhile
-        await screen.press("slash", *"qp", "escape")
-        await screen.shows("by client", first.uuid[-8:])
-        assert screen.app.is_running and "PAUSED" not in screen.text
 
 
 async def test_two_servers_and_one_that_is_not_there(rig: server.Rig, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.views.format import Table
-from gateway.views.swarm_view import SortOrder, episodes, view
+from gateway.views.swarm_view import view
 from swarm.evidence.alarms import Alarm
 from swarm.job import TrainJob
 from swarm.states import EngineState
@@ -101,24 +101,16 @@ def test_what_stands_in_the_way_is_told_also_where_there_is_little_room() -> Non
     assert "records" not in head(well, brief=True) and "3 records wait" in head(well)
 
 
-def test_episodes_are_chosen_by_all_words_and_sorted() -> None:
-    one = episode(client_uuid="Alpha", task_id="t1", idle_seconds=60, calls=3)
-    two = episode(client_uuid="beta", task_id="t1", seconds=500)
-    told = status(running=[one, two])
-
-    def clients(order: SortOrder, words: str) -> list[str]:
-        return [row.cells[1] for row in episodes(told, order, words).rows]
-
-    assert clients(SortOrder.IDLE, "ALPHA t1") == ["Alpha"] and clients(SortOrder.IDLE, "alpha t2") == []
-    firsts = {order: clients(order, "t1")[0] for order in SortOrder}
-    assert firsts == {**dict.fromkeys(SortOrder, "Alpha"), SortOrder.AGE: "beta"}
-    assert {"! 1m 00s", "89abcdef"} <= set(episodes(told, SortOrder.IDLE, "").rows[0].cells)
+def test_an_episode_that_has_been_idle_for_long_is_marked() -> None:
+    told = table(status(running=[episode(idle_seconds=60, calls=3), episode(seconds=500)]), "e")
+    assert {"! 1m 00s", "89abcdef"} <= set(told.rows[0].cells) and not told.note
+    assert not any(cell.startswith("!") for cell in told.rows[1].cells)
 
 
 def test_a_part_of_the_episodes_is_said_to_be_one() -> None:
-    told = status(pool=POOL, running=[episode()])
-    assert episodes(told, SortOrder.IDLE, "").note == "by idle; of 16 the 1 that have been idle for longest"
-    assert "no episode has these words" in episodes(told, SortOrder.IDLE, "nobody").note
+    told = table(status(pool=POOL, running=[episode()]), "e")
+    assert told.note == "of 16 the 1 that have been idle for longest"
+    assert table(status(), "e").note == "no episode runs"
 
 
 def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
