@@ -56,16 +56,15 @@ def replay(
         bool,
         typer.Option(
             "--no-train",
-            help="score the prompts and train nothing: by the gateway's hook, which must score each answer by itself, "
-            "or by --hooks",
+            help="score the prompts by --hooks, and train nothing",
         ),
     ] = False,
     hooks: Annotated[
         str | None,
         typer.Option(
-            help="with --no-train: hook folder, blend file, name, or module:attribute that judges the model's own "
-            "answers here; with --compare those of both versions in one call, which is right for hooks that rank as "
-            "well; needs no gateway, so the address may be a plain vLLM. --epochs says how many answers to each prompt"
+            help="with --no-train: hook folder, blend file, name, or module:attribute that judges the answers, with "
+            "--compare those of both versions in one call; the address may be a plain vLLM. --epochs says how many "
+            "answers to each prompt"
         ),
     ] = None,
     compare: Annotated[
@@ -85,7 +84,7 @@ def replay(
     from urllib.parse import urlsplit
 
     from gateway.replay.bar import replay_bar
-    from gateway.replay.compare import ENGINE_HEADERS, GATEWAY_HEADERS, scored
+    from gateway.replay.compare import scored
     from gateway.replay.run import ReplayProgress, make_config
     from gateway.replay.run import replay as send
     from gateway.replay.senders import CommandSender, HttpSender
@@ -95,8 +94,8 @@ def replay(
     from reward_hooks import load_hooks
     from swarm.client import AsyncSwarmClient, RetryPolicy
 
-    if hooks is not None and not no_train:
-        raise ConfigError("--hooks goes with --no-train: what is trained is judged by the gateway's hook")
+    if no_train != (hooks is not None):
+        raise ConfigError("--hooks and --no-train go together: what is trained is judged by the gateway's hook")
     if no_train and (command is not None or steps is not None):
         raise ConfigError("--no-train sends the prompts itself and trains nothing: leave out --command and --steps")
     if no_train and compare and len(compare) > 1:
@@ -149,7 +148,7 @@ def replay(
                 env = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
                 return await send(config, CommandSender(command, env, request_timeout), client, on_progress)
             body = {} if max_tokens is None else {"max_tokens": max_tokens}
-            headers = {} if not no_train else ENGINE_HEADERS if judge is not None else GATEWAY_HEADERS
+            headers = {} if judge is None else {"x-swarm-train": "false"}
             async with HttpSender(base_url, api_key, body, request_timeout, headers) as sender:
                 sender.body["model"] = model or await sender.first_model()
                 with_model = config.model_copy(update={"model": sender.body["model"]})
@@ -161,7 +160,7 @@ def replay(
     if report is not None:
         # before it is judged: a comparison that fails loses no answers
         write_report(result, report, shown)
-    if no_train and result.scores:
+    if judge is not None and result.scores:
         result = asyncio.run(scored(result, earlier, judge))
         if report is not None:
             write_report(result, report)

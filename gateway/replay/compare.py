@@ -2,12 +2,8 @@
 
 A prompt is paired with itself: its difference is the mean reward of the later version's answers minus that of the
 earlier one's. The interval is Student's, of the mean of these differences (:func:`swarm.intervals.mean_interval`), so
-how hard a prompt is cancels out. An answer's reward comes from one of two places:
-
-* The gateway's hook (:data:`GATEWAY_HEADERS`): the mean of the group that it judged. Two groups can be compared only
-  where the hook scores each answer by itself; one that ranks gives every group the same mean.
-* A hook here: it judges the answers of both versions to a prompt in one call, in an order that tells it nothing of the
-  version. That is right for hooks that score and for hooks that rank.
+how hard a prompt is cancels out. A hook judges the answers of both versions to a prompt in one call, in an order that
+tells it nothing of the version. That is right for hooks that score and for hooks that rank.
 
 Invariant: a prompt that lacks a reward of either version enters no mean, and is counted.
 """
@@ -19,17 +15,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from gateway.reports.report import CONFIDENCE, Comparison, Report, SavedAnswer, Score, by_prompt, mean_of
+from gateway.reports.report import CONFIDENCE, Comparison, Report, SavedAnswer, Score, by_prompt
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
-from reward_hooks.contract import EQUAL_WITHIN, texts_of
+from reward_hooks.contract import texts_of
 from reward_hooks.offline import OfflineConfig, run_offline
 from reward_hooks.recorded import RecordedGroup
 from swarm.errors import ConfigError, HookError
 from swarm.intervals import mean_interval, values_to_tell
 
-#: Ask a gateway for the best of a group that is judged and not trained, or for what the model says by itself.
-GATEWAY_HEADERS = {"x-swarm-train": "false", "x-swarm-policy": "best", "x-swarm-when-batch-waits": "best"}
-ENGINE_HEADERS = {"x-swarm-train": "false"}
 #: Fewer prompts than this support no verdict: their spread is not known well enough.
 LEAST_PROMPTS = 8
 #: Seconds that a call of a hook may take.
@@ -38,59 +31,31 @@ HOOK_SECONDS = 60.0
 _MOST_PROMPTS = 100_000
 
 
-async def scored(report: Report, earlier: Report | None, hooks: Hooks | None) -> Report:
+async def scored(report: Report, earlier: Report | None, hooks: Hooks) -> Report:
     """``report`` with the rewards of its prompts, or with what can be told of it against an ``earlier`` one.
 
     Args:
         report: an untrained replay.
         earlier: another one, of the version to compare with.
-        hooks: what judges the answers; default: the rewards of the gateway's hook stand in ``report``.
+        hooks: what judges the answers.
 
     Raises:
-        ConfigError: there is no reward, or the two cannot be compared.
+        ConfigError: the two have no prompt in common, or the hook fails on all of them.
     """
-    if hooks is None and not any(score.reward is not None for score in report.scores):
-        raise ConfigError(
-            f"{report.target} answers without rewards: its hook failed on every prompt, or it is no gateway with a "
-            "hook; --hooks judges the answers here"
-        )
     if earlier is None:
-        return report if hooks is None else await judge_alone(report, hooks)
-    rewards = None if hooks is None else await judge_together(earlier, report, hooks)
+        return await judge_alone(report, hooks)
+    rewards = await judge_together(earlier, report, hooks)
     return report.model_copy(update={"comparison": compare(earlier, report, rewards)})
 
 
-def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, float]] | None = None) -> Comparison:
+def compare(earlier: Report, later: Report, rewards: Mapping[str, tuple[float, float]]) -> Comparison:
     """What can be told of the ``later`` version against the ``earlier`` one.
 
     Args:
         earlier, later: untrained replays of the same prompts.
-        rewards: by prompt, of both versions, from :func:`judge_together`; default: those of the gateway's hook.
-
-    Raises:
-        ConfigError: the two have no prompt in common, or the rewards cannot be compared.
+        rewards: by prompt, of both versions, from :func:`judge_together`.
     """
     before, after = by_prompt(earlier.scores), by_prompt(later.scores)
-    if not before.keys() & after.keys():
-        raise ConfigError(
-            f"{earlier.label} and {later.label} have no prompt in common: compare replays --no-train of the same --data"
-        )
-    if rewards is None:
-        hooks = {score.hook for score in (*earlier.scores, *later.scores) if score.reward is not None and score.hook}
-        if len(hooks) > 1:
-            raise ConfigError(
-                "the gateway's hook was changed between or during the two replays, and rewards of two hooks cannot be "
-                "compared: repeat the earlier replay with today's hook, or give --hooks to both"
-            )
-        means = [{key: mean_of(scores) for key, scores in side.items()} for side in (before, after)]
-        rewards = {key: (a, b) for key, a in means[0].items() if a is not None and (b := means[1].get(key)) is not None}
-        values = [value for pair in rewards.values() for value in pair]
-        if len(rewards) > 1 and max(values) - min(values) <= EQUAL_WITHIN:
-            raise ConfigError(
-                "the gateway's hook gives every prompt the same mean reward: either all answers earn the same, or it "
-                "ranks the answers of one group, and two groups cannot be compared by that. Give --hooks to both "
-                "replays: then the answers of both versions are judged together"
-            )
     counts = {"prompts": len(rewards), "left_out": len(before.keys() | after.keys()) - len(rewards)}
     if not rewards:
         return Comparison(
@@ -155,13 +120,14 @@ async def judge_together(earlier: Report, later: Report, hooks: Hooks) -> dict[s
         hooks: what judges.
 
     Raises:
-        ConfigError: one of them kept no answers.
+        ConfigError: the two have no prompt in common.
     """
-    for report in (earlier, later):
-        if not any(score.answers for score in report.scores):
-            raise ConfigError(f"{report.label} kept no answers for --hooks to judge: do that replay with --hooks too")
     before, after = by_prompt(earlier.scores), by_prompt(later.scores)
     shared = [key for key in before if key in after]
+    if not shared:
+        raise ConfigError(
+            f"{earlier.label} and {later.label} have no prompt in common: compare replays --no-train of the same --data"
+        )
     sides = [(key, [_answers(before[key]), _answers(after[key])]) for key in shared]
     means = await _judged(sides, {key: before[key][0].messages for key in shared}, hooks)
     return {key: (means[0], means[1]) for key, means in means.items()}

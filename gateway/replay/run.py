@@ -182,16 +182,6 @@ async def replay(
     )
 
 
-def _score(prompt: Prompt, outcome: Outcome) -> Score:
-    return Score(
-        messages=prompt.messages,
-        reward=outcome.reward,
-        hook=outcome.hook,
-        policy_version=outcome.policy_version,
-        answers=list(outcome.answers),
-    )
-
-
 @dataclass
 class _Run:
     """One replay under way."""
@@ -236,7 +226,8 @@ class _Run:
                 progress.cancelled += 1
                 raise
             if self.config.no_train and not outcome.failure:
-                progress.scores.append(_score(prompt, outcome))
+                version, answers = outcome.policy_version, list(outcome.answers)
+                progress.scores.append(Score(messages=prompt.messages, policy_version=version, answers=answers))
             # the answers of a long replay would fill the memory
             progress.outcomes.append(replace(outcome, answers=()))
             self.on_progress(progress)

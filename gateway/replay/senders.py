@@ -45,7 +45,7 @@ class Outcome:
 
     ``failure`` is its kind, empty for an answer; ``detail`` is the first line of its message. ``reward`` (mean of the
     request's group) and ``policy_version`` (of the weights that answered) are None if the answer lacks them.
-    ``untrained``: why the gateway does not train on it, as far as it says so. ``hook``: the digest of its hook.
+    ``untrained``: why the gateway does not train on it, as far as it says so.
     ``retry_after``: seconds to wait before the next request, as the server asks. ``answers``: the choices, with the
     completion tokens of each where there is one alone.
     """
@@ -56,7 +56,6 @@ class Outcome:
     reward: float | None = None
     policy_version: int | None = None
     untrained: str = ""
-    hook: str = ""
     retry_after: float = 0.0
     answers: tuple[SavedAnswer, ...] = ()
 
@@ -155,7 +154,6 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
         reward=_number(answer.headers.get("x-swarm-reward-mean")),
         policy_version=None if version is None else int(version),
         untrained=answer.headers.get("x-swarm-drop-reason", ""),
-        hook=answer.headers.get("x-swarm-hook", ""),
         answers=_answers(completion),
     )
 

@@ -96,12 +96,10 @@ class SavedAnswer(Model):
 
 
 class Score(Model):
-    """What an untrained request to one prompt brought: the mean reward of its group by the gateway's hook (``None``:
-    it gave none) with that hook's digest, or the answers, for a hook that judges them later."""
+    """The answers to one untrained request, and the mean reward that a hook gave them, once it has judged them."""
 
     messages: list[dict[str, Any]]
     reward: float | None = None
-    hook: str = ""
     policy_version: int | None = None
     answers: list[SavedAnswer] = []
 

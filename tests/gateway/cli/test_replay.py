@@ -31,9 +31,10 @@ def on_compute_relative_reward(task, candidates, context):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--hooks", "x"], "--hooks goes with --no-train"),
-        (["--no-train", "--steps", "3", "--swarm-url", "http://a"], "leave out --command and --steps"),
-        (["--no-train", "--command", "app {question}"], "leave out --command and --steps"),
+        (["--hooks", "x"], "--hooks and --no-train go together"),
+        (["--no-train"], "--hooks and --no-train go together"),
+        (["--no-train", "--hooks", "x", "--steps", "3"], "leave out --command and --steps"),
+        (["--no-train", "--hooks", "x", "--command", "app {question}"], "leave out --command and --steps"),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], words: str) -> None:
@@ -47,7 +48,7 @@ def test_a_report_without_scores_is_nothing_to_compare_with(tmp_path: Path) -> N
         said = run(data, url, "--label", "trained", "--report", str(tmp_path / "trained"), "--json")
         assert json.loads(said)["scores"] == []
         with pytest.raises(ConfigError, match="trained is no report of `replay --no-train`"):
-            run(data, url, "--no-train", "--compare", str(tmp_path / "trained"))
+            run(data, url, "--no-train", "--hooks", "concise", "--compare", str(tmp_path / "trained"))
 
 
 def test_two_plain_servers_are_compared_by_a_hook_that_ranks(tmp_path: Path) -> None:
