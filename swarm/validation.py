@@ -116,8 +116,8 @@ def _one_of(words: list[str]) -> str:
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, str]:
-    """The dotted key and what is wrong with it."""
-    path = key_path(error)
+    """The dotted key, without the names that pydantic gives to kinds of values, and what is wrong with it."""
+    path = [part for number, part in enumerate(error["loc"]) if not number or not _is_kind(part)]
     if error["type"] != "extra_forbidden":
         return ".".join(map(str, path)), in_plain_words(error)
     *outer, last = map(str, path)
@@ -130,23 +130,16 @@ def _problem(error: ErrorDetails, model: type[BaseModel] | None) -> tuple[str, s
     return ".".join(outer), f"unknown key {last!r}{hint}"
 
 
+def _is_kind(part: int | str) -> bool:
+    kinds = ("str", "int", "float", "bool", "dict", "list")
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in kinds)
+
+
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     """The first model among the kinds of values that an annotation allows, in lists too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for kind in get_args(annotation) if (model := _model_of(kind)) is not None), None)
-
-
-def key_path(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where the value is, without the names that pydantic gives to the kinds of values that a key may have."""
-    first, *rest = error["loc"] or ("",)
-    kinds = ("str", "int", "float", "bool", "dict", "list")
-    own = [
-        part
-        for part in rest
-        if isinstance(part, int) or not ("[" in part or part.startswith("constrained-") or part in kinds)
-    ]
-    return (first, *own) if error["loc"] else ()
 
 
 #: Kinds of errors whose input is a plain value; others may be about a secret, which is not repeated.

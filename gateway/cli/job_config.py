@@ -70,7 +70,7 @@ def show(
 
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
-    from gateway.cli.parts import part_of, with_lines
+    from gateway.cli.parts import part_of
     from swarm.job import OURS, layered, read_fields
     from swarm.validation import read_mapping, read_text
 
@@ -78,8 +78,7 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields
     defaults = (part.file.get("swarm") or {}).get("job_defaults") if part.section else None
     server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
-    with with_lines(path, part.section):
-        layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
+    layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:
         sources = {name: layers.fields.get(name, OURS) for name in values}

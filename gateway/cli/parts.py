@@ -1,22 +1,17 @@
 """The part of a file that a command reads: one section of a file for ``up`` or ``train``, all of any other file.
 
-Invariant: a mistake is told with the file and the line.
+Invariant: a mistake is told with the file and the section.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.validation import key_path, read_mapping, read_text
-
-if TYPE_CHECKING:
-    import yaml
+from swarm.validation import read_mapping
 
 Section = Literal["job", "swarm", "gateway"]
 #: Sections of a file for ``up`` or ``train``; no other file has a key of these names.
@@ -110,47 +105,3 @@ def run_dirs(path: Path) -> list[Path]:
         return []
     sections = (sections["swarm"] for sections in jobs_in(path, data).values())
     return [(path.parent / str(swarm.get("run_dir") or "runs/default")).resolve() for swarm in sections]
-
-
-@contextmanager
-def with_lines(path: Path, *outer: str) -> Generator[None]:
-    """Errors about values, which name ``path``, also name the lines; ``outer`` are the keys of what is validated."""
-    try:
-        yield
-    except ConfigError as exc:
-        from pydantic import ValidationError
-
-        cause = exc.__cause__
-        if not isinstance(cause, ValidationError) or not exc.message.startswith(str(path)):
-            raise
-        lines = sorted({_line(path, [*filter(None, outer), *key_path(error)]) for error in cause.errors()})
-        at = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
-        raise ConfigError(exc.message.replace(str(path), f"{path}, {at}", 1)) from cause
-
-
-def _line(path: Path, keys: Sequence[int | str]) -> int:
-    """The line of the value at ``keys``, or of what it should be in."""
-    import yaml
-
-    node: yaml.Node | None = yaml.compose(read_text(path, "config"), Loader=yaml.SafeLoader)
-    line = 0
-    for key in keys:
-        child = _child(node, key)
-        if child is None:
-            break
-        line, node = child
-    return line + 1
-
-
-def _child(node: yaml.Node | None, key: int | str) -> tuple[int, yaml.Node] | None:
-    """The value of ``key`` in ``node``, and its line, counted from 0."""
-    children: Any = getattr(node, "value", None)
-    if not isinstance(children, list):
-        return None
-    for index, item in enumerate(cast("list[Any]", children)):
-        if isinstance(item, tuple):
-            if item[0].value == str(key):
-                return item[0].start_mark.line, item[1]
-        elif index == key:
-            return item.start_mark.line, item
-    return None

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.cli.output import import_from
-from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of, with_lines
+from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.config.takeover import OF_THE_JOB
 from gateway.launch.plan import BesidePlan, IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
@@ -71,8 +71,7 @@ def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
     if "run_dir" in flags:
         # relative to here, not to the file
         settings["run_dir"] = str(Path(flags["run_dir"]).absolute())
-    with with_lines(path, part.section):
-        return parse_server(settings, part.where, path.parent)
+    return parse_server(settings, part.where, path.parent)
 
 
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
@@ -245,15 +244,13 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         }
         own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
         settings = with_servers(_routed(part), urls, own)
-    with with_lines(path, part.section):
-        return read_config({**settings, **flags}, where=part.where, folder=path.parent)
+    return read_config({**settings, **flags}, where=part.where, folder=path.parent)
 
 
 def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:
     """The section ``gateway``, readable from any folder, and what it means."""
     folder, section = part.path.parent.resolve(), _routed(part)
-    with with_lines(part.path, "gateway"):
-        parsed = read_config(section, where=part.where, folder=folder)
+    parsed = read_config(section, where=part.where, folder=folder)
     resolve_files(section, folder)
     return section, parsed
 
@@ -307,8 +304,7 @@ def read_train(path: Path) -> TrainPlan:
     data = read_mapping(path, "config")
     if "workflow" not in data and ("gateway" in data or "jobs" in data):
         raise ConfigError(f"{path} is a file for `up`: swarm-gateway up {path}")
-    with with_lines(path):
-        file = validated(TrainFile, data, str(path))
+    file = validated(TrainFile, data, str(path))
     plan = replace(_server_plan(path, jobs_in(path, data)[""]), file=path.absolute())
     return train_plan(file, plan, path.parent.resolve())
 
@@ -317,12 +313,10 @@ def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan
     """The swarm server and the engine of the ``sections`` job and swarm, without a gateway."""
     folder = path.parent.resolve()
     import_from(folder)
-    above, where = (("jobs", name), f"{path}, jobs.{name}.") if name else ((), f"{path}, ")
-    with with_lines(path, *above, "job"):
-        job = resolve_job(validated(TrainJob, sections["job"], f"{where}job"), folder)
+    where = f"{path}, jobs.{name}." if name else f"{path}, "
+    job = resolve_job(validated(TrainJob, sections["job"], f"{where}job"), folder)
     section = dict(sections["swarm"])
-    with with_lines(path, *above, "swarm"):
-        server = parse_server(section, f"{where}swarm", folder)
+    server = parse_server(section, f"{where}swarm", folder)
     run_dir = (folder / server.run_dir).resolve()
     # the server reads its section from another folder
     section["run_dir"] = str(run_dir)

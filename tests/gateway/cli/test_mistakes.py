@@ -69,16 +69,16 @@ BATCH = "batch_size: 4"
 FILE = [
     in_up("no such model folder", "model: tiny", "model: /nope/model", "there is no model folder /nope/model", "give"),
     in_up("a misspelt model", "model: tiny", "model: smollm2-135", "did you mean 'smollm2-135m'?"),
-    in_up("a misspelt key", BATCH, "batchsize: 4", "my.yaml, line 3, job: unknown key 'batchsize'", "'batch_size'?"),
-    in_up("hook for hooks", "hooks: hooks", "hook: hooks", "line 8, gateway: unknown key 'hook'", "mean 'hooks'?"),
+    in_up("a misspelt key", BATCH, "batchsize: 4", "my.yaml, job: unknown key 'batchsize'", "'batch_size'?"),
+    in_up("hook for hooks", "hooks: hooks", "hook: hooks", "my.yaml, gateway: unknown key 'hook'", "mean 'hooks'?"),
     in_up("a misspelt section", "gateway:", "gatway:", "unknown section 'gatway' (did you mean 'gateway'?)"),
     in_up(
-        "a word for a number", BATCH, "batch_size: four", "line 3, job: batch_size: must be a whole number", "'four'"
+        "a word for a number", BATCH, "batch_size: four", "my.yaml, job: batch_size: must be a whole number", "'four'"
     ),
-    in_up("a zero", BATCH, "batch_size: 0", "line 3, job: batch_size: must be at least 1, not 0"),
-    in_up("one answer", BATCH, "num_repeat: 1", "line 3, job: num_repeat: must be at least 2, not 1"),
-    in_up("below the range", BATCH, "save_freq: -3", "line 3, job: save_freq: must be at least -1, not -3"),
-    in_up("no port", "port: 0\n  hooks", "port: 84000\n  hooks", "line 7, gateway: port: must be at most 65535"),
+    in_up("a zero", BATCH, "batch_size: 0", "my.yaml, job: batch_size: must be at least 1, not 0"),
+    in_up("one answer", BATCH, "num_repeat: 1", "my.yaml, job: num_repeat: must be at least 2, not 1"),
+    in_up("below the range", BATCH, "save_freq: -3", "my.yaml, job: save_freq: must be at least -1, not -3"),
+    in_up("no port", "port: 0\n  hooks", "port: 84000\n  hooks", "my.yaml, gateway: port: must be at most 65535"),
     in_up("a tab", "  batch_size", "\tbatch_size", "my.yaml is not valid YAML", "line 3"),
     in_up("no hooks", "  hooks: hooks", "", "gateway: hooks is required with a swarm server"),
     in_up(

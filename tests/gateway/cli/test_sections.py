@@ -262,7 +262,7 @@ def test_what_is_wrong_with_several_jobs_is_named(tmp_path: Path, change: tuple[
 def test_routes_that_are_none_are_told_by_every_command_that_reads_the_file(routes: str, tmp_path: Path) -> None:
     path = project(tmp_path, f"job: {{model: tiny}}\ngateway: {{hooks: hooks, routes: {routes}}}\n")
     for read in (read_gateway, read_plan):
-        with pytest.raises(ConfigError, match=r"up.yaml, line 2, gateway: routes"):
+        with pytest.raises(ConfigError, match=r"up.yaml, gateway: routes"):
             read(path)
 
 
