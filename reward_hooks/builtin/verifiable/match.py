@@ -2,19 +2,17 @@
 
 ``exact`` is 1 if they are equal after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv:1606.05250: lower case, no
 punctuation, articles and extra white space), else 0. ``fuzzy`` is the best similarity to an accepted answer: SQuAD's
-token F1, ``2PR / (P + R)`` over shared words, or the edit similarity ``1 - levenshtein / max(length)`` of the
-normalised texts.
+token F1, ``2PR / (P + R)`` over shared words.
 
 Fails when: a right answer is paraphrased, or a wrong one shares most words with the right one ("not in Paris" and "in
-Paris" have an F1 of 0.8). Articles and word boundaries are English; use ``edit`` for languages without spaces, and
-``math`` for numbers and formulas.
+Paris" have an F1 of 0.8). Articles and word boundaries are English; use ``math`` for numbers and formulas.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import regex
 
@@ -26,8 +24,6 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_WORD = re.compile(r"[^\w\s]|_")
 #: Seconds that a pattern may take on one answer.
 MATCH_SECONDS = 1.0
-#: Characters of a text that the edit distance compares; the time grows with their square.
-_MOST_EDITED = 5_000
 
 
 def normalised(text: str) -> str:
@@ -66,18 +62,14 @@ class Fuzzy(Rule):
 
     Args:
         key: of ``task.metadata``.
-        by: ``f1`` over words, or ``edit`` over the first 5,000 characters.
     """
 
-    def __init__(self, key: str = "answer", by: Literal["f1", "edit"] = "f1") -> None:
-        if by not in ("f1", "edit"):
-            raise ConfigError(f"Fuzzy: by is {by!r}; use f1 or edit")
+    def __init__(self, key: str = "answer") -> None:
         self._key = key
-        self._similarity = token_f1 if by == "f1" else edit_similarity
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
         answer = normalised(candidate.text)
-        value, nearest = max((self._similarity(answer, normalised(text)), text) for text in references(task, self._key))
+        value, nearest = max((token_f1(answer, normalised(text)), text) for text in references(task, self._key))
         return Reward(value=value, reason="" if value == 1.0 else f"{value:.2f} like {nearest[:80]!r}")
 
 
@@ -86,36 +78,6 @@ def token_f1(text: str, other: str) -> float:
     left, right = Counter(text.split()), Counter(other.split())
     total = left.total() + right.total()
     return 2 * (left & right).total() / total if total else 1.0
-
-
-def edit_similarity(text: str, other: str) -> float:
-    """``1 - levenshtein / max(length)``, in [0, 1]."""
-    text, other = text[:_MOST_EDITED], other[:_MOST_EDITED]
-    longest = max(len(text), len(other))
-    return 1 - levenshtein(text, other) / longest if longest else 1.0
-
-
-def levenshtein(text: str, other: str) -> int:
-    """Fewest insertions, deletions and substitutions between two texts (Myers 1999, in Hyyrö's 2001 form).
-
-    One column of the distance matrix is two bit vectors: where it goes up by one downwards, and where down by one.
-    """
-    if not text:
-        return len(other)
-    positions: dict[str, int] = {}
-    for index, char in enumerate(text):
-        positions[char] = positions.get(char, 0) | 1 << index
-    mask, last = (1 << len(text)) - 1, 1 << (len(text) - 1)
-    up, down, distance = mask, 0, len(text)
-    for char in other:
-        match = positions.get(char, 0)
-        diagonal = (((match & up) + up) ^ up) | match | down
-        right_up, right_down = down | ~(diagonal | up) & mask, up & diagonal
-        distance += bool(right_up & last) - bool(right_down & last)
-        right_up = right_up << 1 | 1
-        up = (right_down << 1 | ~(diagonal | right_up)) & mask
-        down = right_up & diagonal & mask
-    return distance
 
 
 def compiled(pattern: str, owner: str, flags: int = regex.DOTALL) -> regex.Pattern[str]:
