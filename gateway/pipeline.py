@@ -29,7 +29,7 @@ from gateway.rollout.server import Training
 from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
-from gateway.sessions.conversation import whose
+from gateway.sessions.conversation import names_of, whose
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.takeover.delivered import DeliveredAnswers
@@ -223,7 +223,8 @@ class Pipeline:
         upstream, settings = route.upstream, route.settings
         incoming = _without_lines(incoming, settings)
         policy = ReturnPolicy.of(settings, incoming.headers)
-        self._sessions.check(incoming, route.name)
+        # refuses a session's name that is too long, also where nothing is trained
+        names_of(incoming, route.name)
         passed = passes(settings, incoming) if policy.train is None else None
         silent = not incoming.consent.granted and policy.train is not False
         if withheld := incoming.consent.granted and incoming.consent.withholds(incoming.call.body):

@@ -25,7 +25,6 @@ from gateway.launch.train import EvalConfig, TrainFile
 from gateway.observability.request import Metrics
 from gateway.rollout.return_policy import POLICY_HEADER
 from gateway.sessions.conversation import SESSION
-from gateway.sessions.sessions import SESSION_END
 from reward_hooks.compose import BlendConfig
 from swarm.job import TrainJob
 from swarm.research.study import Study
@@ -182,7 +181,7 @@ def test_every_setting_is_a_field(page: Path) -> None:
 
 def test_every_header_of_a_request_is_explained() -> None:
     page = inline(ROOT / "docs" / "requests.md")
-    assert {POLICY_HEADER, TRAIN_HEADER, SESSION, SESSION_END} <= set(page)
+    assert {POLICY_HEADER, TRAIN_HEADER, SESSION} <= set(page)
 
 
 def sentences(token: Token) -> int:

@@ -1,7 +1,7 @@
 """The conversations of a gateway: requests are linked to earlier answers, and the session's reward as a whole is
 credited to the answers whose groups are still open.
 
-Invariant: a session ends exactly once (idle, by header, by the endpoint, evicted, or at shutdown); its hook is asked at
+Invariant: a session ends exactly once (idle, by the endpoint, evicted, or at shutdown); its hook is asked at
 most once, and each of its rewards reaches the turn's group before its submission or is counted as dropped.
 """
 
@@ -38,19 +38,17 @@ from gateway.stats import SessionCounts, hook_failed
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
-from swarm.errors import HookError, RequestError
+from swarm.errors import HookError
 from swarm.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
-EndedBy = Literal["idle", "header", "endpoint", "evicted", "shutdown"]
+EndedBy = Literal["idle", "endpoint", "evicted", "shutdown"]
 
 #: Answers to lists of prompts, the latest, whose parts are known; a list may have a hundred of them.
 _MOST_LISTS = 2000
 #: Grace of session hooks at shutdown.
 _LAST_SECONDS = 10.0
-#: ``true``: the session is over once this request is answered.
-SESSION_END = "x-swarm-session-end"
 
 
 class Sessions:
@@ -83,9 +81,8 @@ class Sessions:
             route, settings, hooks: of the request's route.
 
         Raises:
-            RequestError: see :meth:`check`.
+            RequestError: see :func:`names_of`.
         """
-        ends(incoming)
         scope, agent = self._names(incoming, route)
         messages = incoming.call.messages
         digests = digests_of(messages)
@@ -116,29 +113,17 @@ class Sessions:
             link.position.conversation.under_way.pop(link, None)
             self._goes_on(link.position.conversation)
 
-    def check(self, incoming: Incoming, route: str) -> None:
-        """Raise :class:`RequestError` for a header that names or ends a session and makes no sense."""
-        ends(incoming)
-        names_of(incoming, route)
-
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got an untrained answer, by why; the session, also one that has no
-        name, goes on, or ends."""
+        name, goes on."""
         scope, agent = self._names(incoming, route)
         messages = incoming.call.messages
         position = self._memory.locate(scope, agent, digests_of(messages), messages) if messages else None
         conversation = position.conversation if position is not None else self._memory.named.get(scope)
-        if not self.ends_with(incoming, conversation) and conversation is not None:
+        if conversation is not None:
             self._goes_on(conversation)
         if scope.kind in ("session", "agent"):
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
-
-    def ends_with(self, incoming: Incoming, conversation: Conversation | None) -> bool:
-        """Whether the request ends its session, which is ended then, if there is one."""
-        over = ends(incoming)
-        if over and conversation is not None:
-            self._end(conversation, "header")
-        return over
 
     def remember(
         self,
@@ -186,8 +171,7 @@ class Sessions:
             turn.open = False
         for leaving in self._memory.add(conversation, turn):
             self._end(leaving, "evicted")
-        if not self.ends_with(link.incoming, conversation):
-            self._goes_on(conversation)
+        self._goes_on(conversation)
         return turn
 
     def observed(self, turn: DeliveredTurn, signal: str) -> None:
@@ -391,7 +375,6 @@ class SessionLink:
         """
         if self.incoming.consent.withholds(message) or deleted():
             self.gave_up()
-            self.sessions.ends_with(self.incoming, self.position.conversation if self.position else None)
             return
         self.turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
 
@@ -423,15 +406,3 @@ def plain_id(completion_id: str) -> str:
 def _release(conversation: Conversation) -> None:
     for turn in conversation.turns:
         turn.session_over()
-
-
-def ends(incoming: Incoming) -> bool:
-    """Whether the session is over after this request.
-
-    Raises:
-        RequestError: the header is neither ``true`` nor ``false``.
-    """
-    value = incoming.headers.get(SESSION_END, "false").strip().lower()
-    if value not in ("true", "false"):
-        raise RequestError(f"the header {SESSION_END} must be true or false", param=SESSION_END)
-    return value == "true"

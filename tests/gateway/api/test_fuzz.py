@@ -66,7 +66,7 @@ _ADDRESSES = [
 _SEGMENT = st.text(max_size=8).map(lambda text: quote(text, safe=""))
 _ANY_ADDRESS = st.sampled_from(_ADDRESSES) | st.lists(_SEGMENT, max_size=4).map(lambda parts: "/v1/" + "/".join(parts))
 _HEADERS = [
-    *("x-swarm-policy", "x-swarm-train", "x-swarm-session", "x-swarm-session-end", "idempotency-key", "x-request-id"),
+    *("x-swarm-policy", "x-swarm-train", "x-swarm-session", "idempotency-key", "x-request-id"),
     *(
         "x-swarm-when-batch-waits",
         "x-stainless-retry-count",

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -124,13 +123,10 @@ async def test_conversations_that_say_the_same_stay_two(sessions: Sessions) -> N
     assert len({link.session_id for link in (ask(sessions, to, one).session, ask(sessions, to, other).session)}) == 2  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "headers", [{"x-swarm-session": "x" * 257}, {"x-swarm-session-end": "maybe"}], ids=lambda one: next(iter(one))
-)
-async def test_a_header_without_sense_is_refused_by_name(sessions: Sessions, headers: dict[str, str]) -> None:
+async def test_a_name_that_is_too_long_is_refused(sessions: Sessions) -> None:
     with pytest.raises(RequestError) as caught:
-        ask(sessions, route(), [user("hi")], headers=headers)
-    assert caught.value.param == next(iter(headers))
+        ask(sessions, route(), [user("hi")], headers={"x-swarm-session": "x" * 257})
+    assert caught.value.param == "x-swarm-session"
 
 
 async def test_an_unanswered_request_leaves_nothing(sessions: Sessions) -> None:
@@ -356,43 +352,6 @@ async def test_feedback_finds_an_answer_whose_session_is_over_while_its_group_is
     assert turn is not None and turn.open
 
 
-async def test_a_header_ends_the_session(sessions: Sessions) -> None:
-    hook = Ended()
-    to, talk = route(hook), [user("hi")]
-    link = say(sessions, to, talk, "Hello.", headers={"x-swarm-session-end": "true"})
-    async with asyncio.timeout(10):
-        assert await credits(link) == 1.0
-    assert sessions.counts.ended == {"header": 1}
-    assert ask(sessions, to, [*talk, user("and?")]).session is None
-
-
-@pytest.mark.parametrize("withheld", [False, True])
-async def test_a_request_whose_answer_is_not_kept_ends_its_session(sessions: Sessions, *, withheld: bool) -> None:
-    to, talk, named = route(Ended()), [user("hi")], {"x-swarm-session": "s"}
-    link = say(sessions, to, talk, "Hello.", headers=named)
-    last = incoming([*talk, user("bye")], headers=named | {"x-swarm-session-end": "true"})
-    if withheld:
-        ending = sessions.link(last, to.name, to.settings, to.hooks)
-        rules: Any = SimpleNamespace(private=lambda value: True)
-        last.consent.rules = rules
-        ending.delivered("chatcmpl-mail", assistant("To anna@example.org."), 0.5)
-    else:
-        sessions.count_untrained(last, to.name, "not_chosen")
-    async with asyncio.timeout(10):
-        assert await credits(link) == 1.0
-    assert sessions.counts.ended == {"header": 1}
-
-
-async def test_an_untrained_answer_ends_a_session_that_is_known_by_its_answers_alone(sessions: Sessions) -> None:
-    to, talk = route(Ended()), [user("hi")]
-    link = say(sessions, to, talk, "Hello.")
-    last = incoming([*talk, assistant("Hello."), user("bye")], headers={"x-swarm-session-end": "true"})
-    sessions.count_untrained(last, to.name, "not_chosen")
-    async with asyncio.timeout(10):
-        assert await credits(link) == 1.0
-    assert sessions.counts.ended == {"header": 1}
-
-
 async def test_shutdown_ends_every_session() -> None:
     hook = Ended()
     to = route(hook)
@@ -424,7 +383,8 @@ async def test_a_hook_that_fails_gives_nothing_and_keeps_no_group(sessions: Sess
     def fails(session: Session, context: HookContext) -> list[float]:
         raise HookError("cannot tell", code="cannot_tell")
 
-    link = say(sessions, route(fails), [user("hi")], "Hello.", headers={"x-swarm-session-end": "true"})
+    link = say(sessions, route(fails), [user("hi")], "Hello.", headers={"x-swarm-session": "s"})
+    sessions.end("s", "app")
     async with asyncio.timeout(10):
         assert await credits(link) == 0.0
     assert sessions.counts.hook_failures == {"cannot_tell": 1}
