@@ -77,17 +77,17 @@ class Shaper:
         answer["model"] = self._model_name
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
-        shown = self._wants.reasoning
         for choice in answer.get("choices") or []:
+            message: Body = choice.get("message") or choice.get("delta") or {}
+            hides = not self._wants.reasoning and _reasons(message)
             # tokens would tell the reasoning that is hidden
-            if not (self._wants.token_ids and shown):
+            if hides or not self._wants.token_ids:
                 choice.pop("token_ids", None)
-            if not (self._wants.logprobs and shown):
+            if hides or not self._wants.logprobs:
                 choice["logprobs"] = None
-            if not shown:
-                for message in (choice.get("message"), choice.get("delta")):
-                    for key in _REASONING:
-                        (message or {}).pop(key, None)
+            if hides:
+                for key in _REASONING:
+                    message.pop(key, None)
         return answer
 
     def chunk(self, chunk: Body) -> Body:
@@ -114,6 +114,11 @@ class Shaper:
     def usage_chunk(self, usage: Body) -> Body:
         """The last chunk for a caller that asked for the usage."""
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+
+
+def _reasons(message: Body) -> bool:
+    """Whether the tokens of a message, or of a delta, may be of reasoning."""
+    return any(message.get(key) for key in _REASONING) or not (message.get("content") or message.get("tool_calls"))
 
 
 def with_aborts(answer: Body) -> Body:

@@ -121,6 +121,14 @@ async def test_reasoning_that_is_hidden_is_not_told_by_its_tokens_either(rig: Ri
         assert [call.response_ids for call in episode.calls] == [[5, 6]]
 
 
+async def test_without_reasoning_there_is_none_to_hide(rig: Rig) -> None:
+    rig.vllm.default = plain([5, 6])
+    episode = await rig.claim()
+    asked = {"logprobs": True, "return_token_ids": True, "include_reasoning": False}
+    (choice,) = (await episode.chat(**asked)).json()["choices"]
+    assert choice["token_ids"] == [5, 6] and choice["logprobs"] is not None
+
+
 async def test_abort_is_repeated_and_never_delivered(rig: Rig) -> None:
     rig.vllm.script.extend([plain([1], "abort"), plain([], "abort"), plain([7, 8])])
     episode = await rig.claim()
