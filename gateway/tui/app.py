@@ -20,7 +20,6 @@ from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answer
 from gateway.tui.poller import SwarmPoller, make_poller
 from gateway.tui.targets import Target
 from gateway.tui.widgets import HelpScreen, names_line
-from gateway.views.format import seconds
 
 #: Seconds between two updates of the times on the screen.
 _TICK = 0.5
@@ -39,8 +38,6 @@ class MonitorApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c,ctrl+q", "quit", "Quit", key_display="q", priority=False),
         Binding("question_mark,h", "help", "Help", key_display="?"),
-        Binding("p", "pause", "Pause"),
-        Binding("r", "hurry", "Ask now"),
         Binding("left_square_bracket", "page(-1)", "Page before", show=False),
         Binding("right_square_bracket", "page(1)", "Next page", show=False),
         Binding("tab", "panel(1)", "Panels", key_display="tab", priority=True),
@@ -57,7 +54,6 @@ class MonitorApp(App[None]):
         ]
         self._overview = OverviewPage(self.pollers)
         self._page = 0 if len(targets) > 1 else 1
-        self._paused_at: float | None = None
         self._top = Static(id="top", markup=False)
         self._names = Static(id="names", markup=False)
         self._switcher = ContentSwitcher(initial="page-0")
@@ -88,7 +84,7 @@ class MonitorApp(App[None]):
         self._show_top()
 
     def _on_change(self) -> None:
-        if self._paused_at is None and self.is_running:
+        if self.is_running:
             self._guarded(self.show)
 
     def _guarded(self, show: Callable[[], None]) -> None:
@@ -100,15 +96,11 @@ class MonitorApp(App[None]):
 
     def _tick(self) -> None:
         self._show_top()
-        if self._paused_at is None:
-            page = self.page
-            self._overview.show() if page is None else page.show_head()
+        page = self.page
+        self._overview.show() if page is None else page.show_head()
 
     def _show_top(self) -> None:
-        paused, words = "", f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}  "
-        if self._paused_at is not None:
-            paused = f" PAUSED for {seconds(time.monotonic() - self._paused_at)}: p goes on "
-        self._top.update(Content.assemble(words, (paused, "bold reverse")))
+        self._top.update(Content(f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}"))
 
     def _turn_to(self, page: int) -> None:
         self._page = page
@@ -133,14 +125,6 @@ class MonitorApp(App[None]):
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
-
-    def action_pause(self) -> None:
-        self._paused_at = time.monotonic() if self._paused_at is None else None
-        self._show_top() if self._paused_at is not None else self.show()
-
-    def action_hurry(self) -> None:
-        for poller in self.pollers:
-            poller.hurry()
 
     def action_page(self, by: int) -> None:
         self._turn_to((self._page + by) % (len(self.pages) + 1))

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -96,7 +95,6 @@ class Poller(ABC, Generic[StatusT]):
         self._on_change = on_change
         self._last_at = time.monotonic()
         self._next_at = 0.0
-        self._hurry = asyncio.Event()
 
     @property
     def age(self) -> float | None:
@@ -107,10 +105,6 @@ class Poller(ABC, Generic[StatusT]):
     def next_try(self) -> float:
         """Seconds until the next request; 0 while one is under way."""
         return max(0.0, self._next_at - time.monotonic())
-
-    def hurry(self) -> None:
-        """Send the next request now."""
-        self._hurry.set()
 
     async def run(self) -> None:
         """Send requests until cancelled."""
@@ -128,11 +122,7 @@ class Poller(ABC, Generic[StatusT]):
                 self.trouble = trouble
                 self._next_at = time.monotonic() + pause
                 self._on_change()
-                self._hurry.clear()
-                # `wait_for` could lose a cancellation that comes together with the event
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._hurry.wait()
+                await asyncio.sleep(pause)
         finally:
             await self._client.close()
 
@@ -173,13 +163,14 @@ class SwarmPoller(Poller[ServerStatus]):
         super().__init__(target, interval, on_change)
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
+        self._pause = min(_LEAST_PAUSE, interval)
 
     async def _ask(self) -> ServerStatus | Trouble:
         query: dict[str, int | float] = {"steps": STEPS}
-        wait, self._pause = 0.0, self._interval
+        wait = 0.0
         if self._change is not None:
-            # a long poll waits at the server instead of here
-            wait, self._pause = self._interval, min(_LEAST_PAUSE, self._interval)
+            # it waits at the server instead of here
+            wait = self._interval
             query |= {"after_change": self._change, "wait_seconds": wait}
         answer = await self._client.get(ServerStatus, query, wait)
         self._change = None if isinstance(answer, Trouble) else answer.engine_changes

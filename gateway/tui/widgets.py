@@ -182,11 +182,10 @@ class Board(Vertical):
 HELP = """\
 The monitor only looks: no key changes anything on a server.
 
- q, ctrl+c   leave                      1 to 9      a page by its number
- ? or h      this help                  [ and ]     the page before, the next
- p           pause what is shown        tab         the next panel (shift: before)
- r           send requests now          arrows      scroll the panel
-                                        a letter    the panel with it in its title
+ q, ctrl+c   leave                      tab         the next panel (shift: before)
+ ? or h      this help                  arrows      scroll the panel
+ 1 to 9      a page by its number       a letter    the panel with it in its title
+ [ and ]     the page before, the next
 
 States of an engine
 {states}

@@ -45,7 +45,7 @@ def url(rig: server.Rig) -> str:
     return str(rig.client.base_url)
 
 
-async def test_a_rolling_server_its_help_its_log_and_a_pause(rig: server.Rig) -> None:
+async def test_a_rolling_server_its_help_and_its_log(rig: server.Rig) -> None:
     await rig.post("/push_verbose_log", tag="vllm", message="first \x1b]0;owned\x07 [bold]line[/bold]")
     await finish(rig, "task-one", 1.0)
     running = await rig.claim("somebody", throttle_policy={"current_task_id": "task-two"})
@@ -61,14 +61,6 @@ async def test_a_rolling_server_its_help_its_log_and_a_pause(rig: server.Rig) ->
         await screen.shows("Help (Escape closes)", "leave", "◆ WEIGHT_SYNCING")
         await screen.press("escape")
         await screen.until(lambda text: "Help (Escape closes)" not in text)
-        await screen.press("p")
-        await screen.shows("PAUSED for", "p goes on")
-        poller = screen.app.pollers[0]
-        rig.controller.offline("behind the pause")
-        await screen.until(lambda _: poller.status.engine.engine_status is EngineState.OFFLINE)
-        assert "● ROLLING" in screen.text and "behind the pause" not in screen.text
-        await screen.press("p")
-        await screen.shows("○ OFFLINE", "behind the pause")
 
 
 async def test_a_life_from_boot_over_steps_to_its_end_with_the_reason(rig: server.Rig) -> None:
