@@ -56,8 +56,8 @@ _LINES = {
     "meanwhile users are answered, and nothing is trained whose record would be lost",
     "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
-    "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "such groups are not trained; "
-    "`swarm-gateway groups list --reason hook_failed` shows them",
+    "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "such groups are not trained, "
+    "and while all are such, training waits; `swarm-gateway groups list --reason hook_failed` shows them",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
     "evaluation": "evaluation of step {step}: {results}",

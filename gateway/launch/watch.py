@@ -23,10 +23,6 @@ from swarm.status import MAX_RESTARTS, ServerStatus
 
 #: Steps after which it is said again whether the run learns.
 _TREND_STEPS = 10
-#: Groups in a row, none of which got rewards, after which a warning is due.
-_FAILED_GROUPS = 3
-#: Begin the server's names of episodes that were given up because a hook failed; the hook's code follows.
-_HOOK_FAILED = ("reward_hook_failed", "submit_hook_failed")
 
 #: The kind of event and its values, ready for JSON.
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -103,9 +99,6 @@ class EngineWatch:
         self._warnings: set[str] = set()
         self._journal_error = ""
         self._batch: tuple[int, int, str] | None = None
-        # episodes that a hook lost, and those that can be trained, when one of the latter came last
-        self._hook_lost = self._trainable = 0
-        self._hook_warned = False
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
         self.finished = False
@@ -142,7 +135,6 @@ class EngineWatch:
         self._see_stages(status)
         self._see_learning(status)
         self._see_batch(status)
-        self._see_hooks(status)
         for text in status.warnings:
             if text not in self._warnings:
                 self._warnings.add(text)
@@ -223,21 +215,6 @@ class EngineWatch:
         if status.learning and answer != self._learning:
             self._learning = answer
             self._on_event("learning", {"sentence": status.learning})
-
-    def _see_hooks(self, status: ServerStatus) -> None:
-        """Warn once when hooks fail on one group after the other, and again after one on which none failed."""
-        kinds = {kind: count for kind, count in status.dropped.items() if kind.startswith(_HOOK_FAILED)}
-        lost, trainable = sum(kinds.values()), status.outcomes.get("trainable", 0)
-        if trainable != self._trainable or lost < self._hook_lost:
-            self._trainable, self._hook_lost, self._hook_warned = trainable, lost, False
-        groups = (lost - self._hook_lost) // self._job.num_repeat
-        if groups >= _FAILED_GROUPS and not self._hook_warned:
-            self._hook_warned = True
-            message = (
-                f"the hook failed on each of the last {groups} groups ({', '.join(kinds)}): the batch gets no task, so "
-                "training waits until the hook is mended; `swarm-gateway groups list --reason hook_failed` shows them"
-            )
-            self._on_event("warning", {"message": message})
 
     def _see_death(self, status: ServerStatus, entered: bool) -> None:
         """Plan a restart, unless the engine was stopped on purpose."""

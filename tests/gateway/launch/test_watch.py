@@ -320,20 +320,6 @@ def test_what_the_engine_warns_of_is_told_once(tmp_path: Path) -> None:
     assert watched.see(EngineState.ROLLING, warnings=[full]) == []
 
 
-def test_hooks_that_fail_on_every_group_are_a_warning_once_and_again_after_a_group_that_trains(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    group = TrainJob(model="m").num_repeat
-    told: list[bool] = []
-    for lost, trainable in ((2, 0), (3, 0), (9, 0), (9, 1), (11, 1), (12, 1)):
-        dropped = {"reward_hook_failed: hook_result": lost * group, "stale": 99 * group}
-        kinds = watched.see(EngineState.ROLLING, dropped=dropped, outcomes={"trainable": trainable * group})
-        told.append("warning" in kinds)
-    assert told == [False, True, False, False, False, True]
-    message = next(values["message"] for kind, values in watched.events if kind == "warning")
-    assert message.startswith("the hook failed on each of the last 3 groups (reward_hook_failed: hook_result): ")
-    assert "training waits until the hook is mended" in message and "groups list --reason hook_failed" in message
-
-
 def test_the_progress_of_a_batch_is_told_again_after_the_words_of_a_state(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     for state in (EngineState.ROLLING, EngineState.WEIGHT_SYNCING, EngineState.ROLLING):
