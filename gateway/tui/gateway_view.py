@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gateway.stats import Accounted, GatewayStatus, RouteStatus, Stats, SwarmStatus
+from gateway.stats import GatewayStatus, RouteStatus, Stats, SwarmStatus
 from gateway.views.format import (
     BAD,
     GOOD,
@@ -52,11 +52,6 @@ _SWARMS: Columns[SwarmStatus] = {
     ">background": lambda swarm: str(swarm.background),
 }
 
-#: Count of calls whose conversation cannot be joined to one row -> what happened.
-_TORN = {
-    "lost": "do not repeat the tokens of the answer before (the chat template renders it otherwise)",
-    "edited": "repeat another answer than was sampled",
-}
 #: Groups without a signal from which on that is a warning.
 _ENOUGH = 8
 
@@ -131,8 +126,6 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
         lines.append(Line(words, WARNING if nothing else "", "learns"))
     if status.reload_error:
         lines.append(Line(f"! the last reload failed: {printable(status.reload_error)}", WARNING, "config"))
-    if any(status.accounted.tokens.values()):
-        lines.append(_accounted(status.accounted))
     if status.engine_failure is not None:
         failure = status.engine_failure
         reason = f"{short(failure.reason, 200)} ({failure.count} in a row without a step)"
@@ -141,25 +134,6 @@ def _head(status: GatewayStatus, per_second: float) -> list[Line]:
     behind = f"{status.background} tasks after answers went out (other answers, judging, submitting)"
     lines.append(Line(behind + (f"; {sessions} conversations" if sessions else ""), label="rest", minor=True))
     return lines
-
-
-def _accounted(accounted: Accounted) -> Line:
-    """What became of the sampled tokens by the swarm server's count, over all timelines."""
-    tokens, why = accounted.tokens, accounted.why
-    reasons = f" ({', '.join(short(reason, 60) for reason in list(why)[:3])})" if why else ""
-    parts = [f"{number(tokens['sampled'])} tokens sampled in {number(tokens['timelines'])} rows"]
-    parts += [f"{number(tokens['trained'])} trained"]
-    parts += [f"{number(tokens['repeated'])} trained once although sampled again"] if tokens["repeated"] else []
-    parts += [f"{number(tokens['dropped'])} not trained{reasons}"] if tokens["dropped"] else []
-    parts += [f"{number(tokens['masked'])} between answers, read but not trained"] if tokens["masked"] else []
-    calls = f"{number(tokens['calls'])} calls"
-    torn = [f"{number(tokens[name])} {words}" for name, words in _TORN.items() if tokens[name]]
-    return Line(
-        ", ".join(parts) + f"; {calls}" + (f", of which {', '.join(torn)}" if torn else ""),
-        WARNING if why else "",
-        "server",
-        minor=not why,
-    )
 
 
 def _reward(counts: Stats) -> str:

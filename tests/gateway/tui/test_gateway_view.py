@@ -6,20 +6,6 @@ from gateway.stats import GatewayStatus
 from gateway.tui.gateway_view import view
 
 STATUS = {"requests": 1, "groups": {"trained": 0, "dropped": {}, "uninformative": 0}, "routes": {}}
-TOLD = {"sampled": 12000, "timelines": 40, "trained": 11000, "repeated": 0, "dropped": 1000, "masked": 7, "prompts": 9}
-CALLS = {"calls": 41, "kept": 30, "lost": 2, "edited": 1, "unmerged": 3}
-
-
-def test_one_line_has_what_the_swarm_server_counted() -> None:
-    accounted = {"tokens": {**TOLD, **CALLS}, "why": {"vLLM's tokens disagree": 1000}}
-    told = view(GatewayStatus.model_validate({**STATUS, "accounted": accounted}), 0.0).head
-    [line] = [line.text for line in told if line.label == "server"]
-    assert line == (
-        "12.0k tokens sampled in 40 rows, 11.0k trained, 1000 not trained (vLLM's tokens disagree), "
-        "7 between answers, read but not trained; 41 calls, of which 2 do not repeat the tokens of the answer before "
-        "(the chat template renders it otherwise), 1 repeat another answer than was sampled"
-    )
-    assert not [line for line in view(GatewayStatus.model_validate(STATUS), 0.0).head if line.label == "server"]
 
 
 def test_the_head_says_whether_the_latest_groups_teach_anything() -> None:
