@@ -24,13 +24,8 @@ def new(
     typer.echo(f"  swarm-gateway up {config}")
 
 
-def skill(
-    out: Annotated[
-        Path | None, typer.Option(help="write build-agent/SKILL.md into this folder of skills, e.g. .claude/skills")
-    ] = None,
-) -> None:
+def skill() -> None:
     """Print the skill with which a coding agent makes such a folder from a user's wish."""
     from gateway.scaffold import skill as text
-    from gateway.scaffold import write_skill
 
-    typer.echo(text() if out is None else f"{write_skill(out)}: the skill build-agent", nl=out is not None)
+    typer.echo(text(), nl=False)

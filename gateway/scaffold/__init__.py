@@ -51,24 +51,6 @@ def skill() -> str:
     return files("gateway.scaffold").joinpath("SKILL.md").read_text(encoding="utf-8")
 
 
-def write_skill(parent: Path) -> Path:
-    """Write ``parent/build-agent/SKILL.md`` and return it.
-
-    Raises:
-        ConfigError: another text is there, or it cannot be written.
-    """
-    target = parent / "build-agent" / "SKILL.md"
-    try:
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(skill(), encoding="utf-8")
-        elif target.read_text(encoding="utf-8") != skill():
-            raise ConfigError(f"{target} exists already and differs; remove it or choose another folder")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot write {target}: {getattr(exc, 'strerror', None) or exc}") from exc
-    return target
-
-
 def _write(name: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as work:
