@@ -64,10 +64,6 @@ class GateRules(TolerantModel):
     max_length: Ratio | None = Field(
         default=2.0, description="guard: so many times the characters of the incumbent's answer; null: none"
     )
-    max_latency: Ratio | None = Field(
-        default=None,
-        description="guard: so many times the incumbent's latency; null: none, for shadow work waits for users",
-    )
     max_p95_seconds: float | None = Field(
         default=None,
         gt=0,

@@ -26,7 +26,7 @@ from swarm.types import Model
 #: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
 Finding = Literal["better", "not_worse", "worse", "undecided"]
 REWARD = "reward"
-_GUARDS = ("errors", "refusals", "length", "latency", "p95_seconds")
+_GUARDS = ("errors", "refusals", "length", "p95_seconds")
 #: the share of requests that may take longer than ``max_p95_seconds``
 SLOWEST = 0.05
 #: chance that a ratio of the sides which is as meant counts as another one
@@ -36,7 +36,6 @@ _MORE = {
     "errors": "more errors",
     "refusals": "more refusals",
     "length": "longer",
-    "latency": "slower",
     "p95_seconds": "slower",
     "rating_drop": "rated lower",
 }
@@ -189,7 +188,6 @@ class PairedEvidence:
             "errors": rules.max_errors,
             "refusals": rules.max_refusals,
             "length": _relative(rules.max_length),
-            "latency": _relative(rules.max_latency),
             "p95_seconds": None if rules.max_p95_seconds is None else SLOWEST,
         }
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
@@ -241,10 +239,10 @@ class PairedEvidence:
 
     def guarded(self) -> dict[str, float]:
         """What guards have measured, in the units of their bounds: by how much the challenger's shares of errors and of
-        refusals are larger, how many times as long and as slow its answers are, and the share of its groups that took
-        longer than ``max_p95_seconds``."""
+        refusals are larger, how many times as long its answers are, and the share of its groups that took longer than
+        ``max_p95_seconds``."""
         means = {name: mean for name, guard in self._guards.items() if (mean := guard.mean) is not None}
-        return {name: _ratio(mean) if name in ("length", "latency") else mean for name, mean in means.items()}
+        return {name: _ratio(mean) if name == "length" else mean for name, mean in means.items()}
 
     @property
     def tried(self) -> int:
@@ -402,9 +400,6 @@ _DIFFERENCES: dict[str, Callable[[SideResult, SideResult, GateRules], float | No
     "errors": lambda ours, theirs, _: ours.failed - theirs.failed,
     "refusals": lambda ours, theirs, _: ours.refused - theirs.refused if _answered(ours, theirs) else None,
     "length": lambda ours, theirs, _: _amounts(ours.characters, theirs.characters) if _answered(ours, theirs) else None,
-    "latency": lambda ours, theirs, _: (
-        _amounts(ours.latency_seconds, theirs.latency_seconds) if _answered(ours, theirs) else None
-    ),
     # a user waits for the slowest; the mean of "took longer" is above 5 % just where the 95th percentile is above
     "p95_seconds": lambda ours, _, rules: _slow(ours, rules),
 }

@@ -125,19 +125,17 @@ def test_a_suite_that_lacks_judgements_proves_nothing_and_guards_are_of_live_req
         ({"failed": 0.3}, {}, "errors", 0.3, "more errors than max_errors 0.02 allows"),
         ({"refused": 0.4}, {}, "refusals", 0.4, "more refusals than max_refusals 0.05 allows"),
         ({"characters": 400}, {"characters": 100}, "length", 4.0, "longer than max_length 2 allows"),
-        ({"latency_seconds": 9}, {"latency_seconds": 1}, "latency", 9.0, "slower than max_latency 3 allows"),
     ],
 )
 def test_a_guard_that_is_proven_worse_stops_a_better_challenger(
     ours: dict[str, Any], theirs: dict[str, Any], guard: str, measured: float, said: str
 ) -> None:
-    terms = TERMS.model_copy(update={"rules": GateRules(max_latency=3)})
-    pairs = [pair(0.8, terms=terms, challenger=ours, incumbent=theirs) for _ in range(150)]
-    assert PairedEvidence.of(pairs, terms).guarded()[guard] == pytest.approx(measured)
-    found = verdict(pairs, terms)
+    pairs = [pair(0.8, challenger=ours, incumbent=theirs) for _ in range(150)]
+    assert PairedEvidence.of(pairs, TERMS).guarded()[guard] == pytest.approx(measured)
+    found = verdict(pairs, TERMS)
     assert (found.finding, found.promotable, found.guards) == ("worse", False, (guard,))
     assert found.sentence.startswith("better by 0.30 ") and found.sentence.endswith(said)
-    assert not verdict([pair(0.8, terms=terms, challenger=theirs, incumbent=ours) for _ in range(150)], terms).guards
+    assert not verdict([pair(0.8, challenger=theirs, incumbent=ours) for _ in range(150)], TERMS).guards
 
 
 def test_the_slowest_twentieth_of_the_requests_is_guarded_by_a_time() -> None:
@@ -264,6 +262,6 @@ def test_a_higher_reward_never_harms_the_challenger(rows: list[Any], place: int,
 
 
 def test_shares_and_bounds_at_the_ends_of_their_ranges_compare_all_the_same() -> None:
-    rules = GateRules(max_length=1e300, max_latency=1e300, margin=1 - 1e-16, max_rating_drop=2 - 1e-15)
+    rules = GateRules(max_length=1e300, margin=1 - 1e-16, max_rating_drop=2 - 1e-15)
     for share in (5e-324, 1 - 1e-16):
         assert verdict([], TERMS.model_copy(update={"share": share, "rules": rules})).finding == "undecided"
