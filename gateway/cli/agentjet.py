@@ -94,7 +94,7 @@ def overwatch(
 ) -> None:
     """Watch a swarm server in the terminal: `swarm-gateway monitor`."""
     monitor = load_attribute("gateway.cli.monitor:monitor")
-    monitor(swarm_url=[swarm_url], token=[token] if token else None, interval=refresh_interval)
+    monitor(swarm_url=[swarm_url], token=token, interval=refresh_interval)
 
 
 def _settings(conf: Path, scratch: Path) -> dict[str, Any]:

@@ -25,12 +25,10 @@ def monitor(
         list[str] | None, typer.Option("--gateway-url", help="address of a gateway; give it again for another one")
     ] = None,
     token: Annotated[
-        list[str] | None,
-        typer.Option("--token", envvar="SWARM_TOKEN", help="token of the swarm servers; once, or once for each"),
+        str | None, typer.Option("--token", envvar="SWARM_TOKEN", help="token of the swarm servers")
     ] = None,
     api_key: Annotated[
-        list[str] | None,
-        typer.Option("--api-key", envvar="SWARM_GATEWAY_KEY", help="key of the gateways; once, or once for each"),
+        str | None, typer.Option("--api-key", envvar="SWARM_GATEWAY_KEY", help="key of the gateways")
     ] = None,
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="seconds between two looks")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one status of all as JSON and leave")] = False,
@@ -49,9 +47,9 @@ def monitor(
     if swarm_url or gateway_url:
         if config is not None:
             raise ConfigError("give a file or addresses, not both")
-        targets = make_targets(swarm_url or [], token or [], gateway_url or [], api_key or [])
+        targets = make_targets(swarm_url or [], token, gateway_url or [], api_key)
     else:
-        targets = _targets(config, token or [], api_key or [])
+        targets = _targets(config, token, api_key)
     if as_json:
         state, errors = asyncio.run(snapshot(targets))
         print_json(state)
@@ -66,7 +64,7 @@ def monitor(
     raise typer.Exit(app.return_code or 0)
 
 
-def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> list[Target]:
+def _targets(config: Path | None, token: str | None, api_key: str | None) -> list[Target]:
     """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its.
 
     Raises:
@@ -81,16 +79,15 @@ def _targets(config: Path | None, tokens: list[str], api_keys: list[str]) -> lis
     targets: list[Target] = []
     for run in runs_of(config):
         urls = [server.url for server in run.servers]
-        own = [token_for(run, token) for token in tokens or [None]]
-        targets += make_targets(urls, own, [run.gateway] if run.gateway else [], api_keys)
+        targets += make_targets(urls, token_for(run, token), [run.gateway] if run.gateway else [], api_key)
     if targets:
         return targets
     if config is not None:
         raise ConfigError(f"no `up` or `train` of {config} runs; start it, or name the servers by their addresses")
     # raises unless the server there is of this folder
-    client_for(None, tokens[0] if tokens else None, RetryPolicy(attempts=1, total=5.0)).close()
-    gateways = make_targets([], [], [Kind.GATEWAY.default_url], api_keys)
+    client_for(None, token, RetryPolicy(attempts=1, total=5.0)).close()
+    gateways = make_targets([], None, [Kind.GATEWAY.default_url], api_key)
     [about] = asyncio.run(snapshot(gateways))[0]["gateways"]
     routes = (about["status"] or {}).get("routes", {}).values()
     mine = any((route["swarm_url"] or "").rstrip("/") == DEFAULT_URL for route in routes)
-    return [*make_targets([DEFAULT_URL], tokens, [], []), *(gateways if mine else [])]
+    return [*make_targets([DEFAULT_URL], token, [], None), *(gateways if mine else [])]

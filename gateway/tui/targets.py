@@ -75,35 +75,25 @@ class Target:
 
 
 def make_targets(
-    swarm_urls: Sequence[str], tokens: Sequence[str], gateway_urls: Sequence[str], api_keys: Sequence[str]
+    swarm_urls: Sequence[str], token: str | None, gateway_urls: Sequence[str], api_key: str | None
 ) -> list[Target]:
-    """The servers of the options, each once.
-
-    One secret is for all servers of its kind, several are for one each, in the order of the addresses.
+    """The servers of the options, each once; one secret is for all servers of its kind.
 
     Raises:
-        ConfigError: an invalid address, a number of secrets that fits no number of addresses, or a secret with
-            characters that no header allows.
+        ConfigError: an invalid address, or a secret with characters that no header allows.
     """
     targets = [
-        *_of_kind(Kind.SWARM, swarm_urls, tokens, "--token (or SWARM_TOKEN)"),
-        *_of_kind(Kind.GATEWAY, gateway_urls, api_keys, "--api-key (or SWARM_GATEWAY_KEY)"),
+        *_of_kind(Kind.SWARM, swarm_urls, token, "--token (or SWARM_TOKEN)"),
+        *_of_kind(Kind.GATEWAY, gateway_urls, api_key, "--api-key (or SWARM_GATEWAY_KEY)"),
     ]
     return list({(target.kind, target.address): target for target in targets}.values())
 
 
-def _of_kind(kind: Kind, urls: Sequence[str], secrets: Sequence[str], option: str) -> list[Target]:
-    each = [secret.strip() for secret in secrets] or [""]
-    if any(not (secret.isascii() and secret.isprintable()) for secret in each):
+def _of_kind(kind: Kind, urls: Sequence[str], secret: str | None, option: str) -> list[Target]:
+    secret = (secret or "").strip()
+    if not (secret.isascii() and secret.isprintable()):
         raise ConfigError(f"{option} has characters that no secret of a {kind} has")
-    if len(each) == 1:
-        each *= len(urls)
-    if len(each) != len(urls):
-        raise ConfigError(
-            f"{option} is given {len(each)} times for {len(urls)} addresses: give it once for all of them, or once for "
-            f"each {kind.option} in their order"
-        )
-    return [Target(kind, _parse_url(kind, url), secret) for url, secret in zip(urls, each, strict=True)]
+    return [Target(kind, _parse_url(kind, url), secret) for url in urls]
 
 
 def _parse_url(kind: Kind, text: str) -> str:

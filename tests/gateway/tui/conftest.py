@@ -61,14 +61,12 @@ async def watching(
     swarm: list[str] = [],  # noqa: B006
     gateways: list[str] = [],  # noqa: B006
     *,
-    tokens: list[str] = [],  # noqa: B006
-    keys: list[str] = [],  # noqa: B006
     size: tuple[int, int] = (140, 50),
 ) -> AsyncGenerator[Screen]:
     """A monitor of these servers in a terminal of ``size`` (columns, rows)."""
     # textual takes long to import, and most tests here do without
     from gateway.tui.app import MonitorApp
 
-    app = MonitorApp(make_targets(swarm, tokens, gateways, keys), interval=0.2)
+    app = MonitorApp(make_targets(swarm, None, gateways, None), interval=0.2)
     async with app.run_test(size=size) as pilot:
         yield Screen(app, pilot)

@@ -28,8 +28,7 @@ rig = server.rig
 
 
 async def ask(kind: Kind, url: str, secret: str = "") -> BaseModel | Trouble:
-    secrets = [secret] if secret else []
-    [target] = make_targets(*(([url], secrets, [], []) if kind is Kind.SWARM else ([], [], [url], secrets)))
+    [target] = make_targets([url], secret, [], None) if kind is Kind.SWARM else make_targets([], None, [url], secret)
     model: Any = ServerStatus if kind is Kind.SWARM else GatewayStatus
     asking = StatusClient(target)
     try:

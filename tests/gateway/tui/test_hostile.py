@@ -149,7 +149,7 @@ async def test_a_defect_is_told_without_the_values_of_variables(
 
     monkeypatch.setattr(MonitorApp, "show", show)
     async with listening(saying(json.dumps(ROLLING))) as url:
-        app = MonitorApp(make_targets([url], [SECRET], [], []), interval=0.2)
+        app = MonitorApp(make_targets([url], SECRET, [], None), interval=0.2)
         await app.run_async(headless=True)
     told = "".join(capsys.readouterr())
     assert app.return_code == 1 and "a defect of ours" in told and SECRET not in told

@@ -32,7 +32,7 @@ rig = server.rig
 @asynccontextmanager
 async def following(url: str, interval: float) -> AsyncGenerator[tuple[SwarmPoller, asyncio.Event]]:
     news = asyncio.Event()
-    [target] = make_targets([url], [], [], [])
+    [target] = make_targets([url], None, [], None)
     poller = SwarmPoller(target, interval, news.set)
     task = asyncio.create_task(poller.run())
     try:
@@ -81,7 +81,7 @@ async def test_a_gateways_log_has_what_its_hooks_and_its_reloads_failed_with() -
 
     news = asyncio.Event()
     async with listening(Starlette(routes=[Route("/status", status)])) as url, asyncio.timeout(DEADLINE):
-        [target] = make_targets([], [], [url], [])
+        [target] = make_targets([], None, [url], None)
         poller = GatewayPoller(target, 0.2, news.set)
         task = asyncio.create_task(poller.run())
         await news.wait()
@@ -98,7 +98,7 @@ async def test_a_gateways_log_has_what_its_hooks_and_its_reloads_failed_with() -
 
 
 def test_what_fails_after_a_gateway_was_started_again_is_told() -> None:
-    [target] = make_targets([], [], ["http://127.0.0.1:1"], [])
+    [target] = make_targets([], None, ["http://127.0.0.1:1"], None)
     poller = GatewayPoller(target, 1.0, lambda: None)
     before = GatewayStatus(routes={}, requests=9, errors=Counter(engine_offline=5))
     poller._take(before, None)  # pyright: ignore[reportPrivateUsage]
