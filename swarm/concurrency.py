@@ -174,7 +174,7 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class ClientGoneError(Exception):
-    """The caller closed its connection; nobody reads an answer any more."""
+    """The caller closed its connection; nobody reads an answer any more. A server answers it with a 499."""
 
 
 async def until_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:

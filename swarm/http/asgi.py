@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.concurrency import ClientGoneError
 from swarm.errors import (
     MethodError,
     NotFoundError,
@@ -193,7 +194,7 @@ class ErrorMiddleware:
         exchange = _Exchange(scope, receive, send, limit, self._body_seconds)
         try:
             await self.app(scope, exchange.receive, exchange.send)
-        except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect) as exc:
+        except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect, ClientGoneError) as exc:
             if exchange.begun:
                 raise
             await self._response(Request(scope), exc)(scope, exchange.receive, exchange.send)
@@ -215,7 +216,7 @@ class ErrorMiddleware:
                 param = ".".join(str(part) for part in first["loc"][1:])
                 return error_response(RequestError(f"{request.url.path}: {param}: {first['msg']}", param=param))
             case _:
-                # the caller left before its body was complete; nobody reads the response
+                # the caller left; nobody reads the response
                 return Response(status_code=_CALLER_GONE)
 
 

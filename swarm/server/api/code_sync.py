@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -104,8 +104,6 @@ class CodeRoutes:
                     self.log.push("code", why)
                     done = done.model_copy(update={"message": f"{done.message}. But {why}"})
                 return done
-        except ClientDisconnect:
-            return Response(status_code=499)
         except SwarmGatewayError as exc:
             # AgentJet's client expects 400 for "not OFFLINE"
             return refused(exc, 400 if isinstance(exc, ConflictError) else exc.status)

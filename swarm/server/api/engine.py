@@ -7,16 +7,15 @@ that an engine could not run changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.concurrency import ClientGoneError, until_gone
+from swarm.concurrency import until_gone
 from swarm.control_protocol import (
     ResolveConfigRequest,
     ResolvedJob,
@@ -68,7 +67,7 @@ class EngineRoutes:
             ControlRoute("POST", "/start_engine", self.start_engine, "admin", refusals=not_startable | backlog),
             ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
             ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
-            ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
+            ControlRoute("GET", "/status", self.status, "read"),
         ]
 
     async def start_engine(self, request: Request) -> StartEngineResponse:
@@ -104,18 +103,12 @@ class EngineRoutes:
         episodes: Annotated[
             int, Query(ge=0, le=MAX_EPISODES, description="at most this many running episodes")
         ] = EPISODES,
-    ) -> ServerStatus | Response:
+    ) -> ServerStatus:
         """Everything that a monitor shows, now or once something has changed."""
-        waiting: Coroutine[Any, Any, Any] | None = None
         if wait_state and wait_seconds:
-            waiting = self.controller.engine.wait_for_state(wait_state, wait_seconds)
+            await until_gone(request.receive, self.controller.engine.wait_for_state(wait_state, wait_seconds))
         elif after_change is not None and wait_seconds:
-            waiting = self.controller.engine.wait_for_change(after_change, wait_seconds)
-        if waiting is not None:
-            try:
-                await until_gone(request.receive, waiting)
-            except ClientGoneError:
-                return Response(status_code=499)
+            await until_gone(request.receive, self.controller.engine.wait_for_change(after_change, wait_seconds))
         caller: TokenHolder = request.scope["caller"]
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=caller.sees_uuids)
         return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from swarm.concurrency import ClientGoneError, until_gone
+from swarm.concurrency import until_gone
 from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
@@ -51,8 +51,6 @@ from swarm.server.episodes.episode import LATE_CODES, ClaimWish, Grant
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts
-
-_GONE = "the caller is gone"
 
 
 class _OfClient(Protocol):
@@ -92,9 +90,7 @@ class EpisodeRoutes:
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),
             ControlRoute("POST", "/record_rating", self.record_rating, "claim", refusals=no_job | {503: BACKLOG}),
-            ControlRoute(
-                "POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job, response_model=StagesResponse
-            ),
+            ControlRoute("POST", "/follow_stages", self.follow_stages, "claim", refusals=no_job),
             ControlRoute("POST", "/withdraw_claim", self.withdraw_claim, "claim"),
             ControlRoute("POST", "/abort_episode", self.abort_episode, "claim", refusals={503: BACKLOG}),
             ControlRoute("POST", "/can_continue_episode", self.can_continue_episode, "claim", refusals=no_job),
@@ -180,7 +176,7 @@ class EpisodeRoutes:
         await self.episodes.record_rating(wanted.rating)
         return SuccessResponse(success=True)
 
-    async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse | Response:
+    async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse:
         """Who answers the users of a gateway's routes, now or once that changes; routes that are new begin."""
         self._check_client(request, wanted)
         # once, when a gateway begins: two with other rules would go on replacing each other's
@@ -189,11 +185,7 @@ class EpisodeRoutes:
         following = self.episodes.follow_stages(
             wanted.routes, wanted.after_change, wanted.wait_seconds, sets_rules=sets_rules, may_hold=admin
         )
-        try:
-            followed = await until_gone(request.receive, following)
-        except ClientGoneError:
-            return Response(status_code=499)
-        changes, stages = followed
+        changes, stages = await until_gone(request.receive, following)
         return StagesResponse(changes=changes, stages=stages)
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
@@ -248,10 +240,7 @@ class EpisodeRoutes:
         if held is not None and not as_group and "wait_seconds" not in wanted.model_fields_set:
             wish, wait = wish._replace(while_closed=True), held
         came = time.monotonic()
-        try:
-            outcome = await self.episodes.claim(wish, wait, request.receive)
-        except ClientGoneError:
-            return _GONE
+        outcome = await self.episodes.claim(wish, wait, request.receive)
         if isinstance(outcome, Grant):
             self.meters.claim_waits.observe(time.monotonic() - came)
         return outcome

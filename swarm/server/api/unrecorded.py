@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from adapters.dialects import ChatDialect
 from adapters.dialects.jsons import encode
 from swarm.cards import model_list
-from swarm.concurrency import ClientGoneError, until_gone
+from swarm.concurrency import until_gone
 from swarm.errors import NotFoundError, UnavailableError
 from swarm.http.asgi import read_json
 from swarm.http.routes import OpenAIBody
@@ -29,7 +29,7 @@ from swarm.server.auth import ControlRoute
 from swarm.server.dataplane.calls import UnrecordedCall
 from swarm.server.dataplane.replica_client import AbortedError, Body, ReplicaClient, Retries, TransientError
 from swarm.server.dataplane.replicas import Placement
-from swarm.server.dataplane.routes import CLIENT_CLOSED_REQUEST, DataPlane, EventStreamResponse
+from swarm.server.dataplane.routes import DataPlane, EventStreamResponse
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,7 @@ class UnrecordedRoutes:
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
             return EventStreamResponse(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
-        try:
-            answer = await until_gone(request.receive, plane.while_open(owner, served.gone, call.complete()))
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        answer = await until_gone(request.receive, plane.while_open(owner, served.gone, call.complete()))
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
 
     def _relayed(self, owner: UnrecordedCall, path: str, asked: Body) -> RelayedCall:

@@ -47,8 +47,6 @@ from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
 
-#: nginx's status for a caller that left; nobody reads it
-CLIENT_CLOSED_REQUEST = 499
 #: Answers of one call without an episode: as many as a claimed group may have.
 _MOST_SAMPLES = 1024
 
@@ -219,8 +217,6 @@ class DataPlane:
             with owner:
                 work = self.while_open(owner, served.gone, session.complete())
                 done = await until_gone(request.receive, work)
-        except ClientGoneError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except ContextLengthError as exc:
             if (instead := self._instead_of(exc, owner)) is None:
                 raise

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from swarm.concurrency import until_gone
 from swarm.errors import UnavailableError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, bearer, read_body
 from swarm.http.client import KEEPALIVE_SECONDS
@@ -226,14 +227,20 @@ def test_connections_outlive_those_of_our_clients() -> None:
     assert 2 * KEEPALIVE_SECONDS < KEEP_ALIVE_SECONDS
 
 
+async def waiting(request: Request, body: Body) -> Response:
+    await until_gone(request.receive, asyncio.sleep(60))
+    raise AssertionError("it waited in vain")
+
+
 @pytest.mark.anyio
-async def test_a_caller_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("more", [True, False], ids=["while it sends", "while it waits"])
+async def test_a_caller_that_leaves_is_no_fault(caplog: pytest.LogCaptureFixture, more: bool) -> None:
     app = App(
-        routes=[JsonRoute("/echo", echo, methods=["POST"])],
+        routes=[JsonRoute("/echo", waiting, methods=["POST"])],
         middleware=[Middleware(ErrorMiddleware, body_limit=lambda scope: 64)],
     )
     parts: list[Message] = [
-        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.request", "body": b"{" if more else b'{"number": 1}', "more_body": more},
         {"type": "http.disconnect"},
     ]
     sent: list[Message] = []
