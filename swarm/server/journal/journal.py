@@ -231,7 +231,7 @@ class Journal:
         self._writer.put(work)
         try:
             async with asyncio.timeout(seconds):
-                return await work.result
+                return await asyncio.wrap_future(work.result)
         except TimeoutError as exc:
             raise _unavailable(f"cannot be read: no answer within {seconds:g} s") from exc
         except (sqlite3.Error, OSError) as exc:

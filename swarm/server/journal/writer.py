@@ -7,7 +7,6 @@ the batch that is out is ever removed; each step of that is small, so that no co
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -17,6 +16,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -212,28 +212,18 @@ class Work(Generic[ResultT]):
 
     def __init__(self, do: Callable[[sqlite3.Connection], ResultT]) -> None:
         self._do = do
-        self.result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self.result: Future[ResultT] = Future()
 
     def run(self, connection: sqlite3.Connection) -> None:
-        """In the writer thread: do it and hand the result to the event loop."""
-        result, error = None, None
+        """In the writer thread: do it, unless whoever asked has given up."""
+        if not self.result.set_running_or_notify_cancel():
+            return
         try:
-            result = self._do(connection)
+            self.result.set_result(self._do(connection))
         except Exception as exc:
-            error = exc
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        # the loop may be closed by now, and the caller gone with it
-        with contextlib.suppress(RuntimeError):
-            self.result.get_loop().call_soon_threadsafe(self._tell, result, error)
-
-    def _tell(self, result: Any, error: Exception | None) -> None:
-        if self.result.done():
-            return
-        if error is None:
-            self.result.set_result(result)
-        else:
-            self.result.set_exception(error)
+            self.result.set_exception(exc)
 
 
 class Writer:
@@ -324,10 +314,9 @@ class Writer:
             self.committed += len(rows)
             self._on_commit()
         for item in items:
-            # whoever asked may have given up
-            if isinstance(item, Work) and not item.result.done():
+            if isinstance(item, Work):
                 item.run(self._connection)
-            self._retention.unclean |= isinstance(item, Work)
+                self._retention.unclean = True
         return items[-1] is not None
 
     def _commit(self, rows: Sequence[JournalRow]) -> bool:
