@@ -103,11 +103,11 @@ async def deliver(
                 beats.cancel()
             if not out.started:
                 await rendering.refusal(error)(scope, receive, send)
-            elif events is not None and out.has_events:
-                await out.write((b"" if out.between else b"\n\n") + events.fail(error))
+            elif events is not None and out.has_events and out.between:
+                await out.write(events.fail(error))
                 await out.finish()
             else:
-                # part of a body is out, and only a broken connection shows that it is not whole
+                # part of a body, or of an event, is out, and only a broken connection shows that it is not whole
                 raise
         finally:
             if beats is not None:

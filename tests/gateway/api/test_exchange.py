@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
+from adapters.dialects.sse import SseDecoder
 from gateway.api.exchange import Rendering, deliver
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
@@ -195,6 +198,27 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
         await delivery.closed.wait()
     assert response.status_code == 500
     assert "secret" not in response.text and "quote request id" in response.text
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_half_an_event_of_an_upstream_is_no_event(cut: bool) -> None:
+    """SDKs read each event that ends as JSON; of a connection that breaks, they discard what has not ended."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'data: {"a": 1}\n\n' + (b'data: {"a": ' if cut else b"")
+        raise UpstreamError("gone")
+
+    delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "text/event-stream"}, parts()))
+    seen = b""
+    async with serving(delivery.app) as http:
+        with pytest.raises(httpx.RemoteProtocolError) if cut else nullcontext():
+            async with http.stream("POST", "/") as response:
+                async for part in response.aiter_bytes():
+                    seen += part
+        await delivery.closed.wait()
+    events = SseDecoder().feed(seen)
+    assert [set(json.loads(event)) for event in events] == [{"a"}, *([] if cut else [{"error"}])]
+    assert [exc.message for exc in delivery.errors] == ["gone"]
 
 
 async def test_no_proxy_holds_back_a_stream_that_is_passed_on() -> None:
