@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
-from adapters.dialects.conversation import as_object
+from adapters.dialects.conversation import as_object, carried
 from adapters.dialects.dialect import (
     Body,
     Dialect,
@@ -165,7 +165,7 @@ class MessageStream(EventStream):
 
     def __init__(self) -> None:
         self._unfolding = Unfolding()
-        self._foreseen: Mapping[str, Any] = {}
+        self._foreseen: Mapping[str, Any] | None = None
 
     def foresee(self, usage: Mapping[str, Any]) -> None:
         self._foreseen = usage
@@ -178,7 +178,17 @@ class MessageStream(EventStream):
             # an upstream may send the usage at the end; ``message_delta`` has it
             message["usage"] = _usage(self._foreseen or chunk.get("usage") or {}) | {"output_tokens": 0}
             events += [{"type": "message_start", "message": message}, {"type": "ping"}]
-        return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in _events(step))])
+        return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in self._told(step))])
+
+    def _told(self, step: Step) -> list[Event]:
+        """Of an answer that is whole, arguments go out as the plain message has them: SDKs fail at what is no JSON."""
+        part = step.part
+        if self._foreseen is None or part.kind != "call" or step.what == "open":
+            return _events(step)
+        if step.what == "more":
+            return []
+        arguments = carried(part.text)
+        return [*(_events(Step("more", part, arguments)) if arguments else ()), *_events(step)]
 
     def end(self) -> bytes:
         seen = self._unfolding

@@ -270,6 +270,12 @@ def test_a_forced_call_and_its_arguments(arguments: str, given: dict[str, Any]) 
     message = DIALECT.answer({}, completion({"role": "assistant", "content": None, "tool_calls": [call]}))
     assert message["content"] == [{"type": "tool_use", "id": "c", "name": "f", "input": given}]
     assert message["stop_reason"] == "tool_use"
+    stream = DIALECT.stream({})
+    stream.foresee({})
+    deltas = [{"tool_calls": [{**call, "index": 0, "function": {"name": "f", "arguments": ""}}]}]
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": character}}]} for character in arguments]
+    events = sent(b"".join(map(stream.take, answers.streamed(deltas))) + stream.end())
+    assert assembled(events)["content"] == message["content"], "SDKs fail at arguments that are no JSON"
 
 
 def read(arguments: str) -> Any:
