@@ -109,7 +109,7 @@ class ResponsesDialect(Dialect):
             chat_template_kwargs=top.whole("chat_template_kwargs"),
             **{name: top.take(name) for name in _VLLM_FIELDS},
         )
-        body |= {**tools_of(top), **_text_format(top), **_reasoning(top)}
+        body |= {**tools_of(top), **_text_format(top), **_reasoning(top), **_going_on(data, body["messages"])}
         _without_effect(top)
         top.done()
         return LLMRequest.for_one_answer(body, model, stream, top.notes.lines())
@@ -374,6 +374,16 @@ def _text_format(top: Fields) -> dict[str, Any]:
         form.done()
     text.done()
     return body
+
+
+def _going_on(data: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """An answer that was cut goes on where it is the last of the ``messages``, as by vLLM."""
+    match data["input"]:
+        case [*_, {"role": "assistant", "status": "in_progress" | "incomplete"}]:
+            goes_on = messages[-1]["content"] and "tool_calls" not in messages[-1]
+        case _:
+            goes_on = False
+    return {"add_generation_prompt": False, "continue_final_message": True} if goes_on else {}
 
 
 def _reasoning(top: Fields) -> dict[str, Any]:

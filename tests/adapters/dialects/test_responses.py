@@ -114,6 +114,27 @@ def test_items_of_one_turn_are_one_message() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("status", "more", "goes_on"),
+    [("incomplete", [], True), ("in_progress", [], True), ("completed", [], False), ("incomplete", [HI], False)],
+)
+def test_an_answer_that_was_cut_goes_on(status: str, more: list[Any], goes_on: bool) -> None:
+    """As by vLLM, where nothing follows it."""
+    cut = {"type": "message", "role": "assistant", "id": "msg_1", "status": status, "content": "Once u"}
+    body = parsed(HI, cut, *more)
+    assert body["messages"][1] == {"role": "assistant", "content": "Once u"}
+    assert ("continue_final_message" in body, body.get("add_generation_prompt", True)) == (goes_on, not goes_on)
+
+
+def test_an_answer_that_was_cut_behind_a_call_is_not_carried_on() -> None:
+    """Templates write calls last."""
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    cut = {"type": "message", "role": "assistant", "status": "incomplete", "content": "Once u"}
+    assert "continue_final_message" not in parsed(HI, call, cut)
+    assert parsed(input="")["messages"] == [{"role": "user", "content": ""}]
+    assert parsed({"type": "web_search_call", "status": "incomplete"})["messages"] == []
+
+
 def test_a_developer_speaks_as_the_system() -> None:
     body = parsed({"role": "developer", "content": "b"}, HI, {"role": "developer", "content": "c"}, instructions="a")
     assert body["messages"] == [
