@@ -196,7 +196,8 @@ def prepare(
     if group_size is not None:
         sent["n"] = group_size
     if wants.stream:
-        sent["stream_options"] = {**options, "include_usage": True}
+        # without usage, vLLM heeds none of the others
+        sent["stream_options"] = {**(options if wants.usage_chunk else {}), "include_usage": True}
     # Without a length none is sent: vLLM then allows what fits into the context, up to max_response_length (verl starts
     # it with that limit), whereas with an explicit length it refuses each prompt that leaves less room.
     limit = asked = asked_length(body)[1]

@@ -66,6 +66,15 @@ async def test_stream_is_passed_through_and_recorded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("with_usage", [False, True])
+async def test_usage_with_each_chunk_is_asked_for_as_vllm_heeds_it(rig: Rig, with_usage: bool) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    options = {"include_usage": with_usage, "continuous_usage_stats": True}
+    await read(await rig.claim(), stream_options=options)
+    asked = options if with_usage else {"include_usage": True}
+    assert rig.vllm.requests[0][1]["stream_options"] == asked
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
 async def test_the_engines_fingerprint_is_in_the_last_chunk(rig: Rig, with_usage: bool) -> None:
     # as vLLM sends it where usage is asked for, as it always is here
     last = usage_chunk(1) | {"system_fingerprint": "vllm-1"}
