@@ -48,8 +48,9 @@ from swarm.importer import python_path
 PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"
 _POLL = 0.5
 _STOP_ENGINE_DEADLINE = 60.0
-# the gateway's own bounds are 10 s for requests and 15 s for submissions under way; the rest is for a busy machine
-_GATEWAY_GRACE, _SERVER_GRACE = 35.0, 60.0
+# the gateway's own bounds are 10 s for requests, 10 s for the hooks of sessions and 20 s for submissions under way; the
+# rest is for a busy machine
+_GATEWAY_GRACE, _SERVER_GRACE = 45.0, 60.0
 _WORK_GRACE = 30.0
 # an engine whose server was killed notices within 10 s, and ends what it started
 _LEFT_GRACE = 30.0
