@@ -114,12 +114,17 @@ async def sweep(
     results: dict[int, ResultT] = {}
     errors: list[Exception] = []
     broken: Exception | None = None
-    count = 0
+    count = done = 0
     free = asyncio.Semaphore(max_workers)
 
     async def work(index: int, item: ItemT) -> None:
+        nonlocal done
         try:
-            results[index] = await func(index, item)
+            result = await func(index, item)
+            done += 1
+            # a training has none, and goes on for weeks
+            if result is not None:
+                results[index] = result
         except Exception as exc:
             errors.append(exc)
         finally:
@@ -133,11 +138,11 @@ async def sweep(
                 count += 1
                 await free.acquire()
         except Exception as exc:
-            logger.error("the tasks cannot be read; %d are still running: %s", count - len(results) - len(errors), exc)
+            logger.error("the tasks cannot be read; %d are still running: %s", count - done - len(errors), exc)
             broken = exc
     if broken is not None:
         raise broken
-    if errors and not results:
+    if errors and not done:
         raise AllFailedError(f"all {len(errors)} tasks failed", errors)
     return [results.get(index) for index in range(count)]
 

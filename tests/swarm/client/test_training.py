@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import tracemalloc
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from swarm.client import (
     auto_train_with_dataset,
     auto_train_with_dataset_async,
 )
+from swarm.client.episodes import sweep
 from swarm.client.training import begin_training
 from swarm.client.training_options import Evaluation, EvaluationReport, Progress, TrainOptions
 from swarm.errors import ConfigError, ConflictError
@@ -489,3 +491,22 @@ async def test_an_error_while_it_evaluates_is_not_forgotten_at_its_end(rolling: 
         assert call.done(20)
         with pytest.raises(OSError, match="terminal"):
             call.result()
+
+
+async def test_a_training_remembers_nothing_of_its_tasks() -> None:
+    sizes: list[int] = []
+
+    async def tasks() -> AsyncGenerator[int]:
+        for number in range(6_000):
+            yield number
+
+    async def work(index: int, _: int) -> None:
+        if index in (1_000, 5_999):
+            sizes.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        await sweep(tasks(), work, 1)
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] - sizes[0] < 100_000
