@@ -143,19 +143,22 @@ async def run_with_group(
                 run.cancel(DropReason.CANCELLED if isinstance(exc, asyncio.CancelledError) else DropReason.SAMPLE)
                 raise
 
-    async def worked() -> T:
+    async def worked() -> T | SwarmGatewayError:
+        """An error is for who waits; of a task that fails the log says that we are at fault."""
         try:
             return await work()
-        except BaseException:
+        except BaseException as exc:
             if session is not None:
                 session.gave_up()
+            if isinstance(exc, SwarmGatewayError):
+                return exc
             raise
 
     if training.settings.on_disconnect == "cancel":
-        return await worked()
+        return _result(await worked())
     answering = training.swarm.background.start(worked(), "answering a request")
     try:
-        return await asyncio.shield(answering)
+        return _result(await asyncio.shield(answering))
     except asyncio.CancelledError:
         left = True
         if run is not None and not run.trains:
@@ -163,6 +166,12 @@ async def run_with_group(
         elif session is not None:
             answering.add_done_callback(lambda _: session.abandoned())
         raise
+
+
+def _result(outcome: T | SwarmGatewayError) -> T:
+    if isinstance(outcome, SwarmGatewayError):
+        raise outcome
+    return outcome
 
 
 async def shape(training: Training, incoming: Incoming, report: ServerReport, *, passes: bool = True) -> Shaped:

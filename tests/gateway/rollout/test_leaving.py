@@ -14,8 +14,9 @@ from gateway.rollout.return_policy import ReturnPolicy
 from gateway.sessions.conversation import AgentLedger
 from gateway.sessions.open_groups import Closing
 from gateway.types import Decided, Live
+from swarm.errors import RelayedError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
-from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
+from tests.standins.vllm import plain, role_chunk, status, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +102,18 @@ async def test_a_stream_that_ends_with_its_user_is_under_way_no_more(rig: server
         await outcome.close()
         assert talk.told == ["gave up"]
         await at_rest(rig, route)
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "finish"])
+async def test_an_error_of_which_its_user_hears_is_none_of_ours_in_the_log(
+    rig: server.Rig, open_route: OpenRoute, caplog: pytest.LogCaptureFixture, on_disconnect: str
+) -> None:
+    rig.vllm.default = status(400, {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}})
+    async with open_route(on_disconnect=on_disconnect) as route:
+        with pytest.raises(RelayedError):
+            await best(route, asking(), None, ReturnPolicy())
+        await at_rest(rig, route)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
