@@ -109,16 +109,22 @@ def run_folder(folder: Path | None) -> Path:
     return run_and_server[1].run_dir if run_and_server else DEFAULT_RUN
 
 
+def explicit_token(token: str | None) -> str | None:
+    """``token`` if the command line names it; that of the environment gives way to one in a server's address."""
+    return None if token in ("", os.environ.get("SWARM_TOKEN")) else token
+
+
 def token_for(run: RunFile, token: str | None) -> str:
     """What opens the servers of ``run``: its own token, unless the command line names another; the environment's is for
     servers elsewhere."""
-    return run.token if token in (None, "", os.environ.get("SWARM_TOKEN")) else token
+    return explicit_token(token) or run.token
 
 
 def token_of(swarm_url: str, token: str | None) -> str | None:
-    """What opens the server at ``swarm_url``: :func:`token_for` the run here that has it, else ``token``."""
+    """What opens the server at ``swarm_url``: :func:`token_for` the run here that has it, else the
+    :func:`explicit_token`."""
     mine = [run for run in runs_of() if any(server.url == swarm_url.rstrip("/") for server in run.servers)]
-    return token_for(mine[0], token) if mine else token
+    return token_for(mine[0], token) if mine else explicit_token(token)
 
 
 def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) -> SwarmClient:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli.here import explicit_token
 from gateway.cli.output import print_json, tell
 from gateway.cli.target import AsJson
 from swarm.errors import ConfigError
@@ -130,7 +131,7 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
             held = stack.enter_context(Ledger(rehearsed))
         if begins:
             begin(declared, folder, held)
-        lab = Lab(declared, folder, held.state, token, on_event)
+        lab = Lab(declared, folder, held.state, explicit_token(token), on_event)
         try:
             Runner(declared, folder, held, lab, on_event).run(stopping)
         except (StudyStoppedError, ProposerError) as exc:

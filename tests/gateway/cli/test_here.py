@@ -241,5 +241,11 @@ def test_a_token_of_the_environment_is_for_other_servers_than_those_of_the_folde
         (tmp_path / "prompts.jsonl").write_text(PROMPTS)
         CliRunner().invoke(app, ["replay", "--data", "prompts.jsonl", "--model", "m", "--swarm-url", url])
         CliRunner().invoke(app, ["swarm", "status", "--token", "named"])
+        # an address of another server with its token
+        elsewhere = f"http://x:in-address@localhost:{http.server_port}"
+        CliRunner().invoke(app, ["swarm", "status", "--swarm-url", elsewhere])
+        CliRunner().invoke(app, ["swarm", "status", "--swarm-url", elsewhere, "--token", "named"])
+        CliRunner().invoke(app, ["swarm", "status", "--swarm-url", f"http://localhost:{http.server_port}"])
         http.shutdown()
-    assert brought == ["Bearer own"] * 4 + ["Bearer named"]
+    assert brought[:5] == ["Bearer own"] * 4 + ["Bearer named"]
+    assert brought[5:] == ["Bearer in-address", "Bearer named", "Bearer another-servers"]
