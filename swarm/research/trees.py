@@ -127,7 +127,8 @@ def patched(study: Study, folder: Path, base: str, patch: str) -> str:
         before = manifest_of(work)
         # a repository of its own: git neither sees nor touches the one around it
         _git(work, "init", "--quiet")
-        _git(work, "apply", "--whitespace=nowarn", "-", stdin=patch)
+        # to git, one without its last newline is corrupt
+        _git(work, "apply", "--whitespace=nowarn", "-", stdin=patch if patch.endswith("\n") else f"{patch}\n")
         if link := next((path for path in work.rglob("*") if path.is_symlink()), None):
             raise RefusedError(f"it makes a link of {link.relative_to(work)}")
         _git(work, "add", "--all", "--force")

@@ -57,6 +57,12 @@ REMOVAL = (
 )
 
 
+def test_a_patch_may_lack_its_last_newline(begun: Begun) -> None:
+    # models and commands trim what they answer
+    tree = begun.patched(WEIGHT.removesuffix("\n"))
+    assert "WEIGHT = 2" in (tree / "agent.py").read_text()
+
+
 def test_a_patch_changes_declared_files(begun: Begun) -> None:
     tree = begun.patched(WEIGHT + new("more/tool.py", "TOOL = 1"))
     assert "WEIGHT = 2" in (tree / "agent.py").read_text() and (tree / "more" / "tool.py").exists()
