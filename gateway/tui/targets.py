@@ -19,6 +19,7 @@ from adapters.dialects.jsons import object_in
 from gateway.observability.scrubbing import without_credentials
 from gateway.stats import GatewayStatus
 from gateway.views.format import short
+from swarm.client.wire import validate_known
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.status import ServerStatus
@@ -146,7 +147,7 @@ class StatusClient:
                 return _error_status(target, answer)
             if (data := object_in(answer.content)) is None:
                 return nonsense(target, "the answer is not a JSON object")
-            return model.model_validate({name: data[name] for name in model.model_fields if name in data})
+            return validate_known(model, data)
         except TimeoutError:
             message = f"{target.address} accepts the request and does not answer within {limit:.0f} s"
             return Trouble(Reason.SILENT, f"{message}: is it overloaded or stopped?")

@@ -303,7 +303,7 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     if issubclass(call.answer, Content):
         return call.answer(content=reply.content)
     try:
-        answer = _validated(call.answer, orjson.loads(reply.content))
+        answer = validate_known(call.answer, orjson.loads(reply.content))
     except (ValueError, LookupError, TypeError) as exc:
         detail = f"{exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "not a JSON object"
         raise UpstreamError(
@@ -314,8 +314,14 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     return answer
 
 
-def _validated(model: type[AnswerT], data: Any) -> AnswerT:
-    """``data`` as ``model``, which may forbid unknown fields, as its parts may: all of them are left out."""
+def validate_known(model: type[AnswerT], data: Any) -> AnswerT:
+    """``data`` as ``model``, which may forbid unknown fields, as its parts may: all of them are left out, of ``data``
+    too.
+
+    Raises:
+        ValidationError: something else is wrong.
+        LookupError, TypeError: an unknown field is in a part that may be of several kinds, and is not found there.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as exc:

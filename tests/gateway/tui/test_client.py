@@ -89,6 +89,12 @@ async def test_what_is_no_status(response: Response, reason: Reason, words: str)
     assert told.reason is reason and words in told.message
 
 
+async def test_what_a_newer_server_adds_is_left_out() -> None:
+    told = {"engine": {"engine_status": "ENGINE.ROLLING", "mood": "good"}, "weather": []}
+    async with listening(answering(JSONResponse(told))) as url:
+        assert isinstance(await ask(Kind.SWARM, url), ServerStatus)
+
+
 @pytest.mark.parametrize("overrides", [{"token": "secret-of-the-server"}])
 async def test_the_token_of_a_swarm_server(rig: server.Rig, overrides: dict[str, str]) -> None:
     url = str(rig.client.base_url)
