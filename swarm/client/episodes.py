@@ -147,6 +147,17 @@ async def sweep(
     return [results.get(index) for index in range(count)]
 
 
+async def own_errors(work: Awaitable[ResultT]) -> ResultT:
+    """What user code returns; where it raises a ``CancelledError`` though nobody cancelled this task (it awaited one
+    that was), that is an error like others."""
+    try:
+        return await work
+    except asyncio.CancelledError as exc:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise RuntimeError("CancelledError was raised, and nobody cancelled the call") from exc
+
+
 def attempts_of(auto_retry: bool | int) -> int:
     """How often a task is tried: ``True`` three times, a number that many times, ``False`` once."""
     return _DEFAULT_ATTEMPTS if auto_retry is True else max(1, int(auto_retry))
@@ -178,7 +189,7 @@ async def run_each(
     attempts = attempts_of(auto_retry)
 
     async def run_task(number: int, task: ItemT) -> ResultT:
-        return await with_retries(lambda: run_tracked(func(task)), attempts, policy, f"task {number}")
+        return await with_retries(lambda: run_tracked(own_errors(func(task))), attempts, policy, f"task {number}")
 
     return await sweep(tasks, run_task, max_workers)
 

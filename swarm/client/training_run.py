@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from swarm.client.asynchronous import AsyncSwarmClient
 from swarm.client.claiming import as_policy
-from swarm.client.episodes import AllFailedError, attempts_of, sweep, with_retries
+from swarm.client.episodes import AllFailedError, attempts_of, own_errors, sweep, with_retries
 from swarm.client.portal import each_in_thread
 from swarm.client.training_options import EvaluationReport, Progress, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
@@ -138,7 +138,7 @@ class DatasetTraining:
 
         async def run() -> WorkflowOutput:
             api = await begin(task)
-            output = await self._execute(task, api)
+            output = await own_errors(self._execute(task, api))
             await self._client.end_episode(task, api.episode_uuid, output)
             return output
 
@@ -153,7 +153,7 @@ class DatasetTraining:
 
         async def run() -> list[WorkflowOutput]:
             episodes = await self._claimed(task, self.num_repeat)
-            running = [asyncio.ensure_future(self._execute(task, api)) for api in episodes]
+            running = [asyncio.ensure_future(own_errors(self._execute(task, api))) for api in episodes]
             await asyncio.gather(*running, return_exceptions=True)
             done = [task.result() for task in running]
             rewards = random.sample([output.reward for output in done], len(done))

@@ -166,18 +166,14 @@ async def test_an_agent_that_works_no_more_ends_it(rolling: ScriptedServer, trai
     assert len(rolling.bodies("/end_episode")) == 6 and len(rolling.bodies("/claim_episode")) < 20
 
 
-async def test_an_agent_whose_own_task_was_cancelled_has_failed(rolling: ScriptedServer) -> None:
-    async def cancelled() -> None:
-        raise asyncio.CancelledError
-
-    def agent(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+async def test_an_agent_whose_own_task_was_cancelled_has_failed(rolling: ScriptedServer, train: Train) -> None:
+    def agent(task: Task) -> WorkflowOutput:
         if task.task_id == "b":
-            # as a coroutine leaves it behind that awaits a task which was cancelled
-            asyncio.run(cancelled())
+            # as who awaits a task that was cancelled
+            raise asyncio.CancelledError
         return reward(task)
 
-    with SwarmClient(rolling.url, policy=QUICK) as client:
-        report = begin_training(TASKS, client, agent, TrainOptions(auto_retry=2)).result()
+    report = await train(TASKS, agent, auto_retry=2)
     assert (report.finished, report.failed) == (4, 2)
     assert len(rolling.bodies("/abort_episode")) == 4, "it is not tried again"
 
