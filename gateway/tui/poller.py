@@ -183,9 +183,9 @@ class SwarmPoller(Poller[ServerStatus]):
         state, detail = status.engine.engine_status, status.engine.engine_status_detail
         if before is None or before.engine.engine_status is not state:
             self.log.note(f"engine: {state.removeprefix('ENGINE.')}" + (f": {detail}" if detail else ""))
-        known = {step.batch_id for step in before.steps} if before is not None else set[str]()
+        old_batches = {step.batch_id for step in before.steps} if before is not None else set[str]()
         for step in status.steps if before is not None else []:
-            if step.batch_id not in known:
+            if step.batch_id not in old_batches:
                 self.log.note(step_line(step))
         self.log.add(status.log)
         if status.rates is not None:
