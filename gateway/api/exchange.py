@@ -28,6 +28,7 @@ SSE = "text/event-stream"
 #: Of an event stream that no proxy should hold back.
 _SSE_HEADERS = {"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_END = max(map(len, _EVENT_ENDS))
 #: Chunks of a finished answer that go out in one write: a long answer is thousands of them.
 _CHUNKS_PER_WRITE = 16
 
@@ -150,6 +151,7 @@ class _Sender:
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
+        self._tail = b""
         #: whether the last byte ended an event
         self.between = True
         self.started = False
@@ -169,7 +171,9 @@ class _Sender:
         async with self._writing:
             await self._start()
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
-            self.between = part.endswith(_EVENT_ENDS)
+            # the blank line that ends an event may come in two parts
+            self._tail = (self._tail + part[-_END:])[-_END:]
+            self.between = self._tail.endswith(_EVENT_ENDS)
             self._last = self._loop.time()
 
     async def whole(self, body: bytes) -> None:

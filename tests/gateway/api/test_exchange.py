@@ -205,7 +205,8 @@ async def test_half_an_event_of_an_upstream_is_no_event(cut: bool) -> None:
     """SDKs read each event that ends as JSON; of a connection that breaks, they discard what has not ended."""
 
     async def parts() -> AsyncIterator[bytes]:
-        yield b'data: {"a": 1}\n\n' + (b'data: {"a": ' if cut else b"")
+        yield b'data: {"a": 1}\n'
+        yield b"\n" + (b'data: {"a": ' if cut else b"")
         raise UpstreamError("gone")
 
     delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "text/event-stream"}, parts()))
