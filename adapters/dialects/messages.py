@@ -178,9 +178,11 @@ class MessageStream(EventStream):
             # an upstream may send the usage at the end; ``message_delta`` has it
             message["usage"] = _usage(self._foreseen or chunk.get("usage") or {}) | {"output_tokens": 0}
             events += [{"type": "message_start", "message": message}, {"type": "ping"}]
-        return encode_named([*events, *(event for step in self._unfolding.take(chunk) for event in self._told(step))])
+        return encode_named(
+            [*events, *(event for step in self._unfolding.take(chunk) for event in self._step_events(step))]
+        )
 
-    def _told(self, step: Step) -> list[Event]:
+    def _step_events(self, step: Step) -> list[Event]:
         """Of an answer that is whole, arguments go out as the plain message has them: SDKs fail at what is no JSON."""
         part = step.part
         if self._foreseen is None or part.kind != "call" or step.what == "open":
