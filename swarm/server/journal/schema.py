@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -135,8 +135,8 @@ class FolderLock:
             # as on some network file systems
             raise ConfigError(f"cannot lock {beside}: {exc.strerror or exc}; use another run_dir") from exc
         self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        with suppress(OSError):  # the disk is full: whoever is refused then learns no pid
+            os.write(self._file.fileno(), str(os.getpid()).encode())
 
     @property
     def released(self) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.schema import SCHEMA_VERSION, open_to_write
+from tests.disks import fill, small_disk
 
 OPEN = "import pathlib, sys; from swarm.server.journal.journal import Journal; Journal.open(pathlib.Path(sys.argv[1]))"
 
@@ -47,6 +48,15 @@ def test_a_file_system_without_locks_is_told_as_one(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(ConfigError, match=r"cannot lock .*journal\.db\.lock: No locks available"):
         Journal.open(tmp_path / "journal.db")
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as folder:
+        ballast = fill(folder)
+        with pytest.raises(ConfigError, match=r"cannot read the journal .*disk is full"):
+            Journal.open(folder / "journal.db")
+        ballast.unlink()
+        open_and_close(folder / "journal.db")
 
 
 def test_a_refused_file_leaves_the_folder_free(tmp_path: Path) -> None:
