@@ -259,6 +259,11 @@ class TrainJob(Model):
         return max(0, steps) if isinstance(steps, int) else 0
 
     @property
+    def by_agreement(self) -> bool:
+        """Whether a batch waits until clients agree to it."""
+        return self.collection.endswith("_agree_sync_weight")
+
+    @property
     def model_name(self) -> str:
         """The name clients use for the served model."""
         return self.served_model_name or Path(self.model.rstrip("/")).name

@@ -88,6 +88,10 @@ def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
     """
     if file.eval is not None and file.tasks.validation is None:
         raise ConfigError("eval needs tasks.validation: name the tasks that it tries")
+    if up.servers[0].job.by_agreement:
+        raise ConfigError(
+            "job.collection: every batch would wait until somebody agrees, and nobody does in `train`: name another"
+        )
     train = located(file.tasks.train, folder)
     validation = located(file.tasks.validation, folder) if file.tasks.validation and file.eval else None
     for source in filter(None, (train, validation)):

@@ -237,7 +237,12 @@ class Study(Model):
             raise ConfigError(
                 f"set: there is no setting {unknown[0]!r}; there are: {', '.join(self.settings) or 'none'}"
             )
-        return layered(self.job, set_=of_job).job, {**self.settings, **settings}
+        job = layered(self.job, set_=of_job).job
+        if job.by_agreement:
+            raise ConfigError(
+                "collection: every batch would wait until somebody agrees, and nobody does in a study: name another"
+            )
+        return job, {**self.settings, **settings}
 
 
 def read_study(folder: Path) -> Study:

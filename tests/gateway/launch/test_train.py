@@ -262,6 +262,7 @@ def test_tasks_that_break_in_the_middle_leave_a_report_and_say_why(
         ({"tasks": {"train": "none.jsonl"}, "eval": None}, "there is no file .*none.jsonl"),
         ({"tasks": {"train": "train.jsonl"}}, "eval needs tasks.validation"),
         ({"workflow": "my_agent:nothing"}, "has no attribute 'nothing'"),
+        ({"job": {"model": "tiny", "collection": "any_client_agree_sync_weight"}}, "every batch would wait"),
         ({"workflw": "x"}, r"unknown key 'workflw' \(did you mean 'workflow'\?\)"),
         ({"job": {"model": "tiny", "batchsize": 1}}, r"did you mean 'batch_size'"),
         ({"job": {"model": "tiny", "learning_rate": 1}}, r"unknown key 'learning_rate' \(did you mean 'lr'\?\)"),

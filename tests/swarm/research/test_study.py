@@ -31,6 +31,10 @@ from tests.swarm.research.making import folder_of, study_of
         ({"proposer": {"kind": "random", "count": 2, "space": {"lr": {"low": 0, "high": 1, "log": True}}}}, "0 < low"),
         ({"proposer": {"kind": "magic"}}, "grid"),
         ({"job": {"model": "m", "batchsize": 1}}, "batch_size"),
+        (
+            {"proposer": {"kind": "grid", "space": {"collection": ["all_clients_agree_sync_weight"]}}},
+            "every batch would wait",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
