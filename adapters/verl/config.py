@@ -344,6 +344,12 @@ def _check(config: DictConfig) -> None:
             "overrides: algorithm.filter_groups would filter nothing, as the swarm server chooses the groups: set "
             "job.collection to finish_enough_non_dummy_tasks in place of it"
         )
+    model = config.actor_rollout_ref.model
+    # the first is of verl's Megatron engine: ours would train all weights, and keep no reference for the KL loss
+    if not model.lora_rank and (OmegaConf.select(model, "lora.rank") or model.lora_adapter_path):
+        raise ConfigError(
+            "overrides: lora.rank and lora_adapter_path alone train no adapter here: declare it by job.lora"
+        )
     if config.critic.enable or config.algorithm.adv_estimator == "gae":
         raise ConfigError(
             "overrides: critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"
