@@ -82,7 +82,7 @@ def status_lines(status: ServerStatus) -> list[str]:
     from gateway.views.swarm_view import view
     from swarm.progress import step_line
 
-    shown = view(status)
+    shown = view(status, ())
     lines = [f"{line.label:<6} {line.text}" for line in shown.head]
     for table in (shown.tables[key] for key in "ced"):
         if table.rows:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,6 +23,7 @@ from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
 from swarm.progress import step_line
 from swarm.status import LogEntry, ServerStatus
+from swarm.types import StepResult
 
 StatusT = TypeVar("StatusT", bound=BaseModel)
 
@@ -30,10 +31,37 @@ StatusT = TypeVar("StatusT", bound=BaseModel)
 _BACKOFF = RetryPolicy(base=0.5, cap=10.0)
 #: Least pause after a long poll, however often the server's state changes.
 _LEAST_PAUSE = 0.2
+#: Steps to request once the others are known: more than a server can do between two requests.
+FEW_STEPS = 5
 #: Bounds of the log and of a sparkline.
 _LOG_LINES, _POINTS = 500, 600
 #: Samples of a count over which its rate is taken.
 _SAMPLES = 10
+
+
+class StepHistory:
+    """The steps of one server, requested in full once and then a few at a time."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepResult] = []
+        self.wanted = STEPS  # how many to request next
+
+    def forget(self) -> None:
+        """Request all steps next, because it may be another server by now; keep the known ones until then."""
+        self.wanted = STEPS
+
+    def add(self, latest: Sequence[StepResult], asked: int) -> list[StepResult]:
+        """Take in the last ``asked`` steps of the server, oldest first; return the new ones.
+
+        If none of them is known, steps were missed or it is another run: the next request is for all.
+        """
+        batches = {step.batch_id for step in self.steps}
+        new = [step for step in latest if step.batch_id not in batches]
+        whole = asked >= STEPS
+        joined = not batches or len(new) < len(latest)
+        self.steps = list(latest) if whole or not joined else [*self.steps, *new][-STEPS:]
+        self.wanted = FEW_STEPS if whole or (joined and self.wanted == FEW_STEPS) else STEPS
+        return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +184,21 @@ class SwarmPoller(Poller[ServerStatus]):
     """Follows a swarm server; a long poll reports a change of its engine's state at once.
 
     Attributes:
+        history: its steps.
         episodes, tokens: episodes ended per minute and tokens sampled per second, over time.
     """
 
     def __init__(self, target: Target, interval: float, on_change: Callable[[], None]) -> None:
         super().__init__(target, interval, on_change)
+        self.history = StepHistory()
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
         self._pause = min(_LEAST_PAUSE, interval)
+        self._asked_steps = 0
 
     async def _ask(self) -> ServerStatus | Trouble:
-        query: dict[str, int | float] = {"steps": STEPS}
+        self._asked_steps = self.history.wanted
+        query: dict[str, int | float] = {"steps": self._asked_steps}
         wait = 0.0
         if self._change is not None:
             # it waits at the server instead of here
@@ -178,20 +210,20 @@ class SwarmPoller(Poller[ServerStatus]):
 
     def _forget(self) -> None:
         self._change = None
+        self.history.forget()
 
     def _take(self, status: ServerStatus, before: ServerStatus | None) -> View:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail
         if before is None or before.engine.engine_status is not state:
             self.log.note(f"engine: {state.removeprefix('ENGINE.')}" + (f": {detail}" if detail else ""))
-        old_batches = {step.batch_id for step in before.steps} if before is not None else set[str]()
-        for step in status.steps if before is not None else []:
-            if step.batch_id not in old_batches:
-                self.log.note(step_line(step))
+        new = self.history.add(status.steps, self._asked_steps)
+        for step in new if before is not None else []:
+            self.log.note(step_line(step))
         self.log.add(status.log)
         if status.rates is not None:
             self.episodes.append(status.rates.episodes_per_minute)
             self.tokens.append(status.rates.sampled_tokens_per_second)
-        return swarm_view.view(status, self.episodes, self.tokens)
+        return swarm_view.view(status, self.history.steps, self.episodes, self.tokens)
 
 
 class GatewayPoller(Poller[GatewayStatus]):

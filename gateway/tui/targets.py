@@ -26,7 +26,7 @@ from swarm.status import ServerStatus
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: Steps to request.
+#: Steps to request at first.
 STEPS = 300
 #: Seconds for a response, beyond the time that a long poll waits.
 DEADLINE = 10.0

@@ -125,16 +125,20 @@ _LOGGED = TRAIN + LOGGED
 
 
 def view(
-    status: ServerStatus, episodes_per_minute: Iterable[float] = (), tokens_per_second: Iterable[float] = ()
+    status: ServerStatus,
+    steps: Sequence[StepResult],
+    episodes_per_minute: Iterable[float] = (),
+    tokens_per_second: Iterable[float] = (),
 ) -> View:
-    """Everything of one status.
+    """Everything of one status but the running episodes.
 
     Args:
         status: the last one.
+        steps: all known ones, oldest first.
         episodes_per_minute: over time, oldest first.
         tokens_per_second: likewise.
     """
-    pool, steps = status.pool, status.steps
+    pool = status.pool
     batch, now = UNKNOWN, UNKNOWN
     if pool is not None:
         done, total, words = batch_progress(pool)

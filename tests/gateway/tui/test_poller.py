@@ -8,14 +8,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.stats import GatewayStatus
-from gateway.tui.poller import GatewayPoller, MonitorLog, SwarmPoller
-from gateway.tui.targets import Reason, make_targets
+from gateway.tui.poller import FEW_STEPS, GatewayPoller, MonitorLog, StepHistory, SwarmPoller
+from gateway.tui.targets import STEPS, Reason, make_targets
 from swarm.states import EngineState
 from swarm.status import LogEntry
 from swarm.types import StepResult
@@ -42,7 +44,10 @@ async def following(url: str, interval: float) -> AsyncGenerator[tuple[SwarmPoll
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_change_of_state_is_news_at_once(rig: server.Rig) -> None:
+async def test_a_change_of_state_is_news_at_once_and_steps_are_asked_for_by_a_few(rig: server.Rig) -> None:
+    asked: list[str] = []
+    whole = rig.controller.status
+    rig.controller.status = lambda steps: asked.append(str(steps)) or whole(steps)  # type: ignore[method-assign,func-returns-value]
     # a look a minute: what comes sooner came by the long poll
     async with following(str(rig.client.base_url), 50.0) as (poller, news), asyncio.timeout(DEADLINE):
         await news.wait()
@@ -52,6 +57,7 @@ async def test_a_change_of_state_is_news_at_once(rig: server.Rig) -> None:
         while poller.status.engine.engine_status is not EngineState.OFFLINE:
             news.clear()
             await news.wait()
+    assert asked[0] == "300" and set(asked[1:]) == {"5"}
     assert [line.text for line in poller.log.lines][-1] == "engine: OFFLINE: by the test"
 
 
@@ -65,7 +71,7 @@ async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> No
                 await episode.end(task, reward)
         batch = await rig.controller.next_batch()
         rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=2.0))
-        while poller.status is None or not poller.status.steps:
+        while not poller.history.steps:
             news.clear()
             await news.wait()
     assert "step    1  reward 0.500 ±0.500  2 of 2 groups differ  2.0 s  2 tokens/answer" in [
@@ -120,6 +126,47 @@ async def test_one_that_is_not_there_is_asked_again_after_pauses(nobody: str) ->
         assert poller.trouble is not None and poller.trouble.reason is Reason.AWAY
         assert poller.status is None and poller.age is None
     assert len(poller.log.lines) == 1, "the same trouble is told once"
+
+
+def step(number: int, run: str = "a") -> StepResult:
+    return StepResult(step=number, batch_id=f"{run}{number}", metrics={}, seconds=1.0)
+
+
+def test_steps_are_asked_for_in_full_once() -> None:
+    history = StepHistory()
+    assert history.wanted == STEPS
+    assert history.add([step(1), step(2)], history.wanted) == [step(1), step(2)]
+    assert history.wanted == FEW_STEPS
+    assert history.add([step(2), step(3)], history.wanted) == [step(3)]
+    assert history.steps == [step(1), step(2), step(3)]
+
+
+def test_steps_that_do_not_join_are_of_another_run_or_were_missed() -> None:
+    history = StepHistory()
+    history.add([step(1)], history.wanted)
+    history.add([step(1, "b")], history.wanted)
+    assert history.steps == [step(1, "b")] and history.wanted == STEPS
+    history.add([], history.wanted)
+    assert history.steps == []
+
+
+def test_after_an_absence_all_are_asked_for_again() -> None:
+    history = StepHistory()
+    history.add([step(1)], history.wanted)
+    history.forget()
+    assert history.wanted == STEPS and history.steps == [step(1)]
+
+
+@given(st.lists(st.integers(1, 2 * FEW_STEPS), min_size=1, max_size=30))
+def test_what_is_known_is_what_the_server_has(growths: list[int]) -> None:
+    history, server = StepHistory(), list[StepResult]()
+    for growth in growths:
+        server += [step(len(server) + number) for number in range(1, growth + 1)]
+        # looks again at once where it missed some, as the follower does at its next look
+        for _ in range(2):
+            asked = history.wanted
+            history.add(server[-asked:], asked)
+    assert history.steps == server[-STEPS:]
 
 
 def test_a_pushed_line_is_kept_once_and_longer_than_by_the_server() -> None:

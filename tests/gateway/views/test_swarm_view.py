@@ -39,11 +39,11 @@ def status(state: EngineState = EngineState.ROLLING, detail: str = "", **more: o
 
 
 def head(told: ServerStatus, brief: bool = False) -> str:
-    return "\n".join(f"{line.label} {line.text}" for line in view(told).head if not (brief and line.minor))
+    return "\n".join(f"{line.label} {line.text}" for line in view(told, []).head if not (brief and line.minor))
 
 
 def table(told: ServerStatus, key: str) -> Table:
-    return view(told).tables[key]
+    return view(told, []).tables[key]
 
 
 def episode(**more: object) -> RunningEpisode:
@@ -126,7 +126,7 @@ def test_curves_are_of_the_metrics_that_the_steps_have() -> None:
         StepResult(step=n, batch_id=str(n), metrics={"swarm/reward_mean": value}, seconds=2.0)
         for n, value in enumerate((0.1, 0.9, 1e308, 0.5), 1)
     ]
-    rows = view(status(steps=steps), [6.0, 12.0]).tables["curves"].rows
+    rows = view(status(), steps, [6.0, 12.0]).tables["curves"].rows
     assert [tuple(row.cells) for row in rows] == [
         ("reward", "0.500", "0.100", "0.900", "▁█▅"),
         ("seconds/step", "2", "2", "2", "▁▁▁▁"),
@@ -142,15 +142,15 @@ def stepped(number: int, with_signal: float) -> StepResult:
 
 def test_the_last_step_and_whether_the_run_learns() -> None:
     sentence = "learning: reward rose by 0.12 [0.05, 0.19] over 20 steps"
-    told = view(status(learning=sentence, steps=[stepped(1, 4)]))
+    told = view(status(learning=sentence), [stepped(1, 4)])
     assert told.reward == "0.006, 4 of 4 differ"
     assert [line.text for line in told.head if line.label == "trend"] == [sentence]
-    assert not [line for line in view(status()).head if line.label == "trend"]
+    assert not [line for line in view(status(), []).head if line.label == "trend"]
     alarm = Alarm(kind="signal", text="nothing was learned", since=2, action="warn")
-    told = view(status(alarms=[alarm], steps=[stepped(1, 3)]))
+    told = view(status(alarms=[alarm]), [stepped(1, 3)])
     assert told.reward.startswith("! ")
     assert [line.text for line in told.head if line.label == "alarm"] == [f"! {alarm.sentence}"]
-    steps = told.tables["steps"]
+    steps = view(status(), [stepped(1, 3)]).tables["steps"]
     cells = dict(zip(steps.columns, steps.rows[0].cells, strict=True))
     assert (cells[">reward"], cells[">groups differ"], cells[">history lost"]) == ("0.006", "3 of 4", "25%")
 
