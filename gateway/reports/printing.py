@@ -32,7 +32,7 @@ from swarm.files import replace_file
 from swarm.intervals import mean_interval
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
-_TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --compare`"
+_TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`"
 #: Values of steps that have a column only where one is known.
 _WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from swarm.errors import ConfigError
 from swarm.evidence.learning import HeldOut, learning
 from swarm.measures import EVAL, EVAL_REWARD, LOGGED, REWARD, TRAIN
-from swarm.types import EvalResult, Model, StepResult
+from swarm.types import EvalResult, Model, StepResult, TolerantModel
 from swarm.validation import in_plain_words
 
 REPORT_FILE = "report.json"
@@ -95,7 +95,7 @@ class SavedAnswer(Model):
     completion_tokens: int = 0
 
 
-class Score(Model):
+class Score(TolerantModel):
     """The answers to one untrained request, and the mean reward that a hook gave them, once it has judged them."""
 
     messages: list[dict[str, Any]]

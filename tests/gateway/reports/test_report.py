@@ -1,3 +1,4 @@
+import json
 import resource
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from gateway.reports.report import (
     Failure,
     Latency,
     Report,
+    SavedAnswer,
+    Score,
     StepPoint,
     points_of_evaluations,
     points_of_steps,
@@ -82,6 +85,16 @@ def test_a_report_is_written_drawn_and_read_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_report_from_before_is_still_compared_with(tmp_path: Path) -> None:
+    """Until a change of versions, each score also named the gateway's hook."""
+    answers = [SavedAnswer(message={"role": "assistant", "content": "a"})]
+    score = Score(messages=[{"role": "user", "content": "q"}], answers=answers)
+    earlier = report().model_dump(mode="json") | {"scores": [score.model_dump(mode="json") | {"hook": ""}]}
+    (tmp_path / "report.json").write_text(json.dumps(earlier))
+    read = read_report(tmp_path)
+    assert isinstance(read, Report) and read.scores == [score]
+
+
 def test_without_steps_there_is_no_picture(tmp_path: Path) -> None:
     write_report(report(rewards=()), tmp_path)
     assert not (tmp_path / "report.png").exists()
@@ -133,7 +146,7 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
-    assert "held-out prompts prove more: `swarm-gateway replay --no-train --compare`" in text
+    assert "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`" in text
 
 
 @pytest.mark.parametrize("label", ["[base]", "[/base]", r"from $\oops to $2"])
