@@ -71,6 +71,8 @@ class Shaper:
         self._wants = call.wants
         self._model_name = call.model_name
         self._identity: Body = {}
+        #: choices that have begun to say something: what comes before it without a text may be reasoning
+        self._speaking: set[int] = set()
 
     def answer(self, answer: Body) -> Body:
         """A plain chat answer, or a chat chunk."""
@@ -78,8 +80,11 @@ class Shaper:
         if not self._wants.token_ids:
             answer.pop("prompt_token_ids", None)
         for choice in answer.get("choices") or []:
-            message: Body = choice.get("message") or choice.get("delta") or {}
-            hides = not self._wants.reasoning and _reasons(message)
+            index, message = choice.get("index", 0), choice.get("message") or choice.get("delta") or {}
+            if message.get("content") or message.get("tool_calls"):
+                self._speaking.add(index)
+            reasons = index not in self._speaking or any(message.get(key) for key in _REASONING)
+            hides = reasons and not self._wants.reasoning
             # tokens would tell the reasoning that is hidden
             if hides or not self._wants.token_ids:
                 choice.pop("token_ids", None)
@@ -114,11 +119,6 @@ class Shaper:
     def usage_chunk(self, usage: Body) -> Body:
         """The last chunk for a caller that asked for the usage."""
         return self.answer({**self._identity, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-
-
-def _reasons(message: Body) -> bool:
-    """Whether the tokens of a message, or of a delta, may be of reasoning."""
-    return any(message.get(key) for key in _REASONING) or not (message.get("content") or message.get("tool_calls"))
 
 
 def with_aborts(answer: Body) -> Body:

@@ -365,6 +365,19 @@ async def test_half_a_character_is_seen_where_tokens_are_named_by_their_ids(rig:
     }
 
 
+async def test_tokens_without_a_text_are_of_the_answer_once_that_has_begun(rig: Rig) -> None:
+    """As half a character is; before it they may be of reasoning that is hidden."""
+    pieces = [({"reasoning": "t5"}, 5), ({}, 6), ({"content": "t7"}, 7), ({"content": ""}, 8), ({"content": "t9"}, 9)]
+    said = [token_chunk([token], delta=delta) for delta, token in pieces]
+    rig.vllm.default = streamed(role_chunk(), *said, token_chunk([10], "stop", delta={}), usage_chunk(6))
+    asked = {"logprobs": True, "return_token_ids": True, "include_reasoning": False}
+    *chunks, _ = await read(await rig.claim(), **asked)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == [7, 8, 9, 10]
+    assert [choice["logprobs"] is not None for choice in choices[-4:]] == [True] * 4
+    assert "t5" not in str(choices)
+
+
 async def test_refusal_before_the_first_chunk_has_its_status(rig: Rig) -> None:
     payload = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
     for step in (status(400, payload), streamed(payload)):
