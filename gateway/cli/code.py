@@ -56,6 +56,13 @@ def sync(
         tell(as_json, {"dry_run": True, **_contents(code)}, *(f"  {name}" for name in sorted(code.manifest)))
         return
     with target.connect() as client:
+        server_code = client.code()
+        selected = _selected(server_code)
+        if selected is not None and selected.digest == code.digest and server_code.enabled and not force_restart:
+            # the server would say the same, for the price of the upload
+            same = {**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")}
+            tell(as_json, same, f"{selected.id} is this code already: nothing was changed")
+            return
         done = client.sync_train_code(
             code.content, revision=code.revision, message=message, force_restart=force_restart
         )
