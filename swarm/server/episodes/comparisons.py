@@ -98,9 +98,11 @@ class Comparisons:
         self.begin_run(run_id)
         for row in rows:
             self._take(Pair.model_validate_json(row.pair))
-        for rated in ratings:
-            if rated.terms in self.followed:
-                self.followed[rated.terms].rate(SideRating.model_validate_json(rated.rating))
+        for row in ratings:
+            rating = SideRating.model_validate_json(row.rating)
+            # a server before may have had other fields, and so another digest
+            if (followed := self.followed.get(rating.terms.digest)) is not None:
+                followed.rate(rating)
 
     def add(self, pair: Pair) -> None:
         """Count ``pair`` and append it, unless there is one of its group already, or it is late: of weights that the

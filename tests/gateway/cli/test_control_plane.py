@@ -111,7 +111,9 @@ async def test_from_a_changed_line_to_the_engine_and_back(laptop: Laptop) -> Non
     # the engine runs: nothing changes under it, unless it may be restarted
     await laptop.server.state.supervisor.start()
     await laptop.server.state.controller.engine.wait_for_state([EngineState.ROLLING], 30)
-    assert not (await laptop.command("code", "sync", folder, "--packages", "mine"))["changed"], "nothing has to stop for the same code"
+    assert not (await laptop.command("code", "sync", folder, "--packages", "mine"))["changed"], (
+        "nothing has to stop for the same code"
+    )
     laptop.write("import einops_of_mine\nWEIGHT = 2\n")
     assert "force" in await laptop.command("code", "sync", folder, "--packages", "mine", code=2)
     assert (await laptop.command("code", "status", folder, "--packages", "mine"))["same_as_folder"] is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.episode import ClaimWish
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow
+from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
 from tests.swarm.server import conftest as server
 from tests.swarm.server.episodes.test_pool import ends, sample
 from tests.swarm.server.test_recovery import CONFIG, granted, rolling
@@ -194,6 +195,22 @@ async def test_ratings_of_requests_with_one_name_are_the_same_after_a_restart(tm
     after.open(journal)
     assert said(after) == verdicts
     await journal.close()
+
+
+def test_ratings_of_a_server_before_whose_rules_had_another_field_still_count() -> None:
+    """Its journal names comparisons by another digest."""
+
+    def written(value: Pair | SideRating) -> str:
+        data = value.model_dump(mode="json")
+        data["terms"]["rules"]["max_latency"] = None
+        return json.dumps(data)
+
+    rating = SideRating(answer="a", terms=pair("g").terms, side="challenger", rating=1)
+    found = Comparisons(lambda _: None)
+    found.restore(
+        "run", [PairRow("run", "g", "older", written(pair("g")))], [RatingRow("run", "a", "older", written(rating))]
+    )
+    assert [followed.verdict.rated for followed in found.followed.values()] == [(1, 0)]
 
 
 @pytest.mark.anyio
