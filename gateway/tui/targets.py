@@ -7,6 +7,7 @@ Invariant: every outcome is a value, each within its deadline; nothing that a se
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -78,23 +79,26 @@ class Target:
 def make_targets(
     swarm_urls: Sequence[str], token: str | None, gateway_urls: Sequence[str], api_key: str | None
 ) -> list[Target]:
-    """The servers of the options, each once; one secret is for all servers of its kind.
+    """The servers of the options, each once; one secret is for all servers of its kind, but that of the environment
+    gives way to one in an address.
 
     Raises:
         ConfigError: an invalid address, or a secret with characters that no header allows.
     """
     targets = [
-        *_of_kind(Kind.SWARM, swarm_urls, token, "--token (or SWARM_TOKEN)"),
-        *_of_kind(Kind.GATEWAY, gateway_urls, api_key, "--api-key (or SWARM_GATEWAY_KEY)"),
+        *_of_kind(Kind.SWARM, swarm_urls, token, "--token", "SWARM_TOKEN"),
+        *_of_kind(Kind.GATEWAY, gateway_urls, api_key, "--api-key", "SWARM_GATEWAY_KEY"),
     ]
     return list({(target.kind, target.address): target for target in targets}.values())
 
 
-def _of_kind(kind: Kind, urls: Sequence[str], secret: str | None, option: str) -> list[Target]:
+def _of_kind(kind: Kind, urls: Sequence[str], secret: str | None, option: str, variable: str) -> list[Target]:
+    gives_way = secret == os.environ.get(variable)
     secret = (secret or "").strip()
     if not (secret.isascii() and secret.isprintable()):
-        raise ConfigError(f"{option} has characters that no secret of a {kind} has")
-    return [Target(kind, _parse_url(kind, url), secret) for url in urls]
+        raise ConfigError(f"{option} (or {variable}) has characters that no secret of a {kind} has")
+    parsed = [_parse_url(kind, url) for url in urls]
+    return [Target(kind, url, "" if gives_way and urlsplit(url).password else secret) for url in parsed]
 
 
 def _parse_url(kind: Kind, text: str) -> str:

@@ -25,6 +25,15 @@ def test_one_secret_for_all_and_every_server_once() -> None:
     assert "one" not in repr(make_targets(["a"], "one", [], None))
 
 
+def test_a_secret_of_the_environment_gives_way_to_one_in_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "of-another")
+    own, plain = make_targets(["http://x:own@a:1", "b:1"], "of-another", [], None)
+    assert (own.url_of("/status"), own.secret) == ("http://x:own@a:1/status", "")
+    assert (plain.url_of("/status"), plain.secret) == ("http://b:1/status", "of-another")
+    [named] = make_targets(["http://x:own@a:1"], "named", [], None)
+    assert (named.url_of("/status"), named.secret) == ("http://a:1/status", "named")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
