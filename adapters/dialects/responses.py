@@ -379,7 +379,9 @@ def _text_format(top: Fields) -> dict[str, Any]:
 def _going_on(data: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """An answer that was cut goes on where it is the last of the ``messages``, as by vLLM."""
     match data["input"]:
-        case [*_, {"role": "assistant", "status": "in_progress" | "incomplete"}]:
+        case [*_, {"role": "assistant", "status": "in_progress" | "incomplete", **rest}] if (
+            rest.get("type") or "message"
+        ) == "message":
             goes_on = messages[-1]["content"] and "tool_calls" not in messages[-1]
         case _:
             goes_on = False

@@ -133,6 +133,9 @@ def test_an_answer_that_was_cut_behind_a_call_is_not_carried_on() -> None:
     assert "continue_final_message" not in parsed(HI, call, cut)
     assert parsed(input="")["messages"] == [{"role": "user", "content": ""}]
     assert parsed({"type": "web_search_call", "status": "incomplete"})["messages"] == []
+    alone = {"type": "of_tomorrow", "role": "assistant", "status": "incomplete"}
+    assert parsed(alone) == {"messages": []}
+    assert "continue_final_message" not in parsed(HI, alone | {"output": "text"})
 
 
 def test_a_developer_speaks_as_the_system() -> None:
