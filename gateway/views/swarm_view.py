@@ -130,7 +130,7 @@ def view(
     episodes_per_minute: Iterable[float] = (),
     tokens_per_second: Iterable[float] = (),
 ) -> View:
-    """Everything of one status but the running episodes.
+    """Everything of one status and of the steps before it.
 
     Args:
         status: the last one.
