@@ -417,7 +417,8 @@ def on_compute_relative_reward(task, candidates, context):
     # a step was done: its weights are on trial
     rig.controller.rollout_ready(server.ready(rig.vllm_address, 3))
     rig.vllm.default = lambda sent: several(plain_choice([1]), plain_choice([1, 2, 3], index=1))(sent)
-    gate = {"mode": "auto", "trial_every": 3, "max_length": None}
+    # so many pairs that chance does not draw all conversations of the canary to one side
+    gate = {"mode": "auto", "trial_every": 3, "max_length": None, "alpha": 1e-7}
     serve = {
         "incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}},
         "canary": {"shares": [0.5]},
