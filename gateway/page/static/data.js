@@ -55,7 +55,7 @@ export async function openData(main, app) {
   return { keys: {}, writing: () => told.children.length > 0 || form.contains(document.activeElement) };
 }
 
-function lines({ deleted, episodes, requests, versions, clean_step: clean, gateway, earlier, exports, refused }) {
+function lines({ deleted, episodes, requests, versions, clean_step: clean, gateway, earlier, exports }) {
   const states = Object.entries(episodes).map(([state, n]) => `${n} ${state}`);
   const learned = versions.map((version) => version.step).join(", ");
   return h(
@@ -64,7 +64,6 @@ function lines({ deleted, episodes, requests, versions, clean_step: clean, gatew
     h("li", {}, `${deleted ? "Deleted" : "Kept"}: ${states.length ? `episodes ${states.join(", ")}` : "no episodes"}, of ${count(requests.length, "request")}.`),
     Object.entries(gateway).map(([name, n]) => h("li", {}, `Deleted at this gateway: ${n} ${name.replaceAll("_", " ")}.`)),
     exports.map((name) => h("li", {}, `May hold it, and is yours to delete: ${name}.`)),
-    refused.map((name) => h("li", {}, `${deleted ? "Deleted" : "Kept"} of a request that killed the engine: its text in ${name}.`)),
     earlier.length ? h("li", {}, `Deleted before: ${count(earlier.reduce((sum, stone) => sum + stone.episodes, 0), "episode")}.`) : null,
     h("li", {}, versions.length ? `Policy versions that learned from it: ${learned}. The newest without it: ${clean ? `step ${clean}` : "the model that the run began with"}.` : "No policy version learned from what is left."),
   );
