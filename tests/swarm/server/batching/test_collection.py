@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from swarm.job import CollectionMethod
 from swarm.protocol import SwarmThrottlePolicy
 from swarm.server.batching.collection import Collection
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -40,6 +43,13 @@ def test_a_claim_beyond_its_share_waits_until_the_batch_is_taken_or_the_other_is
     collection.take()
     assert collection.admit("me", "train", 1, THIRD) == ""
     assert collection.next_change() is None
+
+
+@pytest.mark.parametrize("method", get_args(CollectionMethod))
+def test_a_job_says_of_its_method_what_the_method_says(method: CollectionMethod) -> None:
+    """Commands that have the job alone ask it whether a batch waits for agreement."""
+    declared = job(collection=method)
+    assert declared.by_agreement == Collection(declared, 100.0).method.by_agreement
 
 
 def test_time_in_which_the_engine_does_not_roll_does_not_count(clock: Clock) -> None:
