@@ -53,7 +53,7 @@ class Passthrough(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         """Forward the request."""
         headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
-        # what is not ours to unpack goes on as it came
+        # a body that cannot be unpacked is forwarded unchanged
         with suppress(SwarmGatewayError):
             raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
             headers = plain_headers(scope["headers"])

@@ -1,6 +1,6 @@
 """The part of a file that a command reads: one section of a file for ``up`` or ``train``, all of any other file.
 
-Invariant: a mistake is told with the file and the section.
+Invariant: an error message names the file and the section.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from pydantic import Field, FiniteFloat, model_validator
 from swarm.types import TolerantModel
 
 MAX_GROUP_ID, MAX_NAME, MAX_SUITES = 256, 1000, 100
-Ratio: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
@@ -61,8 +60,11 @@ class GateRules(TolerantModel):
         description="guard: the same for answers that refuse, by `refusal`, content_filter or the route's "
         "`refusal_openings`",
     )
-    max_length: Ratio | None = Field(
-        default=2.0, description="guard: so many times the characters of the incumbent's answer; null: none"
+    max_length: float | None = Field(
+        default=2.0,
+        gt=1,
+        allow_inf_nan=False,
+        description="guard: so many times the characters of the incumbent's answer; null: none",
     )
     max_p95_seconds: float | None = Field(
         default=None,

@@ -142,7 +142,7 @@ def test_one_error_of_the_swarm_server_ends_nothing(tmp_path: Path, monkeypatch:
         with pytest.raises(UpFailedError, match="has not answered for 0 s"):
             server.look(restarts=True)
         # it looks twice a second, and the whole history is megabytes
-        assert {one.query for one in scripted.requests} == {"episodes=0&steps=100"}
+        assert {request.query for request in scripted.requests} == {"episodes=0&steps=100"}
         assert server.client is not None
         server.client.close()
 

@@ -15,10 +15,10 @@ from tests.reward_hooks.making import answered, values
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_similarity_is_bounded_symmetric_and_1_for_equals(one: str, other: str) -> None:
-    assert 0.0 <= token_f1(one, other) <= 1.0
-    assert token_f1(one, other) == pytest.approx(token_f1(other, one))
-    assert token_f1(one, one) == 1.0
+def test_similarity_is_bounded_symmetric_and_1_for_equals(text: str, other: str) -> None:
+    assert 0.0 <= token_f1(text, other) <= 1.0
+    assert token_f1(text, other) == pytest.approx(token_f1(other, text))
+    assert token_f1(text, text) == 1.0
 
 
 def test_f1_of_the_docstring() -> None:
