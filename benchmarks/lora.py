@@ -278,13 +278,14 @@ def run(options: argparse.Namespace) -> None:
         if options.model is None:
             options.model = write_model(Path(place) / "model", options.layers)
             _write_tokenizer(options.model)
-        options.vocabulary = json.loads((options.model / "config.json").read_text())["vocab_size"]
+        config = json.loads((options.model / "config.json").read_text())
+        options.vocabulary = config["vocab_size"]
         for number in range(options.rounds):
             for name, arm in arms.items():
                 asyncio.run(measure(name, arm, options, Path(place) / f"{number}-{name}"))
         about = {
             "model": options.model.name,
-            "layers": options.layers,
+            "layers": config["num_hidden_layers"],
             "rank": options.rank,
             "load": os.getloadavg()[0],
         }
