@@ -108,8 +108,10 @@ def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
     for server in plan.servers:
         check_free(server.run_dir)
     if left := left_behind(plan.folder):
-        on_event("waiting", {"processes": len(left), "run_dir": str(plan.folder)})
-        end_left_behind(plan.folder, _LEFT_GRACE, threading.Event())
+        # held: what another one has just started, or starts meanwhile, would be killed as left behind
+        with held(plan.folder):
+            on_event("waiting", {"processes": len(left), "run_dir": str(plan.folder)})
+            end_left_behind(plan.folder, _LEFT_GRACE, threading.Event())
     check_ports(plan)
     DiskWatch(plan, on_event).check()
     with ExitStack() as folders:

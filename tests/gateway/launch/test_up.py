@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from gateway.launch.children import FOLDER_VARIABLE as UP_FOLDER
 from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
+from gateway.launch.run_folder import held
 from gateway.launch.servers import Server, with_servers
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
@@ -534,6 +538,24 @@ def test_a_second_one_in_the_folder_is_refused_and_touches_nothing(tmp_path: Pat
         return [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "commands"]
 
     Run("steps", tmp_path, ready=again)()
+
+
+def test_while_one_waits_for_what_an_earlier_one_left_no_other_begins(tmp_path: Path) -> None:
+    """It would take what the other has started for left, and kill it."""
+
+    def again(values: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match="in use by another `up`"), held(tmp_path):
+            pass
+        assert left.stdin is not None
+        left.stdin.close()
+
+    environment = {**os.environ, UP_FOLDER: str(tmp_path)}
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        kinds = Run("steps", tmp_path, waiting=again, step=interrupt())()
+    assert kinds[0] == "waiting" and kinds[-1] == "stopped"
 
 
 def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:
