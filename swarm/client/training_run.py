@@ -46,6 +46,11 @@ class DatasetTraining:
             raise ConflictError("the swarm server has no job: auto_sync_train_config_and_start_engine first")
         self._options = options
         self.num_repeat = options.num_repeat or job.num_repeat
+        if self.num_repeat < job.num_repeat and (status.pool is None or status.pool.whole_groups):
+            raise ConfigError(
+                f"num_repeat is {self.num_repeat}, and a group of the job has {job.num_repeat} episodes of one task: "
+                "none would be whole, so nothing would be trained; leave it out, or set the job's"
+            )
         self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
         if options.shuffle_rewards and self._max_parallel < self.num_repeat:
             raise ConfigError(

@@ -153,7 +153,7 @@ def test_ctrl_c_waits_for_the_agents_that_run(server: ScriptedServer) -> None:
 
     with SwarmClient(server.url, policy=QUICK) as client:
         with pytest.raises(KeyboardInterrupt):
-            auto_train_with_dataset([Task(task_id="t")], client, agent, num_repeat=1, progress=False)
+            auto_train_with_dataset([Task(task_id="t")], client, agent, max_parallel=1, progress=False)
         assert finished == ["t"]
 
 

@@ -104,6 +104,15 @@ async def test_what_the_caller_says_goes_before_the_job(rolling: ScriptedServer,
     assert sent == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
 
 
+async def test_a_training_whose_groups_would_never_be_whole_is_refused(rolling: ScriptedServer, train: Train) -> None:
+    with pytest.raises(ConfigError, match=r"num_repeat is 1, and .* 2 episodes .*; leave it out"):
+        await train(TASKS, reward, num_repeat=1)
+    assert not rolling.bodies("/claim_episode")
+    # batches of any groups
+    rolling.script("/status", {**at(0), "pool": {"whole_groups": False}})
+    assert (await train(TASKS, reward, num_repeat=1)).finished == 3
+
+
 async def test_it_ends_with_its_last_step(rolling: ScriptedServer, train: Train) -> None:
     reached = threading.Event()
     rolling.script("/status", at(5), at(5), Answer(at(7, change=2), wait=reached), at(7, change=2))
