@@ -249,14 +249,25 @@ class TrainJob(Model):
     @property
     def max_model_len(self) -> int:
         """Tokens that the model takes, prompt and answer together."""
-        limit = self.overrides.get("actor_rollout_ref.rollout.max_model_len")
+        limit = self.override("actor_rollout_ref.rollout.max_model_len")
         return limit if isinstance(limit, int) else self.max_prompt_length + self.max_response_length
 
     @property
     def checkpoint_every(self) -> int:
         """Steps between two checkpoints; 0: the job writes none."""
-        steps = self.overrides.get("trainer.save_freq", self.save_freq)
-        return max(0, steps) if isinstance(steps, int) else 0
+        steps = self.override("trainer.save_freq")
+        return max(0, steps if isinstance(steps, int) else self.save_freq)
+
+    def override(self, key: str) -> Any:
+        """What ``overrides`` set a key of verl to, with a ``+`` or within a mapping, too; ``None``: nothing."""
+        found: Any = None
+        for name, value in self.overrides.items():
+            path = name.removeprefix("+")
+            if f"{key}.".startswith(f"{path}."):
+                for part in key.removeprefix(path).split(".")[1:]:
+                    value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+                found = found if value is None else value
+        return found
 
     @property
     def by_agreement(self) -> bool:
@@ -355,8 +366,9 @@ def layered(
             name = SPELLINGS.get(name, name)
             if name == "overrides" and isinstance(value, Mapping):
                 for key, setting in cast("Mapping[str, Any]", value).items():
-                    # with + or without it is the same key
-                    overrides[str(key).removeprefix("+")] = (str(key), setting, layer)
+                    # with + or without it is the same key; the last one counts where a mapping has it, too
+                    overrides.pop(bare := str(key).removeprefix("+"), None)
+                    overrides[bare] = (str(key), setting, layer)
             else:
                 values[name], fields[name] = value, layer
     if overrides:

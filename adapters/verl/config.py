@@ -53,6 +53,8 @@ _OF_THE_SERVER = {
     f"{ROLLOUT}.temperature": "temperature",
     **dict.fromkeys((f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k"), "sampling"),
     "data.train_batch_size": "batch_size",
+    "data.max_prompt_length": "max_prompt_length",
+    "data.max_response_length": "max_response_length",
     "trainer.default_local_dir": "checkpoint_dir",
     "trainer.total_training_steps": "total_training_steps",
 }
@@ -101,6 +103,10 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             raise ConfigError(
                 f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key
             )
+    for key in (f"{ROLLOUT}.max_model_len", "trainer.save_freq"):
+        # `TrainJob` reads them, too
+        if not isinstance(value := OmegaConf.select(config, key), int):
+            raise ConfigError(f"overrides: {key} is {value!r}, and must be a whole number", param=key)
     _check(config)
     if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(

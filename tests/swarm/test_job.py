@@ -1,6 +1,7 @@
 """A job reads back as it was written, and a wrong one is refused by name."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -131,6 +132,26 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
     assert parse_mapping(merged, "text") == {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2, "y": 3}}
     both = "{a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b, z: 3}}"
     assert parse_mapping(both, "text")["c"] == {"x": 1, "y": 2, "z": 3}, "each of two merges counts"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"trainer.save_freq": 3, "actor_rollout_ref.rollout.max_model_len": 70},
+        {"+trainer.save_freq": 3, "+actor_rollout_ref.rollout.max_model_len": 70},
+        {"trainer": {"save_freq": 3}, "actor_rollout_ref": {"rollout": {"max_model_len": 70}}},
+        {
+            "trainer.save_freq": 9,
+            "trainer": {"save_freq": 3},
+            "actor_rollout_ref.rollout": {"max_model_len": 70, "x": 1},
+        },
+    ],
+)
+def test_an_override_is_read_however_it_is_written(written: dict[str, Any]) -> None:
+    job = TrainJob(model="m", save_freq=-1, overrides=written)
+    # a run that crashed goes on from a checkpoint only where the job writes some
+    assert (job.checkpoint_every, job.max_model_len) == (3, 70)
+    assert job.override("trainer.nnodes") is job.override("trainer.save_freq.more") is None
 
 
 def test_numbers_of_overrides_are_numbers_as_for_verl() -> None:

@@ -27,6 +27,13 @@ def test_each_layer_wins_over_those_below() -> None:
     assert found.overrides == {CLIP: SET, "data.shuffle": SERVER, "trainer.nnodes": JOB, "trainer.save_freq": SET}
 
 
+def test_each_layer_wins_over_those_below_also_where_one_writes_a_mapping() -> None:
+    middle = {"model": "tiny", "overrides": {"trainer": {"save_freq": 3}}}
+    below = {"overrides": {"trainer.save_freq": 1}}
+    assert layered(middle, server=below).job.checkpoint_every == 3
+    assert layered(middle, set_={"+trainer.save_freq": 7}, server=below).job.checkpoint_every == 7
+
+
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
