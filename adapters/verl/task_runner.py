@@ -124,8 +124,30 @@ def check(config: Any) -> None:
         if not config.actor_rollout_ref.model.external_lib:
             get_adv_estimator_fn(config.algorithm.adv_estimator)
             get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+        _try_formulas(config)
     except Exception as exc:  # of verl, of hydra, and assertions
         raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
+
+
+def _try_formulas(config: Any) -> None:
+    """Compute what verl chooses by name within a step, for one token; it raises what would end the first step."""
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.core_algos import kl_penalty
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    token, actor, algorithm = torch.ones(1, 1), config.actor_rollout_ref.actor, config.algorithm
+    in_use = [actor.kl_loss_type] * actor.use_kl_loss + [algorithm.kl_penalty] * algorithm.use_kl_in_reward
+    for kind in in_use:
+        try:
+            kl_penalty(token, token, kind)
+        except NotImplementedError:
+            # it has no words
+            raise ValueError(f"there is no KL penalty {kind!r}") from None
+    if algorithm.rollout_correction is not None:
+        names = ("old_log_probs", "rollout_log_probs", "response_mask")
+        one_row = DataProto.from_dict(tensors=dict.fromkeys(names, token))
+        compute_rollout_correction_and_add_to_batch(one_row, algorithm.rollout_correction)
 
 
 def _leave() -> None:

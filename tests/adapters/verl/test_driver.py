@@ -106,6 +106,10 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
         # of the first step
         ("algorithm.adv_estimator", "Unknown advantage estimator"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "Unsupported loss mode"),
+        ("actor_rollout_ref.actor.kl_loss_type", "there is no KL penalty 'nonsense'"),
+        ("algorithm.rollout_correction.rollout_is", "Invalid rollout_is: nonsense"),
+        ("algorithm.rollout_correction.rollout_is_threshold", "could not convert string to float: 'nonsense'"),
+        ("algorithm.rollout_correction.rollout_rs", "rollout_rs_threshold must be"),
     ],
 )
 def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key: str, why: str) -> None:
@@ -114,7 +118,13 @@ def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key:
     from adapters.verl.task_runner import check
 
     wrong = {key: "nonsense"}
-    job = TrainJob(model=str(model), device="cpu", tool_call_parser="none", reasoning_parser="none", overrides=wrong)
+    fields: dict[str, Any] = {
+        "kl_coef": 0.01,
+        "tool_call_parser": "none",
+        "reasoning_parser": "none",
+        "overrides": wrong,
+    }
+    job = TrainJob(model=str(model), device="cpu", **fields)
     with pytest.raises(ConfigError, match=rf"verl refuses the job's configuration: .*{why}") as refused:
         check(verl_config(job, str(model), model, "cpu"))
     ended: Any = ray_exceptions.RayTaskError("run", "a long remote traceback", refused.value).as_instanceof_cause()
