@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import platform
@@ -101,8 +102,7 @@ def judged(python: str, request: dict[str, Any]) -> dict[str, Any]:
     task = Task(task_id="t", metadata={"tests": request["tests"]})
     started = time.monotonic()
     try:
-        hook = Code(python=python, **request["options"])
-        rewards = hook.on_compute_relative_reward(task, answers, context)
+        rewards = hook(python, json.dumps(request["options"])).on_compute_relative_reward(task, answers, context)
     except SwarmGatewayError as exc:
         return {"error": exc.code, "message": exc.message}
     except BaseException as exc:  # what must not happen, and happened
@@ -112,6 +112,12 @@ def judged(python: str, request: dict[str, Any]) -> dict[str, Any]:
         "reasons": [reward.reason for reward in rewards],
         "took": time.monotonic() - started,
     }
+
+
+@functools.cache
+def hook(python: str, options: str) -> Code:
+    """The hook with these options, as a gateway has it: made once, since that runs a program in the sandbox."""
+    return Code(python=python, **json.loads(options))
 
 
 def plain(python: str, source: str) -> dict[str, Any]:

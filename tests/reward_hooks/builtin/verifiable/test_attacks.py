@@ -28,7 +28,7 @@ ORDINARY = 23_456
 #: An interpreter that every user may read.
 PYTHON = "/usr/bin/python3"
 ROOT = Path(__file__).parents[4]
-LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 15.0, "cpu_seconds": 3}
+LIMITS: dict[str, Any] = {"memory_bytes": 1 << 28, "seconds": 15.0, "cpu_seconds": 2}
 
 pytestmark = pytest.mark.slow
 
@@ -112,18 +112,20 @@ def gateway(user: int, form: Form) -> Iterator[Gateway]:
             process.stdin.close()
 
 
-PRINTS = {"stdin": "", "stdout": SECRET}
-DONE = {"stdin": "", "stdout": "done"}
+def prints(text: str) -> dict[str, str]:
+    """A test that is passed by printing ``text``."""
+    return {"stdin": "", "stdout": text}
 
 
 @pytest.mark.parametrize("attack", REACHES)
 def test_nothing_outside_is_reached(gateway: Gateway, attack: str) -> None:
     source = REACHES[attack].format(**gateway.has)
-    # no reward, and a program that says the same by itself has one
-    rewards = gateway.rewards([source, f"print({SECRET!r})", "print('done')"], PRINTS, DONE)
-    assert rewards == [0.0, 0.5, 0.5]
-    said = gateway.run_by_the_user(source).strip()
-    if said not in (SECRET, "done"):
+    reached = gateway.run_by_the_user(source).strip()
+    texts = [reached] if reached in (SECRET, "done") else [SECRET, "done"]
+    # no reward, and a program that prints the same by itself has one
+    rewards = gateway.rewards([source, *(f"print({text!r})" for text in texts)], *map(prints, texts))
+    assert rewards == [0.0, *[1 / len(texts) for _ in texts]]
+    if reached not in texts:
         pytest.skip(f"this machine does not let the user itself do it: {attack}")
 
 
@@ -132,7 +134,7 @@ def test_nothing_is_left_behind(gateway: Gateway, trace: str) -> None:
     mark = f"left-{uuid.uuid4().hex}"
     source, path = (text.format(mark=mark) for text in LEAVES[trace])
     try:
-        gateway.rewards([source], DONE)
+        gateway.rewards([source], prints("done"))
         assert not Path(path).exists()
         gateway.run_by_the_user(source)
         assert Path(path).exists(), "the attack itself is wrong"
@@ -153,9 +155,10 @@ while time.monotonic() < end:
                     raise SystemExit
         except OSError:
             pass
+    time.sleep(0.01)
 """
     waits = "import time\nthought = 'the-neighbours-own-idea'\ntime.sleep(2.5)\nprint('done')\n"
-    assert gateway.rewards([looks, waits], PRINTS, DONE, parallel=4) == [0.0, 0.5]
+    assert gateway.rewards([looks, waits], prints(SECRET), prints("done"), parallel=4) == [0.0, 0.5]
 
 
 @pytest.mark.parametrize("answer", COSTLY)
@@ -169,8 +172,9 @@ def test_one_bad_answer_does_not_cost_the_others_their_reward(gateway: Gateway, 
 def test_an_answer_without_end_does_not_use_up_the_time_of_the_others(gateway: Gateway) -> None:
     good = "def f(x):\n    return x * 2\n"
     tests = [{"call": f"f({number})", "returns": 2 * number} for number in range(4)]
-    limits = {**LIMITS, "seconds": 4.0, "cpu_seconds": 60}
-    judged = gateway.judged([good, "while True: pass", good], *tests, seconds=20.0, limits=limits, parallel=1)
+    limits = {**LIMITS, "seconds": 4.0}
+    endless = "import time\ntime.sleep(3600)"
+    judged = gateway.judged([good, endless, good], *tests, seconds=20.0, limits=limits, parallel=1)
     assert judged["rewards"] == [1.0, 0.0, 1.0]
 
 
