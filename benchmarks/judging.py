@@ -37,7 +37,7 @@ import httpx
 
 from benchmarks.credit import ANSWER_SECONDS, DIGITS, interval, step_done, teach
 from benchmarks.processes import up
-from tests.gateway.page.browser import Tab, browser
+from tests.gateway.page.browser import Tab, browser, running
 
 ARMS = ("judged", "random", "unjudged")
 ANSWERS = 4
@@ -109,12 +109,12 @@ async def judge_all(tab: Tab, gateway: str, groups: int, draw: random.Random, ar
     arm.right.append(statistics.fmean(shares))
 
 
-async def train(urls: dict[str, str], profile: Path, arm: Arm, options: argparse.Namespace) -> None:
+async def train(urls: dict[str, str], chromium: str, arm: Arm, options: argparse.Namespace) -> None:
     """One round after another: the users ask, somebody judges, the groups close, a step is trained."""
     draw = random.Random(arm.seed)
     async with (
         httpx.AsyncClient(base_url=urls["gateway"], trust_env=False, timeout=ANSWER_SECONDS) as http,
-        browser(profile) as chrome,
+        browser(chromium) as chrome,
         chrome.tab() as tab,
     ):
         for number in range(1, options.rounds + 1):
@@ -172,8 +172,8 @@ def run(options: argparse.Namespace) -> None:
                 }
                 gateway = {"ui": {}, "session_weight": 0.0}
                 folder = Path(place) / f"{name}-{seed}"
-                with up(folder, job, gateway, REWARD, OUTCOME) as urls:
-                    asyncio.run(train(urls, folder / "chrome", arm, options))
+                with up(folder, job, gateway, REWARD, OUTCOME) as urls, running(folder / "chrome") as chromium:
+                    asyncio.run(train(urls, chromium, arm, options))
                 print(json.dumps(asdict(arm)), file=sys.stderr, flush=True)
     report = {
         "rounds": options.rounds,

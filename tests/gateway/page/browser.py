@@ -7,11 +7,12 @@ import base64
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -116,18 +117,19 @@ class Tab:
 
 
 class Browser:
-    """A running Chromium."""
+    """A running Chromium, as if it had just been installed: what other profiles hold is not there."""
 
-    def __init__(self, http: aiohttp.ClientSession, address: str, pid: int) -> None:
+    def __init__(self, http: aiohttp.ClientSession, address: str, whole: Tab, profile: str) -> None:
         self._http = http
-        self._address = address
-        self.pid = pid
+        self._tabs = address.partition("/devtools/")[0] + "/devtools/page"
+        self._whole = whole
+        self._profile = profile
 
     @asynccontextmanager
     async def tab(self, width: int = 1280, height: int = 860) -> AsyncIterator[Tab]:
-        async with self._http.put(f"{self._address}/json/new?about:blank") as answer:
-            target = await answer.json()
-        tab = Tab(await self._http.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=64 * 1024**2))
+        made = await self._whole.command("Target.createTarget", url="about:blank", browserContextId=self._profile)
+        target = made["targetId"]
+        tab = Tab(await self._http.ws_connect(f"{self._tabs}/{target}", max_msg_size=64 * 1024**2))
         try:
             for domain in ("Page", "Runtime", "Audits"):
                 await tab.command(f"{domain}.enable")
@@ -135,35 +137,47 @@ class Browser:
             yield tab
         finally:
             await tab.close()
-            await self._http.get(f"{self._address}/json/close/{target['id']}")
+            await self._whole.command("Target.closeTarget", targetId=target)
 
 
-@asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Browser]:
-    """Chromium without a window; its profile is in ``folder``."""
+@contextmanager
+def running(folder: Path) -> Generator[str]:
+    """Chromium without a window, which writes to ``folder``: the address of its DevTools."""
     program = chromium()
     assert program is not None
     options = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={folder}", "--no-first-run"]
     options += ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions"]
     options += ["--no-sandbox"] if os.geteuid() == 0 else []
-    process = await asyncio.create_subprocess_exec(
-        program, *options, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(SECONDS):
-            while (line := await process.stderr.readline()) and b"DevTools listening on" not in line:
-                pass
-        address = f"http://{urlsplit(line.split()[-1].decode()).netloc}"
-        draining = asyncio.create_task(process.stderr.read())
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SECONDS)) as http:
-            yield Browser(http, address, process.pid)
-        draining.cancel()
-    finally:
-        process.terminate()
+    with subprocess.Popen(
+        [program, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        late = threading.Timer(SECONDS, process.kill)
+        late.start()
         try:
-            async with asyncio.timeout(SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            address = next(line.split()[-1] for line in process.stderr if "DevTools listening on" in line)
+            late.cancel()
+            draining = threading.Thread(target=process.stderr.read)
+            draining.start()
+            yield address
+        finally:
+            late.cancel()
+            process.terminate()
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        draining.join()
+
+
+@asynccontextmanager
+async def browser(address: str) -> AsyncIterator[Browser]:
+    """A profile of its own in the Chromium that is :func:`running` at ``address``."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SECONDS)) as http:
+        whole = Tab(await http.ws_connect(address))
+        profile = (await whole.command("Target.createBrowserContext"))["browserContextId"]
+        try:
+            yield Browser(http, address, whole, profile)
+        finally:
+            await whole.command("Target.disposeBrowserContext", browserContextId=profile)
+            await whole.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from gateway.keys.store import KeyFile, PageScope
 from tests.gateway.conftest import Http, OpenGateway, ask
+from tests.gateway.page.browser import Browser, browser, running
 
 JSON = {"content-type": "application/json"}
 #: Says why it likes longer answers.
@@ -103,3 +104,15 @@ async def site_before(open_gateway: OpenGateway, folder: Path, **settings: Any) 
 async def site(open_gateway: OpenGateway, tmp_path: Path) -> AsyncIterator[Site]:
     async with site_before(open_gateway, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def chromium_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running(tmp_path_factory.mktemp("chromium")) as address:
+        yield address
+
+
+@pytest.fixture
+async def chrome(chromium_address: str) -> AsyncIterator[Browser]:
+    async with browser(chromium_address) as opened:
+        yield opened

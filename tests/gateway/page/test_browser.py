@@ -21,7 +21,7 @@ from gateway.keys.store import KeyFile
 from gateway.page.stream import Events
 from swarm.server.journal.erasure import note_export
 from tests.gateway.conftest import OpenGateway, gateway_before
-from tests.gateway.page.browser import Browser, Tab, browser, chromium
+from tests.gateway.page.browser import Browser, Tab, chromium
 from tests.gateway.page.conftest import Site, site_before
 from tests.gateway.page.test_kept_groups import held
 from tests.standins.swarm import Swarm, said
@@ -59,12 +59,6 @@ HOSTILE = [around.replace("%", payload) for payload in _PAYLOADS for around in _
 @given(st.lists(st.sampled_from([*_PAYLOADS, *_AROUND]) | st.text(max_size=20), min_size=1, max_size=4).map("".join))
 def _invent(text: str) -> None:
     HOSTILE.append(text)
-
-
-@pytest.fixture
-async def chrome(tmp_path: Path) -> AsyncIterator[Browser]:
-    async with browser(tmp_path / "chrome") as running:
-        yield running
 
 
 @pytest.fixture

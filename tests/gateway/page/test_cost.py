@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +13,7 @@ import pytest
 from gateway.page.kept_groups import KeptAnswer, KeptGroup, KeptGroups
 from swarm.types import Notes
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.page.browser import browser, chromium
+from tests.gateway.page.browser import Browser, chromium
 
 pytestmark = [
     pytest.mark.anyio,
@@ -48,10 +47,10 @@ class Filled(KeptGroups):
 
 
 async def test_first_paint_bytes_and_the_cpu_of_open_pages(
-    open_gateway: OpenGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_gateway: OpenGateway, chrome: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.page.page.KeptGroups", Filled)
-    async with open_gateway(ui={}) as http, browser(tmp_path / "chrome") as chrome, AsyncExitStack() as tabs:
+    async with open_gateway(ui={}) as http, AsyncExitStack() as tabs:
         paints: list[float] = []
         for _ in range(PAGES):
             tab = await tabs.enter_async_context(chrome.tab())

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.judging import ANSWERS, REWARD, Arm, ask_all, judge_all
 from tests.gateway.conftest import OpenGateway, write_hooks
-from tests.gateway.page.browser import browser, chromium
+from tests.gateway.page.browser import Browser, chromium
 from tests.standins.swarm import Swarm, said
 
 pytestmark = [
@@ -26,7 +26,7 @@ def _repeated(body: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", ["judged", "random", "unjudged"])
 async def test_each_group_of_a_round_is_judged_as_its_arm_does(
-    open_gateway: OpenGateway, swarm: Swarm, tmp_path: Path, name: str
+    open_gateway: OpenGateway, swarm: Swarm, chrome: Browser, tmp_path: Path, name: str
 ) -> None:
     assert swarm.job is not None
     swarm.job = swarm.job.model_copy(update={"batch_size": 64})
@@ -35,7 +35,7 @@ async def test_each_group_of_a_round_is_judged_as_its_arm_does(
     route = {"name": "policy", "swarm_url": swarm.url, "feedback_window_seconds": 1000}
     settings: dict[str, Any] = {"ui": {}, "routes": [{**route, "hooks": str(write_hooks(tmp_path / "judged", REWARD))}]}
     arm, draw = Arm(name, 0), random.Random(0)
-    async with open_gateway(**settings) as http, browser(tmp_path / "chrome") as chrome, chrome.tab() as tab:
+    async with open_gateway(**settings) as http, chrome.tab() as tab:
         for number in range(2):
             await ask_all(http, [f"{number}-{group}" for group in range(4)], draw)
             await judge_all(tab, str(http.base_url).rstrip("/"), 4, draw, arm)

@@ -15,7 +15,6 @@ import pytest
 from tests.clients.environments import PAGE_CHECKS
 from tests.gateway.page.browser import Browser, Tab, chromium
 from tests.gateway.page.conftest import Site
-from tests.gateway.page.test_browser import chrome as chrome
 from tests.gateway.page.test_browser import log_in, taken_over
 from tests.gateway.page.test_browser import overrides as overrides
 from tests.gateway.page.test_browser import rig as rig

@@ -14,7 +14,6 @@ from gateway.keys.store import KeyFile
 from tests.gateway.conftest import write_hooks
 from tests.gateway.page.browser import Browser, chromium
 from tests.gateway.page.test_browser import SCREENS
-from tests.gateway.page.test_browser import chrome as chrome
 from tests.kill.up import ENGINE_VARIABLE
 from tests.standins.engine import FOLDER_VARIABLE
 from tests.up_process import COMMAND, Up
