@@ -1,19 +1,17 @@
-"""A process of its own, because importing verl takes long: advantages by verl's real trainer code.
+"""Advantages by verl's real trainer code; importing it takes seconds, so tests do it where they need it.
 
-Reads a list of ``{"advantage": ..., "groups": [[{"reward": ..., "timelines": n}, ...], ...]}``, perhaps with an
-``estimator`` of verl's in place of the job's, from stdin and prints for each the advantages per group, episode and
-timeline, each with its token advantages. Only the TransferQueue is a stand-in: a dict of columns.
+Only the TransferQueue is a stand-in: a dict of columns.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
@@ -92,11 +90,16 @@ def trainer_of(config: Any, rewards: dict[str, float], credits: dict[str, float]
 
 
 def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
+    """The advantages per group, episode and timeline, each with its token advantages.
+
+    Args:
+        case: ``{"advantage": ..., "groups": [[{"reward": ..., "timelines": n}, ...], ...]}``, perhaps with an
+            ``estimator`` of verl's in place of the job's.
+    """
     batch = make_batch(case["groups"])
     rows = batch_rows(batch, [f"uid{number}" for number in range(len(batch.groups))], 1)
     keys = [key for group in rows for key in group.keys]
     store = Store([fields for group in rows for fields in group.fields])
-    tq.kv_batch_get, tq.kv_batch_put = store.get, store.put
     meta = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
     overrides = {"algorithm.adv_estimator": case["estimator"]} if "estimator" in case else {}
     fields = {"model": "m", "advantage": case["advantage"], "device": "cpu", "overrides": overrides}
@@ -104,7 +107,10 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
     config = verl_config(job, "m", Path(tempfile.gettempdir()), "cpu")
     rewards = {key: reward for group in rows for key, reward in zip(group.keys, group.rewards, strict=True)}
     credits = {key: credit for group in rows for key, credit in zip(group.keys, group.credits, strict=True)}
-    trainer_of(config, rewards, credits)._compute_advantage(meta, metrics={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tq, "kv_batch_get", store.get)
+        patch.setattr(tq, "kv_batch_put", store.put)
+        trainer_of(config, rewards, credits)._compute_advantage(meta, metrics={})
     found: list[list[list[list[float]]]] = [[[] for _ in group] for group in case["groups"]]
     for key, row in zip(keys, store.rows["advantages"].unbind(), strict=True):
         uid, episode, _ = key.rsplit("_", 2)
@@ -114,20 +120,6 @@ def advantages(case: dict[str, Any]) -> list[list[list[list[float]]]]:
 
 def verls_own_rloo(rewards: list[float]) -> list[float]:
     """What verl's estimator says of a group with one timeline per episode."""
-    import numpy as np
-
     scores = torch.tensor([[reward] for reward in rewards])
     index = np.array(["u"] * len(rewards), dtype=object)
     return compute_rloo_outcome_advantage(scores, torch.ones_like(scores), index)[0][:, 0].tolist()
-
-
-if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    print(
-        json.dumps(
-            {
-                "cases": [advantages(case) for case in asked["cases"]],
-                "rloo": [verls_own_rloo(group) for group in asked["rloo"]],
-            }
-        )
-    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +23,6 @@ from swarm.checkpoints import (
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk
-from tests.engine import tiny_model
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -278,22 +273,3 @@ def test_a_checkpoint_notes_the_versions_that_wrote_it(tmp_path: Path) -> None:
     score = score_of(checkpoint(tmp_path, 1))
     assert score["reward_mean"] == 0.25 and set(score["versions"]) <= {"verl", "vllm", "torch", "transformers"}
     assert score_of(tmp_path) == {}
-
-
-@pytest.mark.slow
-def test_a_job_with_another_rate_goes_on_with_that(tmp_path: Path) -> None:
-    pytest.importorskip("verl", reason="needs the cpu extra")
-    asked = {"model": str(tiny_model.build(tmp_path / "tiny")), "checkpoint": str(tmp_path / "saved")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.adapters.verl.resume_worker"],
-        input=json.dumps(asked),
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"DIST_INIT_METHOD": f"file://{tmp_path / 'ranks'}"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    # the second and third of four steps of warm-up, to a rate of 0.01
-    assert told == {"rates": pytest.approx([0.0025, 0.005]), "weight_decay": 0.0, "moments": True}

@@ -3,53 +3,46 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine import tiny_model
 
-pytest.importorskip("verl", reason="needs the cpu extra")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("verl") is None, reason="needs the cpu extra"),
+]
 
-ROOT = Path(__file__).parents[3]
 EXAMPLES = 12
+RANKS = (1, 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_row_is_trained_with_the_gradient_that_it_has_without_padding(tmp_path: Path, ranks: int) -> None:
-    asked = json.dumps({"model": str(tiny_model.build(tmp_path / "tiny")), "examples": EXAMPLES})
-    meeting = {"WORLD_SIZE": str(ranks), "DIST_INIT_METHOD": f"file://{tmp_path / 'ranks'}"}
-    started: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(ranks):
-            with (tmp_path / f"{rank}.log").open("w") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.adapters.verl.train_rows"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    cwd=ROOT,
-                    env={**os.environ, **meeting, "RANK": str(rank)},
-                )
-            started.append(process)
-            assert process.stdin is not None
-            process.stdin.write(asked)
-            process.stdin.close()
-            process.stdin = None
-        for rank, process in enumerate(started):
-            told, _ = process.communicate(timeout=1200)
-            assert process.returncode == 0, (tmp_path / f"{rank}.log").read_text()
-            done = json.loads(told.splitlines()[-1])
-            assert done["examples"] == EXAMPLES + 1
-            assert 0 < done["padded"] < done["examples"], "with and without padding"
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What :mod:`tests.adapters.verl.train_rows` prints."""
+    model = tiny_model.build(tmp_path_factory.mktemp("rows") / "tiny")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.verl.train_rows"],
+        input=json.dumps({"model": str(model), "examples": EXAMPLES, "ranks": RANKS}),
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_row_is_trained_with_the_gradient_that_it_has_without_padding(
+    found: dict[str, list[dict[str, Any]]], ranks: int
+) -> None:
+    assert len(found[str(ranks)]) == ranks
+    for done in found[str(ranks)]:
+        assert done["examples"] == EXAMPLES + 1
+        assert 0 < done["padded"] < done["examples"], "with and without padding"

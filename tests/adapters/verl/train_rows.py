@@ -1,15 +1,17 @@
-"""A process of its own, one for each data-parallel rank: batches of any shape through verl's real trainer and engine.
+"""A process of its own, and a fork of it for each data-parallel rank: batches of any shape through verl's real trainer
+and engine.
 
 For each case the gradients of all optimizer steps are held against plain torch, which knows no padding and no
 micro-batches. Stand-ins are the TransferQueue (a dict of columns) and Ray's dispatch (a slice of rows for each rank).
 
-Reads ``{"model": folder, "examples": n}`` from stdin and prints how many examples there were, and in how many of them
-padding was added, as ``{"examples": n, "padded": m}``.
+Reads ``{"model": folder, "examples": n, "ranks": [1, 2]}`` from stdin. Prints by the number of ranks what each of them
+did: how many examples there were, and in how many of them padding was added, ``{"examples": n, "padded": m}``.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -24,10 +26,11 @@ os.environ["VERL_USE_EXTERNAL_MODULES"] = "adapters.verl.cpu_platform"
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 import transfer_queue as tq
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing import start_processes
 from transfer_queue import KVBatchMeta
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
@@ -44,7 +47,6 @@ from tests.adapters.verl.compute_advantages import trainer_of
 
 # nobody is served beside it: at a lower priority the test takes ten times as long on a busy machine
 worker_module.NICENESS = 0
-RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ACTOR = "actor_rollout_ref.actor"
 #: a small one of each: fixed and packed micro-batches, a mean over tokens and one over rows, verl's rows and tries
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -89,21 +91,22 @@ class Workers:
     """The worker group of the trainer: this rank's worker, with the rows that Ray would have given it."""
 
     def __init__(self, worker: SwarmCpuWorker, store: Store) -> None:
-        self._dispatch_info = {"actor": list(range(RANKS))}
+        self._dispatch_info = {"actor": list(range(dist.get_world_size()))}
         self._worker, self._store = worker, store
 
     def _data(self, batch: KVBatchMeta) -> Any:
-        each = len(batch) // RANKS
-        assert each * RANKS == len(batch), "Ray's dispatch wants equal parts"
-        data = self._store.get(batch.keys[RANK * each : (RANK + 1) * each], "train")
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        each = len(batch) // ranks
+        assert each * ranks == len(batch), "Ray's dispatch wants equal parts"
+        data = self._store.get(batch.keys[rank * each : (rank + 1) * each], "train")
         tu.assign_non_tensor(data, **batch.extra_info)
         return data
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         output = self._worker.actor.infer_batch(self._data(batch))
         mine = [(output["log_probs"][i].clone(), output["entropy"][i].clone()) for i in range(len(output))]
-        parts: list[Any] = [None] * RANKS
-        torch.distributed.all_gather_object(parts, mine)
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, mine)
         for key, (log_probs, entropy) in zip(batch.keys, (row for part in parts for row in part), strict=True):
             self._store.rows[key] |= {"log_probs": log_probs, "entropy": entropy}
         return batch
@@ -129,7 +132,7 @@ def make_trainer(config: Any, workers: Workers, rewards: dict[str, float]) -> Sw
     """A trainer without a cluster, with what verl's steps ask for; ``rewards`` are of its rows, by their keys."""
     trainer = trainer_of(config, rewards, {})
     trainer.actor_rollout_wg = workers
-    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=dist.get_world_size)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.distillation_config = None
     trainer.use_critic, trainer.global_steps = False, 1
@@ -228,7 +231,8 @@ def check(worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[lis
         meta = stage(KVBatchMeta(keys=order, tags=meta.tags, partition_id="train"), metrics)
 
     assert sorted(order) == sorted([*keys, *(key for key in order if key.startswith("pad"))])
-    added, each = len(order) - len(keys), len(order) // RANKS
+    ranks = dist.get_world_size()
+    added, each = len(order) - len(keys), len(order) // ranks
     assert (metrics["swarm/rows"], metrics["swarm/padding_rows"]) == (len(keys), added)
     steps = len(stepped) // job.ppo_epochs
     assert 1 <= steps <= job.mini_batch_num and steps * job.ppo_epochs == len(stepped)
@@ -236,7 +240,7 @@ def check(worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[lis
     trained: Counter[str] = Counter()
     for number, found in enumerate(stepped):
         at = number % steps * size
-        together = [key for rank in range(RANKS) for key in order[rank * each + at : rank * each + at + size]]
+        together = [key for rank in range(ranks) for key in order[rank * each + at : rank * each + at + size]]
         real = [key for key in together if not key.startswith("pad")]
         assert real, "an optimizer step on padding alone"
         trained.update(real)
@@ -256,8 +260,9 @@ def check(worker: SwarmCpuWorker, reference: Any, job: TrainJob, shape: list[lis
 shapes = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
+def run(rank: int, ranks: int, asked: dict[str, Any], meeting: str, told: Any) -> None:
+    """Be one of ``ranks``, which meet at ``meeting``."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "DIST_INIT_METHOD": f"file://{meeting}"}
     jobs = {name: make_job(asked["model"], **values) for name, values in SETTINGS.items()}
     run_dir = Path(tempfile.gettempdir())
     workers = {name: make_worker(verl_config(job, job.model, run_dir, "cpu")) for name, job in jobs.items()}
@@ -292,8 +297,20 @@ def main() -> None:
         done.update(examples=1, padded=added > 0)
 
     examples()
-    torch.distributed.destroy_process_group()
-    print(json.dumps(done))
+    dist.destroy_process_group()
+    told.put(done)
+
+
+def main() -> None:
+    asked, found = json.load(sys.stdin), {}
+    for ranks in asked["ranks"]:
+        told = multiprocessing.get_context("fork").SimpleQueue()
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = f"{folder}/ranks"
+            # one that fails ends the others
+            start_processes(run, (ranks, asked, meeting, told), nprocs=ranks, start_method="fork")
+        found[ranks] = [told.get() for _ in range(ranks)]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
