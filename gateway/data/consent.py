@@ -155,9 +155,15 @@ class Refusals:
                 if keys or heard:
                     self._take(await asyncio.shield(asyncio.to_thread(_add, path, keys, heard)))
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Read the file if it has changed; of one that is gone the last contents count, and one that cannot be read is
-        read again at the next look. Any thread may do this."""
+        read again at the next look."""
+        # what was read before an addition may not be taken after it
+        async with self._writing:
+            # in a thread: the disk may hang
+            await asyncio.to_thread(self._look)
+
+    def _look(self) -> None:
         path = self._path
         if path is None or (mark := mark_of(path)) in (None, self._mark):
             return

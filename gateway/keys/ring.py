@@ -219,7 +219,7 @@ class KeyRing:
         if self._virtual is not None:
             # in a thread: the disk may hang
             await asyncio.to_thread(self._virtual.refresh)
-            await asyncio.to_thread(self.refusals.refresh)
+            await self.refusals.refresh()
 
     async def note(self) -> None:
         """Write when keys were last used."""

@@ -3,7 +3,9 @@ file names no session."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.data.consent import Refusals
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
+from swarm.credentials import read_private
 from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
 from tests.gateway.conftest import CHAT, gateway_before
 from tests.standins.vllm import plain, told
@@ -31,7 +34,7 @@ async def test_a_no_survives_a_restart_and_reaches_the_others_of_its_file(tmp_pa
     one, other = Refusals(path), Refusals(path)
     assert await one.hear("a", "Anna's chat", NO) and not await one.hear("a", "another", {})
     assert not other.refuses("a", "Anna's chat")
-    other.refresh()
+    await other.refresh()
     assert other.refuses("a", "Anna's chat") and not other.refuses("b", "Anna's chat")
     await other.add("b", "")
     assert other.refuses("b") and other.refuses("b", "any") and not other.refuses("c")
@@ -40,10 +43,10 @@ async def test_a_no_survives_a_restart_and_reaches_the_others_of_its_file(tmp_pa
     assert late.refuses("a", "Anna's chat") and late.refuses("b") and late.refuses("whoever", "his")
     assert not late.refuses("", "") and "Anna" not in path.read_text()
     path.write_text(path.read_text().replace('"b"', '"d"'))
-    late.refresh()
+    await late.refresh()
     assert late.refuses("d") and not late.refuses("b"), "an operator takes a no back in the file"
     path.unlink()
-    late.refresh()
+    await late.refresh()
     assert late.refuses("d"), "a file that is gone takes no no back"
 
 
@@ -89,6 +92,33 @@ async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path
     file.refusals_path.mkdir()
     with pytest.raises(ConflictError, match="nobody has opted out"):
         await keys.opt_out("", "a session")
+
+
+async def test_a_look_at_the_file_takes_back_no_no_that_is_said_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    (first, _), (second, text) = file.create("shop"), file.create("web")
+    keys = KeyRing(GatewayConfig.model_validate({"hooks": "h", "keys_file": str(file.path)}))
+    # now there is something to read
+    await keys.opt_out(first.id, "")
+    was_read, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        found = read_private(*arguments)
+        if not was_read.is_set():
+            was_read.set()
+            assert go_on.wait(20)
+        return found
+
+    monkeypatch.setattr("gateway.data.consent.read_private", slow)
+    looking = asyncio.create_task(keys.look())
+    assert await asyncio.to_thread(was_read.wait, 20)
+    saying_no = asyncio.create_task(keys.opt_out(second.id, ""))
+    await asyncio.wait({saying_no}, timeout=0.3)
+    go_on.set()
+    await asyncio.gather(looking, saying_no)
+    assert keys.holder(text.encode()).caller.train is False
 
 
 async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: server.Rig, tmp_path: Path) -> None:

@@ -169,12 +169,12 @@ async def test_files_that_could_not_be_read_once_are_read_at_the_next_look(
     try:
         for _ in range(2):
             keys.refresh()
-            refusals.refresh()
+            await refusals.refresh()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2, "each is told once"
     keys.refresh()
-    refusals.refresh()
+    await refusals.refresh()
     found = keys.find(digest(text))
     assert found is not None and found.revoked is not None and refusals.refuses("other")
 
