@@ -61,7 +61,7 @@ def serve_model(
         folder.mkdir(parents=True, exist_ok=True)
         environment |= cpu_environment(folder.resolve(), "always")
         options += ["--dtype", "float32", "--enforce-eager", "--block-size", str(KV_BLOCK_TOKENS)]
-        if not any(argument.startswith(_SPLITS) for argument in arguments):
+        if not any(argument.replace("_", "-").startswith(_SPLITS) for argument in arguments):
             # by itself vLLM takes two processes on a CPU, each of which waits for the other in a loop that takes a core
             options += ["--distributed-executor-backend", UNIPROCESS_EXECUTOR]
     if ends_with_parent and sys.platform == "linux":
