@@ -47,6 +47,8 @@ from swarm.importer import python_path
 
 PRIVATE_TOKEN_VARIABLE = "SWARM_PRIVATE_TOKEN"
 _POLL = 0.5
+# one that was killed in a deletion writes its whole journal anew before it listens
+_SERVER_START_DEADLINE = 300.0
 _STOP_ENGINE_DEADLINE = 60.0
 # the gateway's own bounds are 10 s for requests, 10 s for the hooks of sessions and 20 s for submissions under way; the
 # rest is for a busy machine
@@ -213,7 +215,7 @@ class _Up:
             self._servers.append(Server(planned, child, self._tell, plan.restart_pause, is_spared=spared))
         urls: dict[str, str] = {}
         for server in self._servers:
-            url = self._listening(server.child)
+            url = self._listening(server.child, _SERVER_START_DEADLINE)
             if url is None:
                 return
             server.connect(url, plan.private_token, plan.client_name)
@@ -237,7 +239,7 @@ class _Up:
                 return self._spawn("gateway", ["serve", *reads], section, log, env)
 
             self._gateway = LastingProcess(start, self._tell, plan.restart_pause)
-            if (url := self._listening(self._gateway.child)) is None:
+            if (url := self._listening(self._gateway.child, START_DEADLINE)) is None:
                 return
             # one that is started again has the same address; written now, for a disk that is full by then
             self._gateway_url, address = url, urlsplit(url)
@@ -347,9 +349,9 @@ class _Up:
         env = env | {FOLDER_VARIABLE: str(self._plan.folder)}
         return Child(name, [*self._plan.command, *arguments, *options], log, env)
 
-    def _listening(self, child: Child) -> str | None:
+    def _listening(self, child: Child, seconds: float) -> str | None:
         """The address that the child prints once its port is bound; None if a signal arrives first."""
-        deadline = time.monotonic() + START_DEADLINE
+        deadline = time.monotonic() + seconds
         while not self.stopping.wait(0.1):
             self._check()
             if child.exit_code is not None:
@@ -359,7 +361,7 @@ class _Up:
                 return match[1]
             if time.monotonic() > deadline:
                 raise UpFailedError(
-                    f"the {child.name} did not start within {START_DEADLINE:.0f} s", child.last_lines(), child.log
+                    f"the {child.name} did not start within {seconds:.0f} s", child.last_lines(), child.log
                 )
         return None
 

@@ -445,6 +445,13 @@ def test_the_jobs_end_together_when_all_have_done_their_last_step(tmp_path: Path
     assert run().count("finished") == 2
 
 
+def test_a_server_may_take_longer_to_open_its_journal_than_others_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.launch.up.START_DEADLINE", 4.0)
+    assert Run("slow-start", tmp_path, step=interrupt())()[-1] == "stopped"
+
+
 def test_a_gateway_that_cannot_start_ends_it_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(UpFailedError, match="the gateway ended with exit code 1") as caught:
         Run("gateway-dies", tmp_path)()
