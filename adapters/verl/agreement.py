@@ -33,10 +33,9 @@ class StaleAdapterError(VllmDiedError):
 def tolerance(config: Any) -> float | None:
     """The difference that is allowed, by verl's full configuration; ``None`` where nothing is compared: without an
     adapter, where the app's sampling makes other probabilities, and where verl takes those of vLLM for its own."""
+    correction = config.algorithm.rollout_correction
     compared = (
-        syncs_adapter(config)
-        and config.trainer.sampling == "trainer"
-        and not config.algorithm.rollout_correction.bypass_mode
+        syncs_adapter(config) and config.trainer.sampling == "trainer" and not (correction and correction.bypass_mode)
     )
     return TOLERANCES.get(str(config.actor_rollout_ref.rollout.dtype), ROUNDED_TOLERANCE) if compared else None
 

@@ -60,10 +60,11 @@ def config(**changes: Any) -> Any:
     values = {"rank": 8, "merge": False, "sampling": "trainer", "bypass": False, "dtype": "float32"} | changes
     model = SimpleNamespace(lora_rank=values["rank"], lora=SimpleNamespace(merge=values["merge"]))
     rollout = SimpleNamespace(dtype=values["dtype"])
+    correction = None if values["bypass"] is None else SimpleNamespace(bypass_mode=values["bypass"])
     return SimpleNamespace(
         actor_rollout_ref=SimpleNamespace(model=model, rollout=rollout),
         trainer=SimpleNamespace(sampling=values["sampling"]),
-        algorithm=SimpleNamespace(rollout_correction=SimpleNamespace(bypass_mode=values["bypass"])),
+        algorithm=SimpleNamespace(rollout_correction=correction),
     )
 
 
@@ -76,6 +77,8 @@ def config(**changes: Any) -> Any:
         ({"merge": True}, None),
         ({"sampling": "app"}, None),
         ({"bypass": True}, None),
+        # algorithm.rollout_correction: null
+        ({"bypass": None}, 1e-3),
     ],
 )
 def test_what_is_allowed(changes: dict[str, Any], allowed: float | None) -> None:
