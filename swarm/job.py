@@ -260,14 +260,14 @@ class TrainJob(Model):
 
     def override(self, key: str) -> Any:
         """What ``overrides`` set a key of verl to, with a ``+`` or within a mapping, too; ``None``: nothing."""
-        found: Any = None
+        setting: Any = None
         for name, value in self.overrides.items():
             path = name.removeprefix("+")
             if f"{key}.".startswith(f"{path}."):
                 for part in key.removeprefix(path).split(".")[1:]:
                     value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
-                found = found if value is None else value
-        return found
+                setting = setting if value is None else value
+        return setting
 
     @property
     def by_agreement(self) -> bool:

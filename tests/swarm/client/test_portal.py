@@ -139,7 +139,7 @@ def test_code_on_the_loop_cannot_wait_for_the_loop(server: ScriptedServer, clien
 
 
 def test_ctrl_c_waits_for_the_agents_that_run(server: ScriptedServer) -> None:
-    server.script("/status", {**at(1, 0), "job": JOB.model_dump(mode="json")})
+    server.script("/status", {**at(1, 0), "job": JOB.model_dump(mode="json"), "pool": {"whole_groups": False}})
     server.script("/claim_episode", claimed())
     for path in ("/end_episode", "/abort_episode", "/withdraw_claim"):
         server.script(path, {"success": True})
@@ -153,7 +153,7 @@ def test_ctrl_c_waits_for_the_agents_that_run(server: ScriptedServer) -> None:
 
     with SwarmClient(server.url, policy=QUICK) as client:
         with pytest.raises(KeyboardInterrupt):
-            auto_train_with_dataset([Task(task_id="t")], client, agent, max_parallel=1, progress=False)
+            auto_train_with_dataset([Task(task_id="t")], client, agent, num_repeat=1, progress=False)
         assert finished == ["t"]
 
 
