@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -242,6 +242,7 @@ class Pipeline:
         if passed is not None:
             return await self._passed_through(incoming, route, training, passed, within)
         session: SessionLink | None = None
+        stand_in: Coroutine[Any, Any, Outcome]
         try:
             # who says nothing, or too much, gets the best of N all the same
             reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
@@ -260,12 +261,8 @@ class Pipeline:
             untrained = None if trains else Untrained(reason)
             return await best(training, incoming, session, policy, untrained, behind if trains else None, within)
         except PassedThroughError as exc:
-            return await self._passed_through(incoming, route, training, exc.rule, within)
+            stand_in = self._passed_through(incoming, route, training, exc.rule, within)
         except (UnavailableError, UpstreamError) as exc:
-            if exc.code in NO_EPISODE_NEEDED or exc.code == DropReason.PRIVATE:
-                return await self._single_or_fallback(incoming, route, training, exc.code, within)
-            if not (trains and isinstance(exc, UnavailableError)):
-                return await self._fallback(incoming, route, exc)
 
             async def from_engine(reason: str) -> Outcome:
                 """Nothing is sampled yet, and the engine may serve although it gave no episodes."""
@@ -275,7 +272,14 @@ class Pipeline:
                         return await best(training, incoming, session, policy, again, within=within)
                 return await self._single(incoming, route, training, reason, within, patient=False)
 
-            return await self._fallback(incoming, route, exc, from_engine)
+            if exc.code in NO_EPISODE_NEEDED or exc.code == DropReason.PRIVATE:
+                stand_in = self._single_or_fallback(incoming, route, training, exc.code, within)
+            else:
+                sampled = not (trains and isinstance(exc, UnavailableError))
+                stand_in = self._fallback(incoming, route, exc, None if sampled else from_engine)
+        async with AsyncExitStack() as held:
+            held.enter_context(self._sessions.held(session))
+            return _holding(await stand_in, held)
 
     async def _passed_through(
         self, incoming: Incoming, route: Route, training: Training, rule: str, within: float | None

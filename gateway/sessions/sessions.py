@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -100,12 +101,20 @@ class Sessions:
         report = self._report(scope, name) if name else SessionReport(route)
         agent = position.agent if position is not None else agent
         link = SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
-        if position is not None:
-            # a session with a request under way does not idle
-            until = asyncio.get_running_loop().time() + settings.sample_timeout_seconds
-            position.conversation.under_way[link] = until
-            self._goes_on(position.conversation)
+        self._begin(link)
         return link
+
+    @contextmanager
+    def held(self, link: SessionLink | None) -> Generator[None]:
+        """Inside, the request is under way again: another answer stands in for its own."""
+        if link is None:
+            yield
+            return
+        self._begin(link)
+        try:
+            yield
+        finally:
+            self.gave_up(link)
 
     def gave_up(self, link: SessionLink) -> None:
         """The request is under way no more, and has no answer that is remembered."""
@@ -271,6 +280,13 @@ class Sessions:
         while len(self._reports) > self._max_reports:
             self._reports.popitem(last=False)
         return report
+
+    def _begin(self, link: SessionLink) -> None:
+        """A session with a request under way does not idle."""
+        if link.position is not None:
+            until = asyncio.get_running_loop().time() + link.settings.sample_timeout_seconds
+            link.position.conversation.under_way[link] = until
+            self._goes_on(link.position.conversation)
 
     def _goes_on(self, conversation: Conversation) -> None:
         if conversation.over:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from adapters.dialects.sse import encode_named
@@ -24,6 +25,7 @@ from tests.standins.upstream import Upstream
 pytestmark = pytest.mark.anyio
 
 NOWHERE = "http://127.0.0.1:9"
+OUTCOME = "def on_session_end(session, context):\n    return [1.0] * len(session.turns)\n"
 AWAY: dict[str, Any] = {"swarm_url": NOWHERE, "offline_wait_seconds": 0}
 
 
@@ -276,12 +278,55 @@ async def test_a_swarm_server_that_refuses_the_gateway_is_not_the_users_fault(
     assert "count is above the slots" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_does_not_idle_while_a_fallback_answers(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
+) -> None:
+    go = asyncio.Event()
+
+    async def slow() -> Response:
+        await go.wait()
+        return said("at last")
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        await go.wait()
+
+    def answer(body: dict[str, Any]) -> Any:
+        if "think" not in body["messages"][-1]["content"]:
+            return said("at once")
+        return StreamingResponse(events(), media_type="text/event-stream") if stream else slow()
+
+    upstream.answers[CHAT] = answer
+    settings = {"session_end": OUTCOME, "session_idle_seconds": 1, "offline_wait_seconds": 0.1}
+    mine, other = ({"x-swarm-session": name} for name in ("mine", "other"))
+    async with open_gateway(**settings, upstream={"base_url": upstream.url}) as http, asyncio.timeout(20):
+
+        async def ended(name: str) -> str:
+            [on] = (await http.get(f"/v1/sessions/{name}")).json()["on"]
+            return on["ended"]
+
+        for session in (mine, other):
+            assert (await ask(http, session)).status_code == 200
+        swarm.state = EngineState.OFFLINE
+        thinking = {**BODY, "messages": [{"role": "user", "content": "think"}], "stream": stream}
+        asking = asyncio.create_task(http.post(CHAT, json=thinking, headers=mine))
+        await upstream.arrived.wait()
+        assert (await ask(http, other)).headers["x-swarm-trained"] == "false"
+        while await ended("other") != "idle":
+            pass
+        assert await ended("mine") == ""
+        go.set()
+        assert (await asking).status_code == 200
+        while await ended("mine") != "idle":
+            pass
+
+
 async def test_a_session_idles_from_the_answer_of_the_fallback_on(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
-    outcome = "def on_session_end(session, context):\n    return [1.0] * len(session.turns)\n"
     settings: dict[str, Any] = {
-        "session_end": outcome,
+        "session_end": OUTCOME,
         "session_idle_seconds": 1,
         "offline_wait_seconds": 0.1,
         "upstream": {"base_url": upstream.url, "model": "other"},
