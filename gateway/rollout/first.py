@@ -94,6 +94,7 @@ class _Broadcast:
         self._parts: asyncio.Queue[Chunk | SwarmGatewayError | None] = asyncio.Queue()
         self._opened: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._head: Chunk = {}
+        self._begun = False
         self._whole = False
         self._left = False
 
@@ -124,6 +125,7 @@ class _Broadcast:
                     self._take(index, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)
+                        self._begun = True
                         run.sample(range(self._count, len(run.shaped.bodies)))
             sample = Sample(self._assemblies[index].answer(), loop.time() - started, live.policy_version)
         except BaseException as exc:
@@ -131,6 +133,9 @@ class _Broadcast:
             if not self._opened.done():
                 self._opened.set_exception(error)
             self._parts.put_nowait(error)
+            # before the first chunk another group may serve the request
+            if self._begun and (session := run.session) is not None:
+                session.gave_up()
             if isinstance(exc, asyncio.CancelledError):
                 raise
             raise error from exc
@@ -199,8 +204,6 @@ class _Broadcast:
         self._left = True
         if not self._whole and self._run.training.settings.on_disconnect == "cancel":
             self._run.cancel(DropReason.CANCELLED)
-            if (session := self._run.session) is not None:
-                session.gave_up()
 
 
 def _streamed(body: bytes, options: dict[str, Any]) -> bytes:

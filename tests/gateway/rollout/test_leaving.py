@@ -14,7 +14,7 @@ from gateway.rollout.return_policy import ReturnPolicy
 from gateway.sessions.conversation import AgentLedger
 from gateway.sessions.open_groups import Closing
 from gateway.types import Decided, Live
-from swarm.errors import RelayedError
+from swarm.errors import RelayedError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
 from tests.standins.vllm import plain, role_chunk, status, streamed, token_chunk, usage_chunk
 from tests.swarm.server import conftest as server
@@ -100,8 +100,32 @@ async def test_a_stream_that_ends_with_its_user_is_under_way_no_more(rig: server
         assert isinstance(outcome, Live) and outcome.close is not None
         assert not talk.told
         await outcome.close()
-        assert talk.told == ["gave up"]
         await at_rest(rig, route)
+        assert talk.told == ["gave up"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("on_disconnect", ["cancel", "finish"])
+async def test_a_stream_that_breaks_off_is_under_way_no_more(
+    rig: server.Rig, open_route: OpenRoute, on_disconnect: str, leaves: bool
+) -> None:
+    cut = asyncio.Event()
+    # a tool call cannot be continued by the data plane
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    broken = streamed(role_chunk(), token_chunk([1], delta={"tool_calls": [call]}), cut.wait, done=False)
+    rig.vllm.default = lambda body: (broken if body.get("stream") else plain([1]))(body)
+    async with open_route(on_disconnect=on_disconnect) as route:
+        talk: Any = Talk()
+        outcome = await first(route, asking(stream=True), talk)
+        assert isinstance(outcome, Live) and outcome.close is not None
+        if leaves:
+            await outcome.close()
+        cut.set()
+        if not leaves:
+            with pytest.raises(UpstreamError):
+                await chunks_of(outcome)
+        await at_rest(rig, route)
+        assert talk.told == ["gave up"] and route.stats.groups.trained == 0
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "finish"])
