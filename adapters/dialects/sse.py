@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 #: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
 def encode_event(data: Any) -> bytes:
@@ -55,6 +56,22 @@ class SseDecoder:
                 events.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data.clear()
         return events
+
+
+async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The bytes of ``parts``, cut where events end; what is behind the last of them comes too, unless ``parts`` break
+    off."""
+    held = bytearray()
+    async for part in parts:
+        # an end may come in two parts
+        begin = max(0, len(held) - 3)
+        held += part
+        ends = [at + len(end) for end in _EVENT_ENDS if (at := held.rfind(end, begin)) >= 0]
+        if ends:
+            yield bytes(held[: max(ends)])
+            del held[: max(ends)]
+    if held:
+        yield bytes(held)
 
 
 async def data_in(parts: AsyncIterator[bytes], *, ends: bool = True) -> AsyncGenerator[str]:

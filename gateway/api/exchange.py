@@ -3,12 +3,13 @@
 Invariant: a caller sees one dialect, whatever happens. When it hangs up, the work for it is cancelled. A stream stays
 without headers until an answer is on its way, so an error until then is an HTTP error, which an SDK may repeat; from
 then on the caller gets something every ``keepalive`` seconds, and an error is an event that ends the stream. What is
-live goes out as it comes.
+live goes out as it comes, event by event.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,16 +20,17 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.dialects import Dialect, EventStream
 from adapters.dialects.jsons import encode, error_in
+from adapters.dialects.sse import whole_events
 from gateway.types import Decided, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
 from swarm.http.asgi import error_response, internal_error
 
+logger = logging.getLogger(__name__)
+
 SSE = "text/event-stream"
 #: Of an event stream that no proxy should hold back.
 _SSE_HEADERS = {"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-_END = max(map(len, _EVENT_ENDS))
 #: Chunks of a finished answer that go out in one write: a long answer is thousands of them.
 _CHUNKS_PER_WRITE = 16
 
@@ -104,12 +106,12 @@ async def deliver(
                 beats.cancel()
             if not out.started:
                 await rendering.refusal(error)(scope, receive, send)
-            elif events is not None and out.has_events and out.between:
-                await out.write(events.fail(error))
+                return
+            logger.warning("an answer broke off: %s", error)
+            if out.has_events:
+                await out.write((events or rendering.events()).fail(error))
                 await out.finish()
-            else:
-                # part of a body, or of an event, is out, and only a broken connection shows that it is not whole
-                raise
+            # else the server breaks the connection, which alone shows that a body is not whole
         finally:
             if beats is not None:
                 beats.cancel()
@@ -151,9 +153,6 @@ class _Sender:
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
-        self._tail = b""
-        #: whether the last byte ended an event
-        self.between = True
         self.started = False
 
     @property
@@ -167,13 +166,10 @@ class _Sender:
             self._status, self._headers = status, headers
 
     async def write(self, part: bytes) -> None:
-        """Send a part of the body."""
+        """Send a part of the body; of a stream, whole events."""
         async with self._writing:
             await self._start()
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
-            # the blank line that ends an event may come in two parts
-            self._tail = (self._tail + part[-_END:])[-_END:]
-            self.between = self._tail.endswith(_EVENT_ENDS)
             self._last = self._loop.time()
 
     async def whole(self, body: bytes) -> None:
@@ -201,7 +197,7 @@ class _Sender:
             silent = self._loop.time() - since
             if silent < seconds:
                 await asyncio.sleep(seconds - silent)
-            elif self._writing.locked() or not (self.between and self.has_events):
+            elif self._writing.locked() or not self.has_events:
                 await asyncio.sleep(seconds)
             else:
                 await self.write(keepalive)
@@ -230,7 +226,8 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
     if isinstance(relayed.body, bytes):
         await out.write(relayed.body)
         return
-    async for part in relayed.body:
+    # half an event is none, and nothing could follow it
+    async for part in whole_events(relayed.body) if streamed else relayed.body:
         await out.write(part)
 
 

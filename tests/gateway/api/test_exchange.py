@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -200,26 +199,43 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
     assert "secret" not in response.text and "quote request id" in response.text
 
 
-@pytest.mark.parametrize("cut", [False, True])
-async def test_half_an_event_of_an_upstream_is_no_event(cut: bool) -> None:
-    """SDKs read each event that ends as JSON; of a connection that breaks, they discard what has not ended."""
+@pytest.mark.parametrize("streamed", [False, True], ids=["forwarded", "streamed"])
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\r\r"])
+@pytest.mark.parametrize("cut", ["", 'data: {"a": '])
+async def test_half_an_event_of_an_upstream_is_no_event(
+    streamed: bool, end: str, cut: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SDKs read each event that ends as JSON, and report the one that says why there are no more."""
 
     async def parts() -> AsyncIterator[bytes]:
-        yield b'data: {"a": 1}\n'
-        yield b"\n" + (b'data: {"a": ' if cut else b"")
+        yield b'data: {"a": 1}' + end[:-1].encode()
+        yield end[-1].encode() + cut.encode()
         raise UpstreamError("gone")
 
-    delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "text/event-stream"}, parts()))
-    seen = b""
+    delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "text/event-stream"}, parts()), streamed)
     async with serving(delivery.app) as http:
-        with pytest.raises(httpx.RemoteProtocolError) if cut else nullcontext():
-            async with http.stream("POST", "/") as response:
-                async for part in response.aiter_bytes():
-                    seen += part
+        told = await http.post("/")
         await delivery.closed.wait()
-    events = SseDecoder().feed(seen)
-    assert [set(json.loads(event)) for event in events] == [{"a"}, *([] if cut else [{"error"}])]
+    events = SseDecoder().feed(told.content)
+    assert [set(json.loads(event)) for event in events] == [{"a"}, {"error"}]
     assert [exc.message for exc in delivery.errors] == ["gone"]
+    assert [record.getMessage() for record in caplog.records] == ["an answer broke off: gone"]
+
+
+async def test_a_body_that_breaks_off_breaks_the_connection_and_is_a_sentence_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'{"a": '
+        raise UpstreamError("gone")
+
+    delivery = Delivery(ChatDialect(), Relayed(200, {"content-type": "application/json"}, parts()))
+    async with serving(delivery.app) as http:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post("/")
+        await delivery.closed.wait()
+    assert caplog.records[0].getMessage() == "an answer broke off: gone"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_no_proxy_holds_back_a_stream_that_is_passed_on() -> None:
