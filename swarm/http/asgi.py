@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.concurrency import ClientGoneError
@@ -376,10 +377,18 @@ def http_error_response(request: Request, exc: HTTPException) -> Response:
     if exc.status_code == 404:
         return error_response(NotFoundError(message, code="route_not_found"))
     if exc.status_code == 405:
-        return error_response(MethodError(message, (exc.headers or {}).get("Allow", "")))
+        return error_response(MethodError(message, _methods_at(request)))
     error = RequestError(message)
     error.status = exc.status_code
     return error_response(error)
+
+
+def _methods_at(request: Request) -> str:
+    """The methods of all routes of the request's path; the framework names those of the first."""
+    routes = [route for route in cast("App", request.app).routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = [method for route in fitting if route.path == fitting[0].path for method in route.methods or ()]
+    return ", ".join(sorted({*methods}))
 
 
 def internal_error(request_id: str, exc: Exception) -> SwarmGatewayError:

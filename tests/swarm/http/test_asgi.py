@@ -61,6 +61,8 @@ def client() -> httpx.AsyncClient:
             JsonRoute("/echo", echo, methods=["POST"]),
             JsonRoute("/number", number),
             Route("/later", later),
+            Route("/later", raw, methods=["PUT"]),
+            Route("/lat{rest:path}", raw, methods=["PATCH"]),
             Route("/broken", broken),
         ],
         middleware=[Middleware(RequestMiddleware), Middleware(ErrorMiddleware, body_limit=lambda scope: 64)],
@@ -180,6 +182,13 @@ async def test_unknown_route_and_method_are_openai_shaped(client: httpx.AsyncCli
         unknown, method = await client.get("/nope"), await client.get("/echo")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "route_not_found")
     assert (method.status_code, method.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.anyio
+async def test_a_path_allows_the_methods_of_all_its_routes(client: httpx.AsyncClient) -> None:
+    async with client:
+        refused = await client.delete("/later")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, PUT")
 
 
 @pytest.mark.anyio
