@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import quote, unquote, urlsplit
 
-from adapters.dialects import DIALECTS, SampledAnswer, to_json
+from adapters.dialects import DIALECTS, ResponsesDialect, SampledAnswer, to_json
 from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
@@ -34,6 +34,8 @@ CHAT = "/v1/chat/completions"
 _TRANSLATED = frozenset(dialect.path for dialect in DIALECTS if dialect.translatable)
 #: Addresses that ask the upstream's model; others, such as for embeddings, have models of their own.
 _MODELS_OWN = tuple(dialect.path for dialect in DIALECTS)
+#: Of vLLM's chats alone.
+_GOING_ON = ("add_generation_prompt", "continue_final_message")
 #: The application's headers that select a version of its dialect.
 _SENT_ON = ("anthropic-version", "anthropic-beta", "openai-beta")
 _PASSED_ON = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
@@ -166,8 +168,9 @@ class Upstream:
         return to_json({**json.loads(incoming.raw), "model": self._model})
 
     def _chat_body(self, incoming: Incoming) -> bytes:
-        # where OpenAI stores nothing, it refuses metadata in a chat
-        body = {name: value for name, value in incoming.call.body.items() if name != "metadata"}
+        # where OpenAI stores nothing, it refuses metadata in a chat; and it goes on from no response that was cut
+        left = ("metadata", *(_GOING_ON if incoming.path == ResponsesDialect.path else ()))
+        body = {name: value for name, value in incoming.call.body.items() if name not in left}
         if "stream_options" in body:
             # other servers need not know vLLM's own
             body["stream_options"] = {"include_usage": True}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from adapters.dialects import ChatDialect, LLMRequest, MessagesDialect
+from adapters.dialects import ChatDialect, LLMRequest, MessagesDialect, ResponsesDialect
 from gateway.config.route import UpstreamConfig
 from gateway.routing import breaker
 from gateway.routing.breaker import BreakerState
@@ -185,6 +185,16 @@ async def test_a_dialect_that_is_not_spoken_becomes_a_chat(plain: Plain, ours: U
     assert [got.target for got in plain.got] == [MESSAGES, CHAT, CHAT], "asked once, then known"
     await ours.relay(message(metadata={"session_id": "s"}), "")
     assert "metadata" not in plain.got[-1].body, "OpenAI refuses it in a chat that it does not store"
+
+
+async def test_a_response_that_was_cut_is_carried_on_by_no_chat_of_another_server(plain: Plain, ours: Upstream) -> None:
+    """As by OpenAI, whose chats refuse the fields and whose responses begin anew."""
+    cut = {"type": "message", "role": "assistant", "id": "msg_1", "status": "incomplete", "content": "Once u"}
+    body: dict[str, Any] = {"model": "tiny", "input": [{"role": "user", "content": "hello"}, cut]}
+    call = ResponsesDialect().parse(body)
+    assert call.body["continue_final_message"]
+    await ours.relay(incoming("/v1/responses", body, call), "")
+    assert plain.got[-1].body == {"model": "tiny", "messages": call.messages}
 
 
 async def test_a_translated_stream_is_live(plain: Plain, ours: Upstream) -> None:
