@@ -49,7 +49,7 @@ def easier(probability: float, change: float) -> float:
 
 
 def pairs(chance: random.Random, change: float, terms: Terms) -> Iterator[Pair]:
-    """One request after another with 1 + 7 answers; latencies, lengths and errors are alike on both sides."""
+    """One request after another with 1 + 7 answers; lengths and errors are alike on both sides."""
     number = 0
     while True:
         number += 1
@@ -60,7 +60,6 @@ def pairs(chance: random.Random, change: float, terms: Terms) -> Iterator[Pair]:
             return SideResult(
                 answers=answers,
                 reward=right(chance, success, answers),
-                latency_seconds=chance.lognormvariate(0, 0.5),
                 characters=chance.lognormvariate(4, 0.5),
             )
 

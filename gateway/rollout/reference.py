@@ -143,7 +143,6 @@ class Reference:
             incumbent=SideResult(
                 reward=None if why else theirs,
                 refused=refuses(self._candidate.message, self._candidate.finish_reason, self._openings),
-                latency_seconds=self._candidate.latency_seconds,
                 characters=_characters(self._candidate.message),
                 tokens=self._tokens,
                 finish=sendable(self._candidate.finish_reason)[:MAX_NAME],
@@ -166,7 +165,6 @@ class Reference:
             reward=reward,
             failed=failed / answers if answers else 1.0,
             refused=mean(refused) or 0.0,
-            latency_seconds=mean(lambda sample: sample.latency),
             slowest_seconds=max((sample.latency for sample in samples), default=None),
             characters=mean(lambda sample: _characters(sample.answer.message)),
             tokens=mean(lambda sample: int(sample.answer.usage.get("completion_tokens") or 0)),

@@ -141,7 +141,7 @@ class SideResult(TolerantModel):
         answers: how many it gave, failed ones included.
         reward: of those that did not fail.
         failed, refused: shares of them.
-        latency_seconds: from the request to the last byte; ``slowest_seconds``: of the slowest answer.
+        slowest_seconds: of the slowest answer, from the request to the last byte.
         characters: of the texts and of the arguments of calls.
         tokens: as the server counts them, each with its own tokenizer; ``None``: it does not say.
         finish: the finish reasons, each once, in alphabetical order.
@@ -151,7 +151,6 @@ class SideResult(TolerantModel):
     reward: _Share | None = None
     failed: _Share = 0.0
     refused: _Share = 0.0
-    latency_seconds: _Amount | None = None
     slowest_seconds: _Amount | None = None
     characters: _Amount | None = None
     tokens: _Amount | None = None

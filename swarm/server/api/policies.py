@@ -246,8 +246,8 @@ def _guards(evidence: PairedEvidence) -> list[str]:
             parts.append(
                 f"{value:.3f} of the groups took longer than {rules.max_p95_seconds:g} s (at most {SLOWEST:g})"
             )
-        elif name in ("length", "latency"):
-            parts.append(f"{name} {value:.2f} times the incumbent's (at most {getattr(rules, f'max_{name}'):g})")
+        elif name == "length":
+            parts.append(f"length {value:.2f} times the incumbent's (at most {rules.max_length:g})")
         else:
             parts.append(f"{name} {value:+.3f} (at most {getattr(rules, f'max_{name}'):g})")
     return [f"guards: {', '.join(parts)}"] if parts else []
