@@ -201,6 +201,7 @@ def chunks_of(
     answer_id: str,
     *,
     include_usage: bool,
+    continuous_usage: bool = False,
     last: dict[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The ``chat.completion.chunk`` bodies of a stream, without the closing ``[DONE]``; text goes out in words.
@@ -209,6 +210,7 @@ def chunks_of(
         answers: one per choice, in the given order.
         answer_id: the same in every chunk.
         include_usage: end with a chunk without choices that carries the usage.
+        continuous_usage: each chunk carries it: by the first one all was sampled.
         last: further top-level fields of the last chunk that has a choice.
     """
     head: dict[str, Any] = {
@@ -217,7 +219,8 @@ def chunks_of(
         "created": int(time.time()),
         "model": answers[0].model,
     }
-    tail: dict[str, Any] = {"usage": None} if include_usage else {}
+    usage = total_usage(answers)
+    tail: dict[str, Any] = {"usage": usage if continuous_usage else None} if include_usage else {}
     first = answers[0].body_extra
     for index, answer in enumerate(answers):
         for delta, logprobs in _deltas(answer):
@@ -234,7 +237,7 @@ def chunks_of(
         closing = (last or {}) if index == len(answers) - 1 else {}
         yield {**head, "choices": [finish], **tail, **closing}
     if include_usage:
-        yield {**head, "choices": [], "usage": total_usage(answers)}
+        yield {**head, "choices": [], "usage": usage}
 
 
 def total_usage(answers: Sequence[SampledAnswer]) -> dict[str, Any]:

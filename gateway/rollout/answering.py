@@ -384,6 +384,7 @@ def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report
             answers,
             answer_id,
             include_usage=incoming.call.include_usage,
+            continuous_usage=(incoming.call.body.get("stream_options") or {}).get("continuous_usage_stats") is True,
             last={"swarm": report.as_dict()},
         )
         whole = True

@@ -220,3 +220,16 @@ async def test_a_winner_is_streamed_in_words(rig: server.Rig, open_route: OpenRo
         assert text_of(chunks) == said(decided)
         assert chunks[-1]["usage"]["completion_tokens"] == 5
         assert chunks[-2]["swarm"]["reward"] == 16.0
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+async def test_usage_comes_with_each_chunk_where_that_is_asked_for(
+    rig: server.Rig, open_route: OpenRoute, with_usage: bool
+) -> None:
+    rig.vllm.default = plain([1, 2])
+    options = {"include_usage": with_usage, "continuous_usage_stats": True}
+    async with open_route() as route:
+        chunks = await chunks_of(await answer(route, ReturnPolicy(), stream=True, stream_options=options))
+        # all of it was sampled before the first of them
+        counts = {(chunk.get("usage") or {}).get("completion_tokens") for chunk in chunks}
+        assert len(chunks) > 2 and counts == {2 if with_usage else None}
