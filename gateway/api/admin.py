@@ -10,8 +10,8 @@ commands the engine through a gateway.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
@@ -38,9 +38,13 @@ from swarm.errors import (
 from swarm.http.asgi import bearer_bytes, read_body
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient
 from swarm.subjects import DataReport, Subject
+from swarm.types import Notes
 from swarm.validation import describe_validation
 
 logger = logging.getLogger(__name__)
+
+#: Deadline of a deletion here, as of the swarm server's.
+ERASE_SECONDS = 300.0
 
 #: path below ``/admin`` -> method -> path of the swarm server
 _COMMANDS: dict[str, dict[str, str]] = {
@@ -144,15 +148,22 @@ async def _erased(
         if report.status != 200:
             return report
         requests.update((object_in(report.content) or {}).get("requests", ()))
-    log, deletions, now = gateway.telemetry.request_log, gateway.telemetry.deletions, time.perf_counter()
+
+    def fits(notes: Notes) -> bool:
+        return subject.fits(notes) or notes.request_id in requests
+
     # what is under way writes nothing when it ends
-    for each in (subject, *(Subject(request_id=name) for name in requests)):
-        deletions.add(each, now)
+    gateway.telemetry.forget(fits)
+    log, watcher = gateway.telemetry.request_log, gateway.sessions.watcher
     try:
-        lines = await log.erase(lambda notes: subject.fits(notes) or notes.request_id in requests) if log else 0
-        sessions = gateway.sessions.erase(subject)
-        watcher = gateway.sessions.watcher
-        watched = await watcher.erase(subject, requests) if watcher is not None else {}
+        async with asyncio.timeout(ERASE_SECONDS):
+            lines = await log.erase(fits) if log else 0
+            sessions = gateway.sessions.erase(subject)
+            watched = await watcher.erase(subject, requests) if watcher is not None else {}
+    except TimeoutError as exc:
+        raise UnavailableError(
+            f"what is kept at the gateway is not deleted within {ERASE_SECONDS:g} s: delete it again", code="disk"
+        ) from exc
     except OSError as exc:
         raise SwarmGatewayError(
             f"what is kept at the gateway cannot be rewritten: {exc.strerror or exc}", code="disk"

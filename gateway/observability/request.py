@@ -9,7 +9,7 @@ outcomes.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from starlette.types import Message
 from adapters.dialects import DIALECTS
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
-from swarm.subjects import Deletions, user_digest
+from swarm.subjects import user_digest
 from swarm.types import Notes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class RequestRecord:
         user: digest of the end user's name.
         session: name of its conversation, once it has one.
         texts: whether its texts may be written anywhere.
-        deletions: what was deleted, on the clock of :func:`time.perf_counter`.
+        deletions: whose data was deleted since it came.
         phase_seconds: time in which at least one phase was running, until the end of the response.
         status: HTTP status; 0: no response began.
         streamed: whether the response is a stream of events.
@@ -127,7 +127,7 @@ class RequestRecord:
     user: str = ""
     session: str = ""
     texts: bool = True
-    deletions: Deletions = field(default_factory=Deletions)
+    deletions: list[Callable[[Notes], bool]] = field(default_factory=list[Callable[[Notes], bool]])
     status: int = 0
     streamed: bool = False
     request: bytearray = field(default_factory=bytearray)
@@ -160,7 +160,7 @@ class RequestRecord:
     @property
     def deleted(self) -> bool:
         """Whether the data of whoever sent it was deleted since it came."""
-        return self.deletions.cover(self.notes(), self._began)
+        return any(fits(self.notes()) for fits in self.deletions)
 
     def sent(self, message: Message) -> None:
         """Note a part of the response."""

@@ -183,10 +183,13 @@ class Erasure:
         self.lines: Future[int] = Future()
 
     def run(self, files: Sequence[Path]) -> None:
-        """Replace each file that has some; a kill leaves it as it was."""
+        """Replace each file that has some, unless whoever asked has given up; a kill leaves it as it was."""
+        if not self.lines.set_running_or_notify_cancel():
+            return
         try:
             self.lines.set_result(sum(self._without(path) for path in files if path.exists()))
         except Exception as exc:
+            logger.error("lines that are to be deleted stay in %s: %s", files[0], exc)
             self.lines.set_exception(exc)
 
     def _without(self, path: Path) -> int:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,7 +21,7 @@ from gateway.observability.request import Metrics, RequestRecord, recording, tra
 from gateway.observability.request_log import RequestLog, check_request_log
 from gateway.observability.tracing import OtelTracer, check_tracing
 from swarm.http.asgi import RawHeaders, header
-from swarm.subjects import Deletions
+from swarm.types import Notes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -36,7 +38,6 @@ class Telemetry:
         metrics: of all requests.
         tracer: makes spans; ``None``: no tracing.
         request_log: writes requests to a file; ``None``: nobody does.
-        deletions: what was deleted, on the clock of :func:`time.perf_counter`.
         keep: bytes of each request and response that a record keeps.
     """
 
@@ -45,8 +46,17 @@ class Telemetry:
         self.metrics = Metrics()
         self.tracer: OtelTracer | None = None
         self.request_log = RequestLog(config.request_log) if config.request_log is not None else None
-        self.deletions = Deletions()
+        self._under_way: WeakSet[RequestRecord] = WeakSet()
         self.keep = config.request_log.max_text_bytes if config.request_log is not None else 0
+
+    def request_begun(self, record: RequestRecord) -> None:
+        """Know a request while anything is under way for it."""
+        self._under_way.add(record)
+
+    def forget(self, fits: Callable[[Notes], bool]) -> None:
+        """Requests under way that ``fits``, now or once more is known of them, leave nothing behind."""
+        for record in self._under_way:
+            record.deletions.append(fits)
 
     def request_over(self, record: RequestRecord, span: Span | None) -> None:
         """Count, trace and log a request that ended; it runs inside the request, so it does not wait."""
@@ -114,8 +124,8 @@ class TelemetryMiddleware:
             scope["path"],
             telemetry.keep,
             texts=_may_keep(state["gateway"].config, headers),
-            deletions=telemetry.deletions,
         )
+        telemetry.request_begun(record)
         whole = False
 
         async def sending(message: Message) -> None:

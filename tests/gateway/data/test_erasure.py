@@ -15,6 +15,7 @@ import pytest
 from gateway.app import create_app
 from gateway.config.gateway import GatewayConfig
 from gateway.keys.store import KeyFile
+from gateway.observability.request_log import RequestLog
 from swarm.errors import UnavailableError
 from swarm.server.journal.erasure import Match, tombstones
 from swarm.server.journal.rows import StateRow
@@ -128,6 +129,23 @@ async def test_a_gateway_before_an_upstream_alone_deletes_what_it_keeps(upstream
         done = (await http.post("/admin/data/delete", params={"key": her.id}, headers=boss)).json()
         assert (done["deleted"], done["gateway"]["request_log_lines"]) == (True, 1)
     assert traces(tmp_path, MARK.encode()) == set()
+
+
+async def test_a_deletion_at_a_disk_that_hangs_ends_with_what_to_do(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.admin.ERASE_SECONDS", 0.05)
+    monkeypatch.setattr(RequestLog, "start", lambda log: None)
+    monkeypatch.setattr(RequestLog, "close", lambda log: None)
+    settings = {
+        "swarm_url": None,
+        "upstream": {"base_url": upstream.url},
+        "request_log": {"path": tmp_path / "requests.jsonl"},
+    }
+    async with serving(create_app(GatewayConfig.model_validate(settings))) as http:
+        refused = await http.post("/admin/data/delete", params={"session": "s"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk")
+    assert refused.json()["error"]["message"].endswith("within 0.05 s: delete it again")
 
 
 @pytest.mark.parametrize("about", [{"user": user_digest("Ann")}, {"request_id": "hers"}])

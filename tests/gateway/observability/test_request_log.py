@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -152,6 +153,26 @@ async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subjec
     assert await log.erase(lambda notes: notes.request_id == "req_1") == 1
     log.close()
     assert [name.read_text() for name in names] == [""] * 2
+
+
+def test_lines_that_should_go_and_cannot_are_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.with_name("requests.jsonl.1").mkdir()
+    write(RequestLogConfig(path=path, keep_seconds=3600), exchange(b'"now"'))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"lines that are to be deleted stay in {path}") and len(lines(path)) == 1
+
+
+@pytest.mark.anyio
+async def test_a_deletion_that_nobody_waits_for_any_more_costs_no_lines(tmp_path: Path) -> None:
+    log = RequestLog(RequestLogConfig(path=tmp_path / "log"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await log.erase(lambda notes: True)
+    log.start()
+    log.request_over(exchange(b"{}"))
+    log.close()
+    assert len(lines(tmp_path / "log")) == 1
 
 
 @pytest.mark.anyio

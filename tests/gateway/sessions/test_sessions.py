@@ -494,7 +494,7 @@ async def test_a_request_under_way_does_not_bring_back_what_is_deleted(subject: 
         with recording(record):
             under_way = ask(sessions, to, messages, **named)
             assert sessions.erase(subject) == 1
-            record.deletions.add(subject, time.perf_counter())
+            record.deletions.append(subject.fits)
             under_way.delivered("chatcmpl-late", assistant("late"), 0.5)
         assert len(sessions) == 0 and sessions.size == 0 and under_way.turn is None
         say(sessions, to, [user("new")], "kept", **named)
