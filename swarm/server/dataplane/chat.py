@@ -105,7 +105,8 @@ class Attempt:
         return [*self._opening, *map(self._shaper.end, self._ends.values())]
 
     def continuable(self, index: int) -> bool:
-        """Whether to sample on after the tokens of choice ``index`` gives exactly what one call would have given."""
+        """Whether to sample on after the tokens of choice ``index`` gives what one call would have given, see
+        :meth:`ChatCall.continuation`."""
         whole = not self.recorder.choices[index].problem and bool(self.recorder.prompt_ids)
         return self._call.continuable and index not in self._parsed and whole and self.says_all(index)
 

@@ -111,7 +111,8 @@ class ChatCall:
         return min(self.max_tokens, self.context - prompt_tokens)
 
     def continuation(self, prompt_ids: list[int], response_ids: list[int]) -> dict[str, Any]:
-        """The /v1/completions body that continues exactly after ``response_ids``."""
+        """The /v1/completions body that continues after ``response_ids``: exactly, but for presence and frequency
+        penalties, which vLLM counts over what this body samples, and a seed, from which it draws anew."""
         body = {key: self.body[key] for key in _CONTINUED if key in self.body}
         done = len(response_ids)
         return body | {
