@@ -6,6 +6,7 @@ tests.packs`` deletes the packs in copies of the tree (``make test-packs``: and 
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import cache_from_source
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -148,6 +150,8 @@ def pack_of(module: str) -> str:
 def main() -> None:
     """Delete packs in copies of the tree. Without any one (and those that need it), all modules that are left can be
     imported, and the command line answers; with the argument ``core``: without them all, the core's fast tests pass."""
+    for package in PACKAGES:
+        compileall.compile_dir(ROOT / package, quiet=1, workers=0)
     with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
         for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
             pass
@@ -171,8 +175,11 @@ def _copy(folder: Path, paths: Sequence[str], *without: str) -> Path:
         ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     for name in filter(None, tracked.split("\0")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        # its bytecode is valid for a copy of the same time
+        for path in (name, cache_from_source(name)):
+            if (ROOT / path).is_file():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, folder / path, follow_symlinks=False)
     for pack in (PACKS[name] for name in without):
         modules = (f"{module.replace('.', '/')}{end}" for module in pack.modules for end in ("", ".py"))
         for path in [path for pattern in (*pack.tests, *modules) for path in folder.glob(pattern)]:
