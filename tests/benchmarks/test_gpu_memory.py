@@ -54,6 +54,7 @@ def test_a_file_is_right_for_verl_and_the_gateway(file: Path, tmp_path: Path) ->
     read_config(sections["gateway"] | {"swarm_url": "http://127.0.0.1:1"}, where="gateway", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_are_counted_as_transformers_counts_them() -> None:
     torch = pytest.importorskip("torch", reason="needs the cpu extra")
     from transformers import Qwen2Config, Qwen2ForCausalLM
