@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.clients.stack import MODEL, SECONDS, Stack
+
+if TYPE_CHECKING:
+    import anthropic
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +26,8 @@ WEATHER: Any = {
 
 @pytest.fixture
 def sdk(served: Stack) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=served.url, api_key="any", timeout=SECONDS) as client:
         yield client
 
@@ -89,6 +93,8 @@ def test_counting_trains_nothing(served: Stack, sdk: anthropic.Anthropic) -> Non
 
 
 def test_async(served: Stack) -> None:
+    import anthropic
+
     async def ask() -> list[str]:
         async with anthropic.AsyncAnthropic(base_url=served.url, api_key="any", timeout=SECONDS) as sdk:
             asked: Any = {"model": MODEL, "max_tokens": 100, "messages": [HI]}
@@ -102,6 +108,8 @@ def test_async(served: Stack) -> None:
 
 
 def test_errors_are_the_sdks_own_and_train_nothing(served: Stack, sdk: anthropic.Anthropic) -> None:
+    import anthropic
+
     with served.trains(0):
         with pytest.raises(anthropic.NotFoundError):
             sdk.messages.create(model="other", max_tokens=9, messages=[HI])

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -77,6 +76,8 @@ class Counts:
 
 
 async def test_a_retry_with_a_key_after_a_timeout_joins_the_group_under_way(served: Stack, tmp_path: Path) -> None:
+    import anthropic
+
     words = [tmp_path / name for name in ("chat", "streamed", "response", "message")]
     known = tmp_path / "known"
     known.touch()

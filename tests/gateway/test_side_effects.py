@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from anthropic import Anthropic, beta_tool
 
 from tests.clients.stack import GROUP, MODEL, Stack, stack
 
@@ -25,6 +24,8 @@ REWARDS = {"best": (0.0, 1.0), "first": (1.0, 1.0)}
 
 def run_tools(served: Stack, policy: str, fan_outs: int) -> list[str]:
     """What Anthropic's own agent loop ran in conversations of two fan-outs: two calls at once, and the answer."""
+    from anthropic import Anthropic, beta_tool
+
     ran: list[str] = []
     client = Anthropic(
         base_url=served.url, api_key="any", max_retries=0, timeout=120, default_headers={"x-swarm-policy": policy}

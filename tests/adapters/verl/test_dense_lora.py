@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the cpu extra")
-pytest.importorskip("vllm", reason="needs the cpu extra")
-
-from adapters.verl.dense_lora import DenseLora  # noqa: E402
 
 IN, RANK, WIDTHS, SLOTS = 24, 8, (16, 8), 2
 
@@ -26,6 +23,9 @@ UP = tuple(stacked(width, RANK) for width in WIDTHS)
 @pytest.mark.parametrize("prefill", [True, False])
 @pytest.mark.parametrize("ids", [[7] * 5, [9, 7, 7, 9, 7], [0, 7, 0, 9, 0], [0] * 5])
 def test_a_token_gets_the_adapter_of_its_request_or_none(ids: list[int], prefill: bool) -> None:
+    pytest.importorskip("vllm", reason="needs the cpu extra")
+    from adapters.verl.dense_lora import DenseLora
+
     slots: list[Any] = [7, 9]
     wrapper = DenseLora(64, 64, "cpu")
     mapping: Any = SimpleNamespace(index_mapping=tuple(ids), prompt_mapping=tuple(ids), is_prefill=prefill)

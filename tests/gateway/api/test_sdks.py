@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -32,6 +31,8 @@ async def sdk(gateway: Http) -> AsyncIterator[Any]:
 @pytest.fixture
 async def claude(gateway: Http) -> AsyncIterator[Any]:
     """Anthropic's SDK, asynchronous."""
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=str(gateway.base_url), api_key="any", max_retries=0) as client:
         yield client
 
@@ -40,6 +41,8 @@ async def claude(gateway: Http) -> AsyncIterator[Any]:
 
 
 async def test_pings_before_the_message_do_not_disturb(swarm: Swarm, open_gateway: OpenGateway) -> None:
+    import anthropic
+
     pinged = asyncio.Event()
     swarm.answer = once(pinged, saying("late"))
     async with (
@@ -199,6 +202,8 @@ async def test_an_idempotency_key_names_one_request(sdk: Any, swarm: Swarm) -> N
 
 
 async def test_models_are_listed(open_gateway: OpenGateway) -> None:
+    import anthropic
+
     async with open_gateway(model_aliases=["alias"]) as http:
         async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="k") as sdk:
             assert [model.id async for model in sdk.models.list()] == ["tiny", "alias"]

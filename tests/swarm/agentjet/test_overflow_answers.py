@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -119,6 +118,8 @@ async def test_a_streamed_one(rig: Rig) -> None:
 
 
 async def test_it_has_a_form_in_each_dialect(rig: Rig) -> None:
+    import anthropic
+
     episode = await rig.claim()
     base_url = episode.base_url.removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as claude:
@@ -229,6 +230,8 @@ def at(url: str | httpx.URL, token: str) -> str:
 
 
 async def test_a_token_may_be_the_password_of_the_address(guarded: tuple[Rig, str, str]) -> None:
+    import anthropic
+
     rig, mine, theirs = guarded
     url = str(rig.client.base_url).rstrip("/")
     async with httpx.AsyncClient(trust_env=False, verify=False) as http:

@@ -6,9 +6,8 @@ What these SDKs send and read otherwise is shown by :mod:`tests.clients` and :mo
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 
@@ -22,6 +21,9 @@ from tests.standins.vllm import (
 )
 from tests.swarm.server.conftest import Claimed
 
+if TYPE_CHECKING:
+    import anthropic
+
 pytestmark = pytest.mark.anyio
 
 
@@ -30,6 +32,8 @@ HI: Any = {"role": "user", "content": "hi"}
 
 @pytest.fixture
 async def claude(episode: Claimed) -> AsyncGenerator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     # this SDK adds /v1 itself
     base_url = episode.base_url.removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.key, max_retries=0) as client:
@@ -58,6 +62,8 @@ async def test_messages_stream_over_a_weight_sync(claude: anthropic.AsyncAnthrop
 
 
 async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, episode: Claimed) -> None:
+    import anthropic
+
     reasoning = token_chunk([5], delta={"reasoning": "hm"})
     episode.rig.vllm.script.append(streamed(role_chunk(), reasoning, token_chunk([], "abort")))
     with pytest.raises(anthropic.APIError, match="cannot be continued"):
