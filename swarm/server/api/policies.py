@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -53,8 +53,6 @@ class PolicyRoutes:
     episodes: EpisodeRequests
     audit: AuditLog
     run_dir: Path
-    #: a version is held before a deletion has looked at what is held, or after it
-    deletion_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def routes(self) -> list[BaseRoute]:
         refusals = {404: "no such route", 409: "it has moved, or cannot be moved there", 503: BACKLOG}
@@ -105,8 +103,7 @@ class PolicyRoutes:
 
     async def promote(self, request: Request, wanted: PromotePolicyRequest) -> PolicyStatus:
         """Let the challenger answer more of the users."""
-        async with self.deletion_lock:
-            return await self._moved(request, wanted, partial(Stages.promote, share=wanted.share))
+        return await self._moved(request, wanted, partial(Stages.promote, share=wanted.share))
 
     async def roll_back(self, request: Request, wanted: RollBackPolicyRequest) -> PolicyStatus:
         """Let the incumbent answer everybody from now on, or the one before it, and training go on."""
@@ -114,8 +111,7 @@ class PolicyRoutes:
 
     async def pin(self, request: Request, wanted: PinPolicyRequest) -> PolicyStatus:
         """Let no verdict move the challenger, or let verdicts move it again."""
-        async with self.deletion_lock:
-            return await self._moved(request, wanted, partial(Stages.pin, pinned=wanted.pinned))
+        return await self._moved(request, wanted, partial(Stages.pin, pinned=wanted.pinned))
 
     async def resume(self, request: Request, wanted: ResumeRequest) -> PoliciesResponse:
         """Let training go on in spite of the alarms or the rollback that paused it; later ones pause it again."""
@@ -136,10 +132,9 @@ class PolicyRoutes:
 
     async def delete(self, request: Request, wanted: DeletePolicyRequest) -> KeptVersion:
         """Remove the checkpoint of a version; its rows in the journal stay."""
-        command = self.audit.command(request, "policies delete", wanted.model_dump())
-        async with self.deletion_lock, command as details:
-            pool = self.episodes.run.found_pool
-            held = None if pool is None else pool.stages.held
+        pool = self.episodes.run.found_pool
+        held = None if pool is None else pool.stages.held
+        async with self.audit.command(request, "policies delete", wanted.model_dump()) as details:
             gone = await self._of_folder(partial(KeptVersions.delete, step=wanted.step, held=held))
             details |= gone.model_dump()
         return gone

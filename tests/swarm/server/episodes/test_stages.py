@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 import sqlite3
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
 from swarm.server.holding import HeldPolicies
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import StageRow, StepRow
-from swarm.server.kept import KeptVersions
 from swarm.types import StepResult
 from tests.swarm.server import conftest as server
 from tests.swarm.server.episodes.test_comparisons import pair
@@ -500,37 +498,6 @@ async def test_the_trainer_is_told_what_is_held(tmp_path: Path) -> None:
     await telling.tell()
     assert held_steps(folder) == {}
     await journal.close()
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("what", "more"), [("pin", {}), ("promote", {"share": 1.0})])
-async def test_a_version_is_held_before_or_after_a_deletion_and_not_within(
-    rig: server.Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, more: dict[str, Any]
-) -> None:
-    for step in (2, 3):
-        (tmp_path / f"checkpoints/global_step_{step}").mkdir(parents=True)
-    stages = rig.controller.pool.stages
-    stages.follow(ROUTES)
-    stages.serves(2)
-    await rig.controller.episodes.synced()
-    delete, begun, go_on = KeptVersions.delete, threading.Event(), threading.Event()
-
-    def slow(kept: KeptVersions, **more: Any) -> Any:
-        begun.set()
-        assert go_on.wait(20)
-        return delete(kept, **more)
-
-    monkeypatch.setattr(KeptVersions, "delete", slow)
-    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
-    deleting = asyncio.create_task(rig.post("/policies/delete", step=2, reason="no room"))
-    assert await asyncio.to_thread(begun.wait, 20)
-    holding = asyncio.create_task(rig.post(f"/policies/{what}", route="chat", reason="good", **more))
-    await asyncio.wait({holding}, timeout=0.3)
-    assert stages.held == {}
-    go_on.set()
-    assert (await deleting)["step"] == 2 and (await holding)["stage"]["route"] == "chat"
-    refused = await rig.client.post("/policies/delete", json={"step": 2, "reason": "no room"})
-    assert refused.status_code == 404 and 2 in stages.held
 
 
 def test_a_trial_that_nobody_decides_ends_by_the_clock() -> None:
