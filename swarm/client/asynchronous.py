@@ -188,10 +188,9 @@ class AsyncSwarmClient:
             "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
         }
         body = wire.checked(EndEpisodeRequest, fields)
+        wire.warn_of_left_out(body.workflow_output.log_metrics)
         answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
         note_ended([episode_uuid])
-        # last: it raises where warnings are errors
-        wire.warn_of_left_out(body.workflow_output.log_metrics)
         return answer.error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
@@ -254,10 +253,10 @@ class AsyncSwarmClient:
             "pair": pair,
         }
         body = wire.checked(EndGroupRequest, fields)
-        answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
-        note_ended(outputs)
         for end in body.ends:
             wire.warn_of_left_out(end.workflow_output.log_metrics)
+        answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
+        note_ended(outputs)
         return answer
 
     async def record_pair(self, pair: Pair) -> None:

@@ -459,17 +459,6 @@ async def test_values_that_are_not_finite_are_left_out_with_a_warning(rolling: S
         begin_training(TASKS * 4, client, agent, TrainOptions(shuffle_rewards=shuffled)).result()
 
 
-async def test_where_warnings_are_errors_the_reward_is_sent_first(rolling: ScriptedServer) -> None:
-    output = WorkflowOutput(reward=1.0, log_metrics={"loss": float("nan")})
-    async with AsyncSwarmClient(rolling.url, policy=QUICK) as client:
-        # pytest makes errors of them, as `python -W error` does
-        with pytest.raises(RuntimeWarning, match="'loss' is nan"):
-            await client.end_episode("t", "e1", output)
-        with pytest.raises(RuntimeWarning, match="'loss' is nan"):
-            await client.end_group("t", {"e1": output})
-    assert len(rolling.bodies("/end_episode")) == len(rolling.bodies("/end_group")) == 1
-
-
 async def test_an_error_while_it_follows_the_engine_ends_it(rolling: ScriptedServer) -> None:
     rolling.script("/status", at(0), at(0), at(1, 2))
 
