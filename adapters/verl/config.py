@@ -53,8 +53,8 @@ _OF_THE_SERVER = {
     f"{ROLLOUT}.temperature": "temperature",
     **dict.fromkeys((f"{ROLLOUT}.top_p", f"{ROLLOUT}.top_k"), "sampling"),
     "data.train_batch_size": "batch_size",
-    "data.max_prompt_length": "max_prompt_length",
-    "data.max_response_length": "max_response_length",
+    **dict.fromkeys(("data.max_prompt_length", f"{ROLLOUT}.prompt_length"), "max_prompt_length"),
+    **dict.fromkeys(("data.max_response_length", f"{ROLLOUT}.response_length"), "max_response_length"),
     "trainer.default_local_dir": "checkpoint_dir",
     "trainer.total_training_steps": "total_training_steps",
 }
@@ -104,9 +104,11 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
                 f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key
             )
     for key in (f"{ROLLOUT}.max_model_len", "trainer.save_freq"):
-        # `TrainJob` reads them, too
-        if not isinstance(value := OmegaConf.select(config, key), int):
-            raise ConfigError(f"overrides: {key} is {value!r}, and must be a whole number", param=key)
+        # `TrainJob` reads them, too, and as they are written
+        setting = job.override(key)
+        value = setting if isinstance(setting, str) else OmegaConf.select(config, key)
+        if not isinstance(value, int):
+            raise ConfigError(f"overrides: {key} is {value!r}, and must be a whole number, or be left out", param=key)
     _check(config)
     if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(
@@ -226,6 +228,8 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         "data.train_batch_size": job.batch_size,
         "data.max_prompt_length": job.max_prompt_length,
         "data.max_response_length": job.max_response_length,
+        f"{ROLLOUT}.prompt_length": job.max_prompt_length,
+        f"{ROLLOUT}.response_length": job.max_response_length,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": job.batch_size // job.mini_batch_num,
         f"{actor}.ppo_epochs": job.ppo_epochs,

@@ -137,17 +137,23 @@ def _try_formulas(config: Any) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
     token, actor, algorithm = torch.ones(1, 1), config.actor_rollout_ref.actor, config.algorithm
-    in_use = [actor.kl_loss_type] * actor.use_kl_loss + [algorithm.kl_penalty] * algorithm.use_kl_in_reward
-    for kind in in_use:
+    kinds: list[str] = []
+    if actor.use_kl_loss:
+        kinds.append(actor.kl_loss_type)
+    if algorithm.use_kl_in_reward:
+        kinds.append(algorithm.kl_penalty)
+    for kind in kinds:
         try:
             kl_penalty(token, token, kind)
         except NotImplementedError:
             # it has no words
             raise ValueError(f"there is no KL penalty {kind!r}") from None
-    if algorithm.rollout_correction is not None:
+    correction = algorithm.rollout_correction
+    # with bypass_mode nothing else of it is read
+    if correction is not None and not correction.get("bypass_mode"):
         names = ("old_log_probs", "rollout_log_probs", "response_mask")
         one_row = DataProto.from_dict(tensors=dict.fromkeys(names, token))
-        compute_rollout_correction_and_add_to_batch(one_row, algorithm.rollout_correction)
+        compute_rollout_correction_and_add_to_batch(one_row, correction)
 
 
 def _leave() -> None:

@@ -37,7 +37,7 @@ def auto_train_with_dataset(
     Args:
         dataset: tasks, or a function that gives them; for more than one epoch they must be readable again.
         client: of a server whose engine runs a job.
-        num_repeat: episodes per task; default the job's, which is the least where batches are of whole groups.
+        num_repeat: episodes per task; default the job's. With fewer, epochs or clients have to make a group whole.
         epochs: passes over the dataset.
         total_steps: training steps after which it ends, at most and by default those that the job still has.
         max_parallel: episodes at once; default the job's slots.
@@ -46,7 +46,7 @@ def auto_train_with_dataset(
         progress: show steps, episodes and rewards on stderr.
 
     Raises:
-        ConfigError: ``num_repeat`` is too small, or the dataset cannot be read once more for the next epoch.
+        ConfigError: the dataset cannot be read once more for the next epoch.
         ConflictError: the server has no job.
         ExceptionGroup: all episodes failed; or as many as run at once did so in a row, and at least those of two tasks.
     """

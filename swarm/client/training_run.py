@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from statistics import fmean
@@ -47,9 +48,11 @@ class DatasetTraining:
         self._options = options
         self.num_repeat = options.num_repeat or job.num_repeat
         if self.num_repeat < job.num_repeat and (status.pool is None or status.pool.whole_groups):
-            raise ConfigError(
-                f"num_repeat is {self.num_repeat}, and a group of the job has {job.num_repeat} episodes of one task: "
-                "none would be whole, so nothing would be trained; leave it out, or set the job's"
+            warnings.warn(
+                f"num_repeat is {self.num_repeat}, and the job trains groups of {job.num_repeat} episodes of one task: "
+                "a task is trained once as many of its episodes have ended, in other epochs or at other clients",
+                RuntimeWarning,
+                stacklevel=4,
             )
         self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
         if options.shuffle_rewards and self._max_parallel < self.num_repeat:

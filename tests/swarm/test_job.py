@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, parse_job, read_job
+from swarm.kept_adapters import merges_adapter
 from swarm.server.config import ServerConfig
 from swarm.types import Model
 from swarm.validation import describe_validation, parse_mapping
@@ -152,6 +153,8 @@ def test_an_override_is_read_however_it_is_written(written: dict[str, Any]) -> N
     # a run that crashed goes on from a checkpoint only where the job writes some
     assert (job.checkpoint_every, job.max_model_len) == (3, 70)
     assert job.override("trainer.nnodes") is job.override("trainer.save_freq.more") is None
+    merging = job.model_copy(update={"overrides": {"actor_rollout_ref": {"model": {"lora": {"merge": True}}}}})
+    assert merges_adapter(merging) and not merges_adapter(job)
 
 
 def test_numbers_of_overrides_are_numbers_as_for_verl() -> None:

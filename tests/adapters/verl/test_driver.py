@@ -100,6 +100,26 @@ def test_root_cause_looks_through_rays_wrappers() -> None:
 # of verl
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        {"algorithm.rollout_correction": {"bypass_mode": True, "rollout_is": "nonsense", "rollout_rs": "token_k1"}},
+        {"algorithm.rollout_correction": None},
+        {"actor_rollout_ref.actor.use_kl_loss": None, "algorithm.use_kl_in_reward": None},
+        {"actor_rollout_ref.actor.kl_loss_type": "nonsense"},
+    ],
+    ids=["bypassed", "none", "null", "unused"],
+)
+def test_what_no_step_reads_is_not_tried(model: Path, overrides: dict[str, Any]) -> None:
+    from adapters.verl.config import verl_config
+    from adapters.verl.task_runner import check
+
+    fields: dict[str, Any] = {"tool_call_parser": "none", "reasoning_parser": "none", "overrides": overrides}
+    check(verl_config(TrainJob(model=str(model), device="cpu", **fields), str(model), model, "cpu"))
+
+
+# of verl
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
     ("key", "why"),
     [
         ("actor_rollout_ref.actor.loss_agg_mode", "Invalid loss_agg_mode"),

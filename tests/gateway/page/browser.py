@@ -167,7 +167,7 @@ def running(folder: Path) -> Generator[str]:
                 process.wait(SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-        draining.join()
+        draining.join(SECONDS)
 
 
 @asynccontextmanager

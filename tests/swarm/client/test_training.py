@@ -104,10 +104,9 @@ async def test_what_the_caller_says_goes_before_the_job(rolling: ScriptedServer,
     assert sent == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
 
 
-async def test_a_training_whose_groups_would_never_be_whole_is_refused(rolling: ScriptedServer, train: Train) -> None:
-    with pytest.raises(ConfigError, match=r"num_repeat is 1, and .* 2 episodes .*; leave it out"):
-        await train(TASKS, reward, num_repeat=1)
-    assert not rolling.bodies("/claim_episode")
+async def test_a_training_that_alone_makes_no_group_whole_is_warned_of(rolling: ScriptedServer, train: Train) -> None:
+    with pytest.warns(RuntimeWarning, match=r"num_repeat is 1, and .* groups of 2 episodes .* at other clients"):
+        assert (await train(TASKS, reward, num_repeat=1)).finished == 3
     # batches of any groups
     rolling.script("/status", {**at(0), "pool": {"whole_groups": False}})
     assert (await train(TASKS, reward, num_repeat=1)).finished == 3
