@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 #: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 
 
 def encode_event(data: Any) -> bytes:

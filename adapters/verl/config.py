@@ -99,7 +99,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
     for key, name in _OF_THE_SERVER.items():
-        if OmegaConf.select(config, key) != values[key]:
+        if OmegaConf.select(config, key) != values.get(key, getattr(job, name)):
             raise ConfigError(
                 f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key
             )
@@ -228,8 +228,6 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         "data.train_batch_size": job.batch_size,
         "data.max_prompt_length": job.max_prompt_length,
         "data.max_response_length": job.max_response_length,
-        f"{ROLLOUT}.prompt_length": job.max_prompt_length,
-        f"{ROLLOUT}.response_length": job.max_response_length,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": job.batch_size // job.mini_batch_num,
         f"{actor}.ppo_epochs": job.ppo_epochs,

@@ -154,11 +154,11 @@ async def _erased(
 
     # what is under way writes nothing when it ends
     gateway.telemetry.forget(fits)
+    sessions, responses = gateway.sessions.erase(subject), gateway.responses.erase(subject)
     log, watcher = gateway.telemetry.request_log, gateway.sessions.watcher
     try:
         async with asyncio.timeout(ERASE_SECONDS):
             lines = await log.erase(fits) if log else 0
-            sessions = gateway.sessions.erase(subject)
             watched = await watcher.erase(subject, requests) if watcher is not None else {}
     except TimeoutError as exc:
         raise UnavailableError(
@@ -171,7 +171,7 @@ async def _erased(
     return {
         "request_log_lines": lines,
         "sessions": sessions,
-        "responses": gateway.responses.erase(subject),
+        "responses": responses,
         **watched,
     }
 

@@ -377,7 +377,7 @@ def http_error_response(request: Request, exc: HTTPException) -> Response:
     if exc.status_code == 404:
         return error_response(NotFoundError(message, code="route_not_found"))
     if exc.status_code == 405:
-        return error_response(MethodError(message, _methods_at(request)))
+        return error_response(MethodError(message, _methods_at(request) or (exc.headers or {}).get("Allow", "")))
     error = RequestError(message)
     error.status = exc.status_code
     return error_response(error)

@@ -200,7 +200,7 @@ async def test_a_bug_is_a_500_that_says_no_more_than_the_request(dialect: Dialec
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["forwarded", "streamed"])
-@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\r\r"])
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n"])
 @pytest.mark.parametrize("cut", ["", 'data: {"a": '])
 async def test_half_an_event_of_an_upstream_is_no_event(
     streamed: bool, end: str, cut: str, caplog: pytest.LogCaptureFixture
