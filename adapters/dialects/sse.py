@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 #: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+#: ``\n\r\n`` ends what ``\r\n\r\n`` ends, too.
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 
 
@@ -64,7 +65,7 @@ async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     held = bytearray()
     async for part in parts:
         # an end may come in two parts
-        begin = max(0, len(held) - 3)
+        begin = max(0, len(held) - 2)
         held += part
         ends = [at + len(end) for end in _EVENT_ENDS if (at := held.rfind(end, begin)) >= 0]
         if ends:

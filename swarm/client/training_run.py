@@ -52,7 +52,7 @@ class DatasetTraining:
                 f"num_repeat is {self.num_repeat}, and the job trains groups of {job.num_repeat} episodes of one task: "
                 "a task is trained once as many of its episodes have ended, in other epochs or at other clients",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=2,
             )
         self._max_parallel = options.max_parallel or min(job.slots, MAX_PARALLEL)
         if options.shuffle_rewards and self._max_parallel < self.num_repeat:
