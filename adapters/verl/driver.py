@@ -9,7 +9,9 @@ import argparse
 import os
 import re
 import secrets
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
 from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.output import spare_output
+from adapters.verl.preloaded import start_preloading
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError
 from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
@@ -105,6 +108,7 @@ class _Run:
         self._log = run_dir / LOG_NAME
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._ray_folder: RayFolder | None = None
+        self._preloaded: subprocess.Popen[bytes] | None = None
         self._terminated = threading.Event()
         self._oom_kills = oom_kills()
 
@@ -167,6 +171,13 @@ class _Run:
         arguments = init_arguments(job, device, self._ray_folder.path, environment, settings)
         if job.nnodes > 1 and not self._wait_for(link, lambda: missing_cluster(arguments["address"])):
             return
+        # a fork knows nothing of an environment that an operator describes
+        if device == "cpu" and job.nnodes == 1 and not any((settings.get("runtime_env") or {}).values()):
+            command, self._preloaded = start_preloading(self._ray_folder.path)
+            arguments["runtime_env"]["py_executable"] = shlex.join(command)
+            # A fork registers when all is imported; Ray's own minute is short on a busy machine. By this alone Ray
+            # notices that a worker has died before.
+            os.environ.setdefault("RAY_worker_register_timeout_seconds", "180")
         start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once
         signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())

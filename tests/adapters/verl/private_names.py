@@ -33,7 +33,7 @@ VERSIONS: dict[str, tuple[str, ...]] = {
 CLOSED = {"verl", "vllm", "ray"}
 #: What our code may assign on objects that are not ours, beside the settings of a ``config``: of a part of
 #: verl's configuration, and of the standard library.
-SETTINGS = {"n", "default_local_dir", "daemon"}
+SETTINGS = {"n", "default_local_dir", "daemon", "argv"}
 #: Names with an underscore that the standard library documents.
 DOCUMENTED = {"_exit"}
 
