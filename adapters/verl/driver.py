@@ -176,7 +176,7 @@ class _Run:
             command, self._preloaded = start_preloading(self._ray_folder.path)
             arguments["runtime_env"]["py_executable"] = shlex.join(command)
             # A fork registers when all is imported; Ray's own minute is short on a busy machine. By this alone Ray
-            # notices that a worker has died before.
+            # notices that a worker died before it registered.
             os.environ.setdefault("RAY_worker_register_timeout_seconds", "180")
         start_ray(arguments, self._ray_folder.path)
         # Ray's own handler ends the process at once

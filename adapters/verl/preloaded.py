@@ -3,12 +3,13 @@
 Trainer, worker, queue, vLLM's server and its core would each import much the same for ten seconds; here one process
 does, while Ray starts. Only for a run on a CPU: what a process knows of GPUs when it has imported is not a fork's.
 
-Invariant: a fork has the arguments, variables, folder, files, priority and CPUs of the process that it stands for. It
-ends with that one, which passes SIGTERM and SIGINT on and has the fork's exit code, or 1 where that was killed or took
-no time to tell (``os._exit``). Where nothing can be forked, that process itself runs.
+Invariant: a fork has the arguments, variables, folder, files, limit of files, priority and process group of the
+process that it stands for. It ends with that one, which passes SIGTERM and SIGINT on and has the fork's exit code, or 1
+where that was killed or took no time to tell (``os._exit``). Where nothing can be forked, that process itself runs.
 
 A fork is a child of the process that forks, and may not outlive it: verl's ``set_death_signal`` binds vLLM's core to
-it. Of that process it also has ``sys.path``, umask, limits, session and process group.
+it. Of that process it also has ``sys.path``, umask, session and what was loaded: ``LD_PRELOAD`` loads nothing, and
+variables that a library sets when it is imported are not set.
 
 This file is also the program that stands there: it must import nothing heavy.
 """
@@ -20,6 +21,7 @@ import fcntl
 import itertools
 import json
 import os
+import resource
 import select
 import shlex
 import signal
@@ -34,8 +36,6 @@ from typing import Any
 MODULES = ("setproctitle", "torch", "transformers", "tensordict", "vllm")
 #: the same, of what imports Ray, which takes its settings from the variables at that time: those of its first worker
 RAY_MODULES = ("adapters.verl.trainer", "adapters.verl.worker", "adapters.verl.lasting", "vllm.v1.engine.core")
-#: a fork has files of its own from here on at the lowest, where few of a new process are
-ASIDE = 200
 #: files of one request; Linux takes 253
 MOST_FILES = 64
 #: seconds for a request that has begun; meanwhile no other process is forked
@@ -66,7 +66,7 @@ def start_preloading(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             pass_fds=[descriptor],
-            # where a fork's title goes is found by the first variable: it has to be one that nobody changes
+            # setproctitle finds by the first variable where a title goes: no process that is forked for may have it
             env={"SWARM_FIRST_VARIABLE": "", **os.environ},
         )
     command = [sys.executable, "-I", "-S", __file__, str(address)]
@@ -101,11 +101,15 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
             # a collection in a fork would copy every page
             gc.collect()
             gc.freeze()
-        # the kernel reaps
+        # forks that end are reaped by the kernel
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         sys.stdout.flush()
         sys.stderr.flush()
-        if request and os.fork() == 0:
+        forked = -1
+        # where a system has no room for another process, nothing is forked
+        with contextlib.suppress(OSError):
+            forked = os.fork() if request else -1
+        if forked == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             held = _stand_in(request, files, connection)
@@ -126,7 +130,12 @@ def serve(descriptor: int, program: str, modules: list[str], ray_modules: list[s
 
 def _stand_in(request: dict[str, Any], files: list[int], connection: socket.socket) -> int:
     """Take the place of the process that is connected; returns the connection, which stays open to the end."""
-    aside = max([ASIDE, *(number + 1 for number in request["files"])])
+    asker = request["pid"]
+    # Ray raises the limit of its workers, and kills what a worker's group has left
+    resource.setrlimit(resource.RLIMIT_NOFILE, resource.prlimit(asker, resource.RLIMIT_NOFILE))
+    with contextlib.suppress(OSError):
+        os.setpgid(0, os.getpgid(asker))
+    aside = max(request["files"], default=2) + 1
     held = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, aside)
     connection.close()
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, aside) for file in files]
@@ -142,11 +151,10 @@ def _stand_in(request: dict[str, Any], files: list[int], connection: socket.sock
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    asker = request["pid"]
-    os.sched_setaffinity(0, os.sched_getaffinity(asker))
     # what may be lowered by root alone
-    with contextlib.suppress(PermissionError):
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, asker))
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{asker}/oom_score_adj").read_text())
     # the kernel kills when the other end is closed, and when it sends anything
     fcntl.fcntl(held, fcntl.F_SETOWN, os.getpid())
@@ -164,10 +172,10 @@ def _run(arguments: list[str], program: str) -> None:
     # what a library has chosen when it was imported
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
-        if threads := os.environ.get("OMP_NUM_THREADS"):
-            sys.modules["torch"].set_num_threads(int(threads))
-    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+        # it may be a list, of each level of nested regions
+        if (threads := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdigit():
+            sys.modules["torch"].set_num_threads(int(threads))
     # what is spawned is forked, too, unless the folder is mounted noexec
     if os.access(program, os.X_OK):
         multiprocessing.set_executable(program)
@@ -187,7 +195,8 @@ def _ask(address: str, arguments: list[str]) -> None:
     asked = list(itertools.dropwhile(("-u", "-B", "-P").__contains__, arguments))
     request = {"arguments": asked, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
     pid, code = b"", b"\1"
-    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+    # some builds of Python have no pidfd_open
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError, AttributeError):
         waited: list[Any] = [connection]
         if "--multiprocessing-fork" in asked:
             # dies with its parent: of the two, only this process is its child
@@ -197,7 +206,7 @@ def _ask(address: str, arguments: list[str]) -> None:
             socket.send_fds(connection, [b"+"], files)
             connection.sendall(json.dumps(request | {"pid": os.getpid()}).encode() + b"\n")
             pid = connection.recv(4)
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT) if pid else ():
                 signal.signal(number, lambda number, _: os.kill(int.from_bytes(pid), number))
             while connection in select.select(waited, [], [])[0] and (received := connection.recv(1)):
                 code = received

@@ -32,8 +32,8 @@ _KILL_ROUNDS = 10
 class EngineProcess:
     """One engine run: the driver process, its descendants and whoever carries the run's token.
 
-    Ray's daemons leave the process group and outlive their parents, so kinship alone does not find them; the token
-    in their environment does.
+    Ray's workers leave the process group, and its daemons outlive their parents, so kinship alone does not find them;
+    the token in their environment does.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, token: str, run_dir: Path, log_start: int) -> None:

@@ -136,18 +136,21 @@ def test_a_fork_hears_of_sigterm(preloaded: tuple[list[str], int]) -> None:
         assert asker.wait(PATIENCE) == 7
 
 
-def test_priorities_and_files_with_high_numbers_are_the_askers(preloaded: tuple[list[str], int]) -> None:
+def test_priorities_limits_and_files_with_high_numbers_are_the_askers(preloaded: tuple[list[str], int]) -> None:
     command, _ = preloaded
-    shell = 'echo 500 > /proc/$$/oom_score_adj; exec nice -n 3 "$@"'
+    shell = 'echo 500 > /proc/$$/oom_score_adj; ulimit -Sn 300; exec nice -n 3 "$@"'
     reading, writing = os.pipe()
     high = fcntl.fcntl(writing, fcntl.F_DUPFD, 203)
-    code = f"import os; os.write({high}, f'{{os.nice(0)}} {{os.getppid()}} '.encode())\n"
+    told = "{os.nice(0)} {os.getppid()} {os.getpgid(0)} {resource.getrlimit(7)[0]} "
+    code = f"import os, resource; os.write({high}, f'{told}'.encode())\n"
     code += f"os.write({high}, open('/proc/self/oom_score_adj', 'rb').read())"
-    subprocess.run(["sh", "-c", shell, "sh", *command, "-c", code], pass_fds=[high], timeout=PATIENCE, check=True)
+    with subprocess.Popen(["sh", "-c", shell, "sh", *command, "-c", code], pass_fds=[high], process_group=0) as asker:
+        assert asker.wait(PATIENCE) == 0
     os.close(high)
     os.close(writing)
-    with open(reading) as told:
-        assert told.read().split() == [str(os.nice(0) + 3), str(preloaded[1]), "500"]
+    with open(reading) as answer:
+        expected = [os.nice(0) + 3, preloaded[1], asker.pid, 300, 500]
+        assert [int(number) for number in answer.read().split()] == expected
 
 
 def test_an_asker_that_dies_before_it_asks_harms_nobody(preloaded: tuple[list[str], int]) -> None:
@@ -193,6 +196,14 @@ def test_forks_have_titles_whichever_variables_change(tmp_path_factory: pytest.T
 
 def _told(command: list[str]) -> Any:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE, check=True).stdout)
+
+
+def test_a_python_without_pidfds_runs_itself() -> None:
+    asked = ["-c", "print('ran')", "--multiprocessing-fork"]
+    code = (
+        f"import os; os.__dict__.pop('pidfd_open', 0); from adapters.verl.preloaded import _ask; _ask('/none', {asked})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE).stdout == b"ran\n"
 
 
 def test_without_a_fork_python_itself_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
