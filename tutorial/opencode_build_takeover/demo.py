@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--act", choices=ACTS, help="one act only")
     parser.add_argument("--every", type=int, default=5, help="steps until a verdict is waited for")
     parser.add_argument("--more", type=int, default=4, help="answers before an act ends")
-    parser.add_argument("--pause", type=float, default=2.5, help="seconds that a user reads an answer")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds that a user reads an answer")
     parser.add_argument("--quick", action="store_true", help="the first act, with a verdict after 2 steps")
     arguments = parser.parse_args()
     if arguments.quick:
