@@ -87,6 +87,17 @@ def _with_numbers(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their dotted keys; an empty mapping is a value."""
+    values: dict[str, Any] = {}
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            values |= flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
 class TrainJob(Model):
     """One training run.
 
@@ -249,25 +260,22 @@ class TrainJob(Model):
     @property
     def max_model_len(self) -> int:
         """Tokens that the model takes, prompt and answer together."""
-        limit = self.override("actor_rollout_ref.rollout.max_model_len")
+        limit = self.flat_overrides.get("actor_rollout_ref.rollout.max_model_len")
         return limit if isinstance(limit, int) else self.max_prompt_length + self.max_response_length
 
     @property
     def checkpoint_every(self) -> int:
         """Steps between two checkpoints; 0: the job writes none."""
-        steps = self.override("trainer.save_freq")
+        steps = self.flat_overrides.get("trainer.save_freq")
         return max(0, steps if isinstance(steps, int) else self.save_freq)
 
-    def override(self, key: str) -> Any:
-        """What ``overrides`` set a key of verl to, with a ``+`` or within a mapping, too; ``None``: nothing."""
-        setting: Any = None
-        for name, value in self.overrides.items():
-            path = name.removeprefix("+")
-            if f"{key}.".startswith(f"{path}."):
-                for part in key.removeprefix(path).split(".")[1:]:
-                    value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
-                setting = setting if value is None else value
-        return setting
+    @property
+    def flat_overrides(self) -> dict[str, Any]:
+        """What ``overrides`` set, by verl's keys, whether these were written with a ``+`` or as a mapping."""
+        settings: dict[str, Any] = {}
+        for key, setting in self.overrides.items():
+            settings |= flat({key.lstrip("+"): setting})
+        return settings
 
     @property
     def by_agreement(self) -> bool:
@@ -333,7 +341,7 @@ def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
 
 
 class Layered(NamedTuple):
-    """A job, and the layer of each of its fields and each of its overrides."""
+    """A job, and the layer of each of its fields and each of its :attr:`TrainJob.flat_overrides`."""
 
     job: TrainJob
     fields: dict[str, str]
@@ -367,14 +375,15 @@ def layered(
             if name == "overrides" and isinstance(value, Mapping):
                 for key, setting in cast("Mapping[str, Any]", value).items():
                     # with + or without it is the same key; the last one counts where a mapping has it, too
-                    overrides.pop(bare := str(key).removeprefix("+"), None)
+                    overrides.pop(bare := str(key).lstrip("+"), None)
                     overrides[bare] = (str(key), setting, layer)
             else:
                 values[name], fields[name] = value, layer
     if overrides:
         values["overrides"] = {key: value for key, value, _ in overrides.values()}
     merged = validated(TrainJob, values, where)
-    return Layered(merged, fields, {key: layer for key, (_, _, layer) in overrides.items()})
+    layers = {leaf: layer for key, (_, value, layer) in overrides.items() for leaf in flat({key: value})}
+    return Layered(merged, fields, layers)
 
 
 def _of_set(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def serves_kept(job: TrainJob) -> bool:
 
 def merges_adapter(job: TrainJob) -> bool:
     """Whether a job with ``lora`` sends whole weights all the same."""
-    return bool(job.override("actor_rollout_ref.model.lora.merge"))
+    return bool(job.flat_overrides.get("actor_rollout_ref.model.lora.merge"))
 
 
 def adapter_folder(run_dir: Path, version: int) -> Path:

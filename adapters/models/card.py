@@ -89,8 +89,7 @@ def _settings(lineage: Lineage) -> list[tuple[str, str]]:
     ]
     rows += [("goes on from", lineage.parent)] if lineage.parent else []
     kinds = ("actor_rollout_ref.model.", "actor_rollout_ref.actor.", "algorithm.")
-    named = {key.removeprefix("+"): value for key, value in job.overrides.items()}
-    return rows + [(f"`{key}`", str(value)) for key, value in named.items() if key.startswith(kinds)]
+    return rows + [(f"`{key}`", str(value)) for key, value in job.flat_overrides.items() if key.startswith(kinds)]
 
 
 def _data(lineage: Lineage) -> list[str]:

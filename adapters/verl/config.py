@@ -105,7 +105,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             )
     for key in (f"{ROLLOUT}.max_model_len", "trainer.save_freq"):
         # `TrainJob` reads them, too, and as they are written
-        setting = job.override(key)
+        setting = job.flat_overrides.get(key)
         value = setting if isinstance(setting, str) else OmegaConf.select(config, key)
         if not isinstance(value, int):
             raise ConfigError(f"overrides: {key} is {value!r}, and must be a whole number, or be left out", param=key)
@@ -301,7 +301,7 @@ def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
         ConfigError: names the key that does not exist (with the nearest that do) or the value that does not fit.
     """
     for name, value in overrides.items():
-        key = name.removeprefix("+")
+        key = name.lstrip("+")
         if not name.startswith("+") and not _exists(config, key):
             near = difflib.get_close_matches(key, _keys(config), n=3, cutoff=0.6)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -43,7 +43,7 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
     Args:
         job: of :func:`swarm.job.layered`.
         fields: the layer of each field that was given.
-        overrides: the layer of each override, by verl's key.
+        overrides: the layer of each of the job's ``flat_overrides``.
         run_dir: of the engine.
 
     Raises:
@@ -53,12 +53,10 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
     # refuse a wrong key before asking the hub for the model's files
     verl_config(job.model_copy(update=dict.fromkeys(_PARSERS, "none")), model, run_dir, device)
     config = verl_config(job, model, run_dir, device)
-    named = {name.removeprefix("+"): value for name, value in job.overrides.items()}
-    by_override = {leaf: overrides[key] for key, value in named.items() for leaf in _leaves({key: value})}
     implied = _decided_by(job, fields, model, run_dir)
     sources: dict[str, str] = {}
-    for key in _leaves(config):
-        if (layer := _of(by_override, key)) is not None:
+    for key, _ in _items(config):
+        if (layer := _of(overrides, key)) is not None:
             sources[key] = layer
         elif (deciding := _of(implied, key)) is not None:
             sources[key] = deciding
@@ -125,10 +123,6 @@ def _items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _items(child, f"{key}.")
         else:
             yield key, child
-
-
-def _leaves(node: Any) -> Iterator[str]:
-    return (key for key, _ in _items(node))
 
 
 def _of(values: Mapping[str, str], key: str) -> str | None:

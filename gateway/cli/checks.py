@@ -120,7 +120,7 @@ def _unsaved(plan: UpPlan) -> Iterator[str]:
         job, trial = jobs.get(name, plan.servers[0].job), gate.trial_every
         if trial is None or gate.mode == "never" or (job.checkpoint_every and trial % job.checkpoint_every == 0):
             continue
-        override = job.override("trainer.save_freq")
+        override = job.flat_overrides.get("trainer.save_freq")
         saves = (
             f"job.save_freq is {job.save_freq}"
             if override is None

@@ -49,6 +49,8 @@ def show(
 
     Where no server is named and none runs here, the job's values alone: verl's are known where verl is.
     """
+    from swarm.job import flat
+
     if target.is_open and not runs_of():
         _show_job(job, set_, as_json)
         return
@@ -59,7 +61,7 @@ def show(
         return
     fields = resolved.job.model_dump(mode="json")
     rows = [(name, fields[name], resolved.job_sources[name]) for name in resolved.job_sources]
-    values = _flat(resolved.config)
+    values = flat(resolved.config)
     rows += [
         (key, values[key], source)
         for key, source in resolved.sources.items()
@@ -85,7 +87,7 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
         print_json({"job": layers.job.model_dump(mode="json"), "job_sources": sources, "config": None, "sources": {}})
         return
     rows = [(name, value, layers.fields.get(name, OURS)) for name, value in values.items()]
-    _echo([*rows, *((name, value, layers.overrides[name]) for name, value in layers.job.overrides.items())])
+    _echo([*rows, *((name, value, layers.overrides[name]) for name, value in layers.job.flat_overrides.items())])
     where = "run this where `up` runs, or add --swarm-url"
     typer.echo(f"verl's own values are known where it is installed: {where}", err=True)
 
@@ -198,6 +200,8 @@ def _resolved(client: SwarmClient, job: Path, set_: list[str] | None) -> Resolve
 
 def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, Any]:
     """What a job's file or a run comes to, by section and key."""
+    from swarm.job import flat
+
     config: dict[str, Any] | None
     code: dict[str, Any] = {}
     if name.isdigit() and not Path(name).exists():
@@ -206,19 +210,8 @@ def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, A
     else:
         resolved = _resolved(client, Path(name), set_)
         job, config = resolved.job, resolved.config
-    fields = {f"job {key}": value for key, value in _flat(job.model_dump(mode="json")).items()}
-    return code | fields | {f"verl {key}": value for key, value in _flat(config or {}).items()}
-
-
-def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings by their dotted keys; an empty mapping is a value."""
-    flat: dict[str, Any] = {}
-    for name, value in node.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+    fields = {f"job {key}": value for key, value in flat(job.model_dump(mode="json")).items()}
+    return code | fields | {f"verl {key}": value for key, value in flat(config or {}).items()}
 
 
 def _text(value: Any) -> str:

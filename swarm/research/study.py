@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, layered
+from swarm.job import SET, SPELLINGS, TrainJob, layered
 from swarm.types import Model
 from swarm.validation import read_mapping, validated
 
@@ -28,6 +28,7 @@ _OWN_FIELDS = frozenset(
         "serve_after_training",
         "resume",
         "checkpoint_dir",
+        "overrides",
         # they change the evaluator's answers too
         "max_prompt_length",
         "max_response_length",
@@ -227,11 +228,14 @@ class Study(Model):
         Raises:
             ConfigError: an unknown key, a value out of range, or a key that the study decides.
         """
-        for key in delta:
-            bare = key.removeprefix("+").removeprefix("overrides.")
-            if key in _OWN_FIELDS or key == "overrides" or bare.startswith(_OWN_KEYS):
-                raise ConfigError(f"set: {key} is decided by the study")
         of_job = {key: value for key, value in delta.items() if not key.startswith(SETTINGS)}
+        decided = [key for key in of_job if SPELLINGS.get(key, key) in _OWN_FIELDS] or [
+            key
+            for key, layer in layered(self.job, set_=of_job).overrides.items()
+            if layer == SET and f"{key}.".startswith(_OWN_KEYS)
+        ]
+        if decided:
+            raise ConfigError(f"set: {decided[0]} is decided by the study")
         settings = {key.removeprefix(SETTINGS): value for key, value in delta.items() if key.startswith(SETTINGS)}
         if unknown := [name for name in settings if name not in self.settings]:
             raise ConfigError(

@@ -139,7 +139,7 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
     "written",
     [
         {"trainer.save_freq": 3, "actor_rollout_ref.rollout.max_model_len": 70},
-        {"+trainer.save_freq": 3, "+actor_rollout_ref.rollout.max_model_len": 70},
+        {"+trainer.save_freq": 3, "++actor_rollout_ref.rollout.max_model_len": 70},
         {"trainer": {"save_freq": 3}, "actor_rollout_ref": {"rollout": {"max_model_len": 70}}},
         {
             "trainer.save_freq": 9,
@@ -152,7 +152,7 @@ def test_an_override_is_read_however_it_is_written(written: dict[str, Any]) -> N
     job = TrainJob(model="m", save_freq=-1, overrides=written)
     # a run that crashed goes on from a checkpoint only where the job writes some
     assert (job.checkpoint_every, job.max_model_len) == (3, 70)
-    assert job.override("trainer.nnodes") is job.override("trainer.save_freq.more") is None
+    assert job.flat_overrides["trainer.save_freq"] == 3 and "trainer.nnodes" not in job.flat_overrides
     merging = job.model_copy(update={"overrides": {"actor_rollout_ref": {"model": {"lora": {"merge": True}}}}})
     assert merges_adapter(merging) and not merges_adapter(job)
 

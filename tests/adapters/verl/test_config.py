@@ -199,6 +199,8 @@ def test_overrides_win(tmp_path: Path) -> None:
             "actor_rollout_ref.rollout.max_num_seqs": 9,
             "actor_rollout_ref.rollout.prometheus": {"port": 1234},
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs": 5,
+            # as Hydra writes it
+            "++actor_rollout_ref.actor.grad_clip": 0.5,
         },
     )
     assert verl.actor_rollout_ref.actor.clip_ratio == 0.3
@@ -206,6 +208,7 @@ def test_overrides_win(tmp_path: Path) -> None:
     assert verl.actor_rollout_ref.rollout.prometheus.port == 1234
     assert "served_model_name" in verl.actor_rollout_ref.rollout.prometheus
     assert verl.actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs == 5
+    assert verl.actor_rollout_ref.actor.grad_clip == 0.5
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,12 @@ def sources(tmp_path: Path, given: dict[str, Any], **layers: Any) -> tuple[dict[
 def test_each_value_says_where_it_comes_from(tmp_path: Path, model: str) -> None:
     config, told = sources(
         tmp_path,
-        {"model": model, "device": "cpu", "batch_size": 4, "lr": 1e-6, "overrides": {CLIP: 0.3}},
-        set_={"num_repeat": 2, "trainer.save_freq": 7, "tool_call_parser": "hermes"},
-        server={"max_prompt_length": 100, "overrides": {"trainer.nnodes": 1}},
+        {
+            **{"model": model, "device": "cpu", "batch_size": 4, "lr": 1e-6},
+            "overrides": {"actor_rollout_ref.actor": {"clip_ratio": 0.3}},
+        },
+        set_={"num_repeat": 2, "+trainer.save_freq": 7, "tool_call_parser": "hermes"},
+        server={"max_prompt_length": 100, "overrides": {"trainer.nnodes": 1, CLIP: 0.1}},
     )
     assert (config["actor_rollout_ref"]["rollout"]["n"], config["trainer"]["save_freq"]) == (2, 7)
     assert told[CLIP] == "job" and told["trainer.save_freq"] == "set" and told["trainer.nnodes"] == "server defaults"

@@ -54,6 +54,18 @@ def test_who_is_asked_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], mon
     assert (out.strip(), err) == ("", "kept: 2 trained\nDelete it for good? [y/N]:")
 
 
+def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("model: tiny\noverrides: {+a.b: 1, trainer: {save_freq: 3, nnodes: 1}}\n")
+    told = ["config", "show", "job.yaml", "--set", "++trainer.nnodes=2"]
+    lines = CliRunner().invoke(app, told, catch_exceptions=False).stdout.splitlines()
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert shown["a.b"] == "1  [job]" and shown["trainer.nnodes"] == "2  [set]"
+    assert shown["trainer.save_freq"] == "3  [job]" and shown["model"] == "tiny  [job]"
+
+
 def test_a_file_that_is_named_is_written_with_json_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, out = tmp_path / "job.yaml", tmp_path / "verl.yaml"
     job.write_text("model: tiny\n")

@@ -44,11 +44,17 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], message:
 
 
 @pytest.mark.parametrize(
-    "key", ["seed", "experiment", "+trainer.total_training_steps", "overrides.trainer.x", "overrides"]
+    ("key", "value"),
+    [
+        *((key, 1) for key in ("seed", "experiment", "project_name", "overrides")),
+        *((f"{head}trainer.x", 1) for head in ("", "+", "++", "overrides.", "overrides.+")),
+        ("+trainer", {"x": 1}),
+        ("actor_rollout_ref.rollout", {"max_model_len": 9}),
+    ],
 )
-def test_what_the_study_decides_no_experiment_changes(key: str) -> None:
+def test_what_the_study_decides_no_experiment_changes(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match="decided by the study"):
-        study_of().with_delta({key: 1})
+        study_of().with_delta({key: value})
 
 
 def test_a_delta_is_of_the_job_of_verl_and_of_the_workflow() -> None:

@@ -54,6 +54,9 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
         "step 3 of run second",
         ["e"],
     )
+    nested = found.job.model_copy(update={"overrides": {"+algorithm": {"gamma": 0.9}, "trainer.nnodes": 1}})
+    card = model_card(found.model_copy(update={"job": nested}), "float32", {}, adapter=False, lora=False)
+    assert "| `algorithm.gamma` | 0.9 |" in card and "nnodes" not in card
     assert lineage_of(path, 4).parent == "step 2 of run first" and lineage_of(path, 2).parent == ""
     card = model_card(found, "float32", {}, adapter=False, lora=False)
     assert "| goes on from | step 3 of run second |" in card
