@@ -19,6 +19,8 @@ COMMENT = b": keep-alive\n\n"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 #: ``\n\r\n`` ends what ``\r\n\r\n`` ends, too.
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+#: No event is longer: one with an image in it has some MiB.
+_MAX_EVENT_MIB = 64
 
 
 def encode_event(data: Any) -> bytes:
@@ -61,7 +63,11 @@ class SseDecoder:
 
 async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """The bytes of ``parts``, cut where events end; what is behind the last of them comes too, unless ``parts`` break
-    off."""
+    off.
+
+    Raises:
+        UpstreamError: an event has no end within 64 MiB.
+    """
     held = bytearray()
     async for part in parts:
         # an end may come in two parts
@@ -71,6 +77,10 @@ async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         if ends:
             yield bytes(held[: max(ends)])
             del held[: max(ends)]
+        if len(held) > _MAX_EVENT_MIB * 2**20:
+            raise UpstreamError(
+                f"what came as a stream of events has none within {_MAX_EVENT_MIB} MiB", code="malformed_answer"
+            )
     if held:
         yield bytes(held)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects.sse import SseDecoder
+from adapters.dialects.sse import SseDecoder, whole_events
+from swarm.errors import UpstreamError
 
 EVENTS = ["one", '{"text": "\u2028 is no end of a line"}', "two\nlines", "last"]
 
@@ -33,3 +36,21 @@ def test_ends_of_lines_may_be_mixed(ends: list[str], cut: int) -> None:
     raw = "".join(line + end for line, end in zip(lines, ends, strict=True)).encode()
     decoder = SseDecoder()
     assert [*decoder.feed(raw[:cut]), *decoder.feed(raw[cut:])] == ["a", "b\nc"]
+
+
+@pytest.mark.anyio
+async def test_what_is_no_stream_of_events_is_not_gathered_without_end() -> None:
+    taken = 0
+
+    async def upstream() -> AsyncIterator[bytes]:
+        nonlocal taken
+        yield b"data: 1\n\n"
+        for _ in range(80):
+            taken += 1
+            yield bytes(2**20)
+
+    events = whole_events(upstream())
+    assert await anext(events) == b"data: 1\n\n"
+    with pytest.raises(UpstreamError, match="none within 64 MiB"):
+        await anext(events)
+    assert taken == 65
