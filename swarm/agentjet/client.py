@@ -153,6 +153,17 @@ class SwarmClient:
         """Print :meth:`get_rollout_stat`."""
         self._client.print_rollout_stat()
 
+    def check_group_size(self, episodes: int) -> None:
+        """Log a warning where a batch is of groups of more than these ``episodes`` of a task."""
+        pool = self._client.status(episodes=0).pool
+        if pool is not None and pool.whole_groups and episodes < pool.num_repeat:
+            logger.warning(
+                "local_grpo_n is %d, and the job trains groups of %d episodes of one task: a task is trained once "
+                "other clients have run the rest",
+                episodes,
+                pool.num_repeat,
+            )
+
     def server_experiment_dir(self) -> str | None:
         """``None``: the server's run folder is on its machine, and not for its clients (logged)."""
         logger.warning("server_experiment_dir(): the server's run folder is not for its clients; use a folder of yours")
@@ -329,6 +340,7 @@ def auto_train_with_dataset(
     remote_batch_size: int = 8,
 ) -> None:
     """Run ``local_grpo_n`` episodes of ``execute_agent`` for each of the dataset's training tasks, once."""
+    swarm_worker.check_group_size(local_grpo_n)
 
     def rollout(task: Task) -> float | list[float] | None:
         episode_uuid, api = swarm_worker.begin_episode()

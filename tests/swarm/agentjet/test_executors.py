@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from swarm.agentjet.client import run_episodes_until_all_complete
+from swarm.agentjet.client import SwarmClient, auto_train_with_dataset, run_episodes_until_all_complete
 from swarm.agentjet.executors import (
     BoundedThreadPoolExecutor,
     PeriodicDrainThreadPoolExecutor,
@@ -15,6 +16,8 @@ from swarm.agentjet.executors import (
     note_over,
     retry_with_backoff,
 )
+from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput
+from tests.swarm.agentjet.test_conformance import run, served
 
 PATIENCE = 30.0
 
@@ -210,3 +213,26 @@ def test_a_function_is_tried_again() -> None:
     assert len(agent.calls) == 4
     agent.calls.clear()
     assert (agent.second_time(), len(agent.calls)) == ("done", 2)
+
+
+@pytest.mark.anyio
+async def test_a_training_that_alone_makes_no_group_whole_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoTasks:
+        def generate_training_tasks(self) -> list[Task]:
+            return []
+
+    def agent(task: Task, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
+        raise AssertionError("there is no task")
+
+    async with served(tmp_path) as swarm:
+        await swarm.start()
+        client = await run(SwarmClient, swarm.url)
+        try:
+            for local_grpo_n in (2, 1):
+                assert "local_grpo_n" not in caplog.text
+                await run(auto_train_with_dataset, NoTasks(), client, agent, local_grpo_n=local_grpo_n)
+        finally:
+            await run(client.close)
+    assert "local_grpo_n is 1, and the job trains groups of 2 episodes" in caplog.text
