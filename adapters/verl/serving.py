@@ -56,7 +56,8 @@ def serve_model(
         options += ["--max-model-len", str(max_model_len)]
     if max_new_tokens is not None:
         options += ["--override-generation-config", json.dumps({"max_new_tokens": max_new_tokens})]
-    environment = dict(os.environ)
+    # as the engine's vLLM: no word to its makers
+    environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
     if resolve_device(TrainJob(model=model)) == "cpu":
         folder.mkdir(parents=True, exist_ok=True)
         environment |= cpu_environment(folder.resolve(), "always")
