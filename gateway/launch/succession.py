@@ -6,6 +6,7 @@ Invariant: of a route at most one challenger at a time is on its way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,9 @@ def read_successors(file: Path) -> dict[str, Successor]:
         return {}
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise ConfigError(f"{file} does not say who answers: move it away, and the incumbents of your file do") from exc
-    return {route: successor for route, successor in successors.items() if successor.folder.is_dir()}
+    # the run folder may have been moved, with both in it
+    placed = {route: it.model_copy(update={"folder": _path(file, it.folder)}) for route, it in successors.items()}
+    return {route: successor for route, successor in placed.items() if successor.folder.is_dir()}
 
 
 def write_successors(file: Path, successors: Mapping[str, Successor]) -> None:
@@ -63,7 +66,12 @@ def write_successors(file: Path, successors: Mapping[str, Successor]) -> None:
     Raises:
         OSError: they cannot be written; those of before are.
     """
-    write_section(file, _FILE.dump_python(dict(successors), mode="json"))
+    section = _FILE.dump_python(dict(successors), mode="json")
+    write_section(file, {to: it | {"folder": os.path.relpath(it["folder"], file.parent)} for to, it in section.items()})
+
+
+def _path(file: Path, folder: Path) -> Path:
+    return Path(os.path.normpath(file.parent / folder))
 
 
 def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
-from gateway.launch.succession import Successor, read_successors, with_successors
+from gateway.launch.succession import Successor, read_successors, with_successors, write_successors
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
@@ -390,6 +390,16 @@ def test_a_gateway_that_does_not_ask_the_next_one_is_told_of(tmp_path: Path, mon
         site.until(lambda: site.told("warning"))
         assert "the gateway does not ask it" in site.told("warning")[0]["message"]
         assert site.running() == ["incumbent base", "incumbent tiny"]
+
+
+def test_a_run_folder_that_was_moved_keeps_its_incumbent(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    (before / "incumbents" / "2").mkdir(parents=True)
+    successor = Successor(version=2, name="tiny", folder=before / "incumbents" / "2", port=1)
+    write_successors(before / "incumbents.yaml", {"default": successor})
+    after = before.rename(tmp_path / "after")
+    kept = read_successors(after / "incumbents.yaml")
+    assert kept == {"default": successor.model_copy(update={"folder": after / "incumbents" / "2"})}
 
 
 def test_a_file_that_follows_no_promotions_any_more_has_its_own_incumbent(tmp_path: Path) -> None:
