@@ -35,7 +35,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
-from swarm.http.serve import TLSFiles, bind, run_app, spare_collections
+from swarm.http.serve import TLSFiles, allow_connections, bind, run_app, spare_collections
 from swarm.packs import required
 
 _DESCRIPTION = """\
@@ -230,6 +230,7 @@ def serve(
     if on_bound is not None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
+    allow_connections()
     spare_collections()
     run_app(app, sock, tls=tls)
 

@@ -14,6 +14,7 @@ import gc
 import json
 import logging
 import random
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 #: longer than our clients keep an idle connection, so that none of them sends on one that is being closed
 KEEP_ALIVE_SECONDS = 75
 SHUTDOWN_SECONDS = 10
+#: a request is a connection to its caller, and one or more to where it is answered
+_OPEN_FILES = 65_536
 #: below the ports that systems give to connections and to servers at port 0, unless somebody has set it otherwise
 _LASTING_PORTS = range(20_000, 29_000)
 
@@ -162,6 +165,14 @@ def uvicorn_config(
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Makes the event loop of a process that serves: uvloop's where installed."""
     return uvicorn.Config("", log_config=None).get_loop_factory()
+
+
+def allow_connections() -> None:
+    """This process may have as many connections as the system allows: shells and services give it 1,024 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def spare_collections() -> None:

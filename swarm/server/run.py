@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, loop_factory, spare_collections, url_of, uvicorn_config
+from swarm.http.serve import allow_connections, bind, loop_factory, spare_collections, url_of, uvicorn_config
 from swarm.server.app import create_app
 from swarm.server.auth import check_exposure
 from swarm.server.config import ServerConfig
@@ -65,6 +65,7 @@ async def serve(
     check_exposure(config)
     listener = bind(config.host, config.port)
     app = create_app(config, engine_command=engine_command)
+    allow_connections()
 
     def ready() -> None:
         spare_collections()

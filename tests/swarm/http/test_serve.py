@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
-from swarm.http.serve import bind, free_port, run_app, uvicorn_config
+from swarm.http.serve import allow_connections, bind, free_port, run_app, uvicorn_config
 
 
 def test_port_zero_takes_a_free_one_and_listens() -> None:
@@ -38,6 +39,17 @@ def test_a_free_port_stays_free_until_a_server_that_is_long_in_starting_listens(
             anybody.bind(("127.0.0.1", 0))
             given_out.add(anybody.getsockname()[1])
     assert not chosen & given_out, "who asks for any port gets it meanwhile"
+
+
+def test_a_server_has_as_many_connections_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        allow_connections()
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536), hard)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a" * 64 + ".invalid"])
