@@ -157,7 +157,7 @@ def create_token(
     if first:
         typer.echo(
             "it is the first: a server on loopback that needed no token asks everyone from now on; give SWARM_TOKEN to "
-            "its clients and gateways, and restart an `up` that runs in this folder",
+            "its clients and gateways, but for those of an `up`, which has a token of its own",
             err=True,
         )
 

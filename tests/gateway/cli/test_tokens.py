@@ -32,6 +32,9 @@ def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
     ring = TokenRing(None, tmp_path)
+    assert (
+        TokenRing(None, tmp_path, private="of up").authenticate(b"of up").may("admin") and "restart" not in made.stderr
+    )
     assert ring.authenticate(token.encode()).scopes == {"claim", "read"}
     assert "cannot be shown again" in made.stderr and token not in made.stderr
     assert "asks everyone from now on" in made.stderr
