@@ -85,7 +85,7 @@ _TABLES: list[tuple[str, type[BaseModel], str]] = [
     ("TLS", TLSConfig, "The gateway's `tls`: files in PEM form."),
     ("The request log", RequestLogConfig, "The gateway's `request_log`; it holds what users said."),
     ("The page", PageConfig, "The gateway's `ui`; see [the page](page.md)."),
-    ("Traces", TracingConfig, "The gateway's `tracing`; needs `pip install 'swarm-gateway[otel]'`."),
+    ("Traces", TracingConfig, "The gateway's `tracing`; needs `pip install '.[otel]'` in a clone."),
     ("Training on tasks", TrainFile, "The file of `swarm-gateway train`. Paths start from its folder."),
     ("Sources of tasks", TaskSources, "Its `tasks`."),
     ("Evaluations", EvalConfig, "Its `eval`."),

@@ -226,7 +226,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as exc:
-        raise ConfigError("parquet files need pyarrow: pip install 'swarm-gateway[parquet]'") from exc
+        raise ConfigError("parquet files need pyarrow: pip install '.[parquet]' in a clone") from exc
 
     number = 0
     try:
@@ -257,7 +257,7 @@ def read_dataset(name: str, config: str | None, split: str) -> Iterator[tuple[st
         load = import_module("datasets").load_dataset
     except ImportError as exc:
         raise ConfigError(
-            f"the dataset {name} needs the package `datasets`: pip install 'swarm-gateway[train]' ({exc})"
+            f"the dataset {name} needs the package `datasets`: pip install '.[train]' in a clone ({exc})"
         ) from exc
     return _streamed(load, name, config, split)
 

@@ -142,6 +142,12 @@ def check_configuration(data: dict[str, Any]) -> None:
         read_config({"hooks": "any", **data})
 
 
+def test_nobody_is_sent_to_an_index_for_this_package() -> None:
+    """It is on none, so whoever takes its name there would be installed."""
+    texts = [*(page.read_text(encoding="utf-8") for page in PAGES), sources()]
+    assert [one for text in texts for one in re.findall(r"pip install (?:-\S+ )*'?swarm-gateway\S*", text)] == []
+
+
 @each_page
 def test_every_example_of_a_configuration_is_accepted(page: Path) -> None:
     for text in fences(page, "yaml"):

@@ -17,7 +17,7 @@ _RESOLVES = sys.argv[1:] == ["--resolve"]
 
 def _cannot_train(missing: list[str]) -> NoReturn:
     lacks = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-    how = "on a CPU `make setup` in a clone, with GPUs `pip install 'swarm-gateway[gpu]'`"
+    how = "in a clone, on a CPU `make setup`, with GPUs `pip install -c requirements/gpu.lock '.[gpu]'`"
     why = f"this install cannot train, for {lacks}: {how}"
     if _RESOLVES:
         print(json.dumps({"error": why}))

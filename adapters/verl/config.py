@@ -196,7 +196,8 @@ def _defaults() -> DictConfig:
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "verl is not installed: training needs the extra `cpu` or `gpu` (pip install 'swarm-gateway[cpu]')"
+            "verl is not installed: in a clone, on a CPU `make setup`, with GPUs "
+            "`pip install -c requirements/gpu.lock '.[gpu]'`"
         )
     # hydra warns about a missing _self_ in files that are verl's
     logging.getLogger("hydra").setLevel(logging.ERROR)

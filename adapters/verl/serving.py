@@ -49,7 +49,10 @@ def serve_model(
     """
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
-        raise ConfigError("vLLM is not installed here: on a CPU make setup, with GPUs pip install 'swarm-gateway[gpu]'")
+        raise ConfigError(
+            "vLLM is not installed here: in a clone, on a CPU `make setup`, with GPUs "
+            "`pip install -c requirements/gpu.lock '.[gpu]'`"
+        )
     host, port = address
     options = ["--served-model-name", name, "--host", host, "--port", str(port)]
     if max_model_len is not None:

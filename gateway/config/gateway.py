@@ -39,7 +39,7 @@ def is_pattern(name: str) -> bool:
 
 
 class TracingConfig(Model):
-    """OpenTelemetry traces; needs ``pip install 'swarm-gateway[otel]'``."""
+    """OpenTelemetry traces; needs ``pip install '.[otel]'`` in a clone."""
 
     endpoint: str | None = Field(
         default=None,

@@ -92,7 +92,7 @@ def check_tracing() -> None:
         for module in _NEEDED:
             import_module(module)
     except ImportError as exc:
-        raise ConfigError("tracing needs OpenTelemetry: pip install 'swarm-gateway[otel]'") from exc
+        raise ConfigError("tracing needs OpenTelemetry: pip install '.[otel]' in a clone") from exc
 
 
 def make_exporter(config: TracingConfig) -> SpanExporter:

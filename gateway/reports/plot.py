@@ -45,7 +45,7 @@ def check_plots() -> None:
     try:
         import_module("matplotlib.figure")
     except ImportError as exc:
-        raise ConfigError("plots need matplotlib: pip install 'swarm-gateway[plots]'") from exc
+        raise ConfigError("plots need matplotlib: pip install '.[plots]' in a clone") from exc
 
 
 @contextmanager

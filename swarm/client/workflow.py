@@ -123,7 +123,7 @@ def _openai() -> Any:
     try:
         import openai
     except ImportError as exc:
-        raise ConfigError("a workflow with a `client` needs openai: pip install 'swarm-gateway[train]'") from exc
+        raise ConfigError("a workflow with a `client` needs openai: pip install '.[train]' in a clone") from exc
     return openai
 
 

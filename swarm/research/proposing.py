@@ -208,7 +208,7 @@ def _optuna() -> Any:
     try:
         optuna = import_module("optuna")
     except ImportError as exc:
-        raise ConfigError("the proposer `halving` needs optuna: pip install 'swarm-gateway[research]'") from exc
+        raise ConfigError("the proposer `halving` needs optuna: pip install '.[research]' in a clone") from exc
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

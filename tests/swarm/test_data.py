@@ -144,8 +144,8 @@ def test_rows_of_a_dataset_are_streamed(
     ("source", "message"),
     [
         ("hf::train", "names no dataset"),
-        ("hf:a/b", r"pip install 'swarm-gateway\[train\]'"),
-        ("q.parquet", r"pip install 'swarm-gateway\[parquet\]'"),
+        ("hf:a/b", r"pip install '\.\[train\]' in a clone"),
+        ("q.parquet", r"pip install '\.\[parquet\]' in a clone"),
     ],
 )
 def test_missing_libraries_are_named(

@@ -111,7 +111,7 @@ class SchemaChecker:
             from referencing import Registry
         except ImportError as exc:
             raise ConfigError(
-                "JSON schemas need the jsonschema package: pip install 'swarm-gateway[rewards]'", code="missing_extra"
+                "JSON schemas need the jsonschema package: pip install '.[rewards]' in a clone", code="missing_extra"
             ) from exc
         kind: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
         try:

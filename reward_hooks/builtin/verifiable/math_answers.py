@@ -48,7 +48,7 @@ class Math:
     def __init__(self, key: str = "answer") -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "math answers need the math-verify package: pip install 'swarm-gateway[rewards]'", code="missing_extra"
+                "math answers need the math-verify package: pip install '.[rewards]' in a clone", code="missing_extra"
             )
         self._key = key
         self._worker = _Worker(_WORKER)

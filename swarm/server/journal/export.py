@@ -176,7 +176,7 @@ class _Parquet:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError as exc:
-            raise ConfigError("parquet files need pyarrow: pip install 'swarm-gateway[parquet]'") from exc
+            raise ConfigError("parquet files need pyarrow: pip install '.[parquet]' in a clone") from exc
 
         ids, text = pa.list_(pa.int64()), pa.string()
         timeline = pa.struct(

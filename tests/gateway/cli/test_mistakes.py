@@ -338,7 +338,7 @@ runpy.run_module("adapters.verl", run_name="__main__", alter_sys=True)
     monkeypatch.setattr("swarm.server.engine.changes.Resolver", lambda run_dir: Resolver(run_dir, light))
     message = told("up my.yaml --check")
     assert "this install cannot train, for hydra, torch, ray, verl, vllm are not installed" in message
-    assert "`make setup` in a clone, with GPUs `pip install 'swarm-gateway[gpu]'`" in message
+    assert "in a clone, on a CPU `make setup`, with GPUs `pip install -c requirements/gpu.lock '.[gpu]'`" in message
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -126,5 +126,5 @@ def test_without_the_packages_it_is_an_error_of_the_configuration(monkeypatch: p
     config = GatewayConfig.model_validate(
         {"swarm_url": None, "upstream": {"base_url": "http://127.0.0.1:9/v1"}, "tracing": {}}
     )
-    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]' in a clone"):
         create_app(config)

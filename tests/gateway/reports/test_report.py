@@ -201,6 +201,6 @@ def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
 
 def test_a_plot_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'swarm-gateway\[plots\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[plots\]' in a clone"):
         write_report(report(), tmp_path / "out")
     assert read_report(tmp_path / "out") == report()

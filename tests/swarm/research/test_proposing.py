@@ -126,7 +126,7 @@ needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, re
 
 def test_halving_without_optuna_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"needs optuna: pip install 'swarm-gateway\[research\]'"):
+    with pytest.raises(ConfigError, match=r"needs optuna: pip install '\.\[research\]' in a clone"):
         all_of(HALVING, tmp_path)
 
 
