@@ -169,6 +169,13 @@ def test_every_metric_is_one_of_the_servers(page: Path) -> None:
     assert [name for name in sorted(unknown) if not composed(name)] == []
 
 
+def test_every_metric_of_the_servers_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    makers = "by|counter|gauge|lately|CounterMetric|Histogram"
+    declared = re.findall(rf'\b(?:{makers})\(\s*"((?:gateway|swarm)_[a-z_]+)"', sources())
+    assert len(declared) > 40 and [name for name in declared if name not in page] == []
+
+
 @each_page
 def test_every_header_is_one_of_the_codes(page: Path) -> None:
     named = {
