@@ -1,6 +1,9 @@
 """Wire formats of applications, one class per format, all translated to and from one internal form."""
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.completions import CompletionsDialect
@@ -13,7 +16,7 @@ from adapters.dialects.dialect import (
     left_out_header,
     unreadable,
 )
-from adapters.dialects.jsons import object_in, to_json
+from adapters.dialects.jsons import to_json
 from adapters.dialects.messages import MessagesDialect
 from adapters.dialects.responses import ResponsesDialect
 from adapters.dialects.sse import SseDecoder
@@ -55,9 +58,13 @@ def answer_in(path: str, parts: Sequence[bytes], *, streamed: bool) -> SampledAn
 
 
 def _object(text: bytes | str) -> Body:
-    if (body := object_in(text)) is None:
+    body: Any = None
+    with suppress(ValueError, RecursionError):
+        # orjson makes a float of an integer beyond 64 bits, as the arguments of a tool may have
+        body = json.loads(text)
+    if not isinstance(body, dict):
         raise unreadable("it is not a JSON object")
-    return body
+    return cast("Body", body)
 
 
 __all__ = [

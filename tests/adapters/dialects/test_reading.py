@@ -69,6 +69,15 @@ def test_a_whole_answer_and_a_stream_are_read_as_what_they_say(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
+def test_integers_of_more_than_64_bits_stay_what_they_are(dialect: Dialect) -> None:
+    call = {"id": "call-0", "type": "function", "function": {"name": "f", "arguments": f'{{"n": {10**20 + 1}}}'}}
+    message = {"role": "assistant", "content": "so", "tool_calls": [call]}
+    calls = not isinstance(dialect, CompletionsDialect)
+    read = answer_in(dialect.path, [whole_of(dialect, message, "stop")], streamed=False)
+    assert meaning(read, calls=calls) == meaning(message, calls=calls)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.path)
 @given(data=st.data(), message=messages())
 def test_half_a_stream_is_no_answer(dialect: Dialect, data: st.DataObject, message: dict[str, Any]) -> None:
     events = stream_of(dialect, data.draw(chunks(message, "stop"))).split(b"\n\n")
