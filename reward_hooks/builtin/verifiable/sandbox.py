@@ -376,7 +376,10 @@ def _wait_for_namespace(status: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 first = os.pidfd_open(entry["child-pid"])
                 try:
-                    select.select([first], [], [], _END)
+                    # not select(), which knows files below 1,024 alone
+                    ended = select.poll()
+                    ended.register(first, select.POLLIN)
+                    ended.poll(_END * 1000)
                     # it is ours where no other process collects orphans: in a container without an init
                     with contextlib.suppress(ChildProcessError):
                         os.waitid(os.P_PIDFD, first, os.WEXITED | os.WNOHANG)

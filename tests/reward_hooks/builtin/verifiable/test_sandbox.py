@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -133,6 +135,16 @@ def test_a_fork_bomb_stays_inside() -> None:
 
 def test_a_limit_too_short_for_any_run_is_no_lack_of_a_sandbox() -> None:
     assert Sandbox(Limits(seconds=0.001)).run("print(1)").status is None
+
+
+def test_a_gateway_with_more_than_a_thousand_connections_runs_programs(box: Sandbox) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        assert box.run("print('ran')").output == "ran\n"
 
 
 def test_signals_and_deadlines(box: Sandbox) -> None:
