@@ -303,6 +303,9 @@ def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
     """
     for name, value in overrides.items():
         key = name.lstrip("+")
+        if "[" in key:
+            # OmegaConf takes a[b] for a.b; those who read a job's overrides do not
+            raise ConfigError(f"overrides: {name}: write its parts with dots, as in a.b", param=name)
         if not name.startswith("+") and not _exists(config, key):
             near = difflib.get_close_matches(key, _keys(config), n=3, cutoff=0.6)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -8,8 +8,8 @@ process that it stands for. It ends with that one, which passes SIGTERM and SIGI
 where that was killed or took no time to tell (``os._exit``). Where nothing can be forked, that process itself runs.
 
 A fork is a child of the process that forks, and may not outlive it: verl's ``set_death_signal`` binds vLLM's core to
-it. Of that process it also has ``sys.path``, umask, session and what was loaded: ``LD_PRELOAD`` loads nothing, and
-variables that a library sets when it is imported are not set.
+it. Of that process it also has ``sys.path``, umask, CPUs, other limits, session and what was loaded: ``LD_PRELOAD``
+loads nothing, and variables that a library sets when it is imported are not set.
 
 This file is also the program that stands there: it must import nothing heavy.
 """
@@ -173,9 +173,9 @@ def _run(arguments: list[str], program: str) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
         sys.modules["numpy"].random.seed()
-        # it may be a list, of each level of nested regions
-        if (threads := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdigit():
-            sys.modules["torch"].set_num_threads(int(threads))
+        # it may be a list, of each level of nested regions, or nonsense
+        with contextlib.suppress(ValueError, RuntimeError):
+            sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]))
     # what is spawned is forked, too, unless the folder is mounted noexec
     if os.access(program, os.X_OK):
         multiprocessing.set_executable(program)

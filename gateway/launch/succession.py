@@ -6,7 +6,6 @@ Invariant: of a route at most one challenger at a time is on its way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +55,7 @@ def read_successors(file: Path) -> dict[str, Successor]:
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise ConfigError(f"{file} does not say who answers: move it away, and the incumbents of your file do") from exc
     # the run folder may have been moved, with both in it
-    placed = {route: it.model_copy(update={"folder": _path(file, it.folder)}) for route, it in successors.items()}
+    placed = {route: it.model_copy(update={"folder": file.parent / it.folder}) for route, it in successors.items()}
     return {route: successor for route, successor in placed.items() if successor.folder.is_dir()}
 
 
@@ -66,12 +65,13 @@ def write_successors(file: Path, successors: Mapping[str, Successor]) -> None:
     Raises:
         OSError: they cannot be written; those of before are.
     """
-    section = _FILE.dump_python(dict(successors), mode="json")
-    write_section(file, {to: it | {"folder": os.path.relpath(it["folder"], file.parent)} for to, it in section.items()})
-
-
-def _path(file: Path, folder: Path) -> Path:
-    return Path(os.path.normpath(file.parent / folder))
+    # relative where it moves with the file, as it does not where another job's run folder has it
+    inside = {
+        route: it.model_copy(update={"folder": it.folder.relative_to(file.parent)})
+        for route, it in successors.items()
+        if it.folder.is_relative_to(file.parent)
+    }
+    write_section(file, _FILE.dump_python({**successors, **inside}, mode="json"))
 
 
 def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]) -> dict[str, Any]:

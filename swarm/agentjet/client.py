@@ -155,11 +155,11 @@ class SwarmClient:
 
     def check_group_size(self, episodes: int) -> None:
         """Log a warning where a batch is of groups of more than these ``episodes`` of a task."""
-        pool = self._client.status(episodes=0).pool
+        pool = self._client.status(episodes=0, steps=0).pool
         if pool is not None and pool.whole_groups and episodes < pool.num_repeat:
             logger.warning(
-                "local_grpo_n is %d, and the job trains groups of %d episodes of one task: a task is trained once "
-                "other clients have run the rest",
+                "local_grpo_n is %d, and the job trains groups of %d episodes of one task: a task is trained once it "
+                "comes again, or other clients have run the rest",
                 episodes,
                 pool.num_repeat,
             )
