@@ -10,6 +10,8 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
+from adapters.verl import INSTALL
+
 #: What training needs beside this package.
 _NEEDED = ("hydra", "torch", "ray", "verl", "vllm")
 _RESOLVES = sys.argv[1:] == ["--resolve"]
@@ -17,8 +19,7 @@ _RESOLVES = sys.argv[1:] == ["--resolve"]
 
 def _cannot_train(missing: list[str]) -> NoReturn:
     lacks = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-    how = "in a clone, on a CPU `make setup`, with GPUs `pip install -c requirements/gpu.lock '.[gpu]'`"
-    why = f"this install cannot train, for {lacks}: {how}"
+    why = f"this install cannot train, for {lacks}: {INSTALL}"
     if _RESOLVES:
         print(json.dumps({"error": why}))
         sys.exit()

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
+from adapters.verl import INSTALL
 from adapters.verl.advantage import advantage_values
 from adapters.verl.cpu import CPU_BUILD, cpu_values, version_of
 from adapters.verl.lora import lora_values
@@ -195,10 +196,7 @@ def _reference_to_variable(*arguments: Any) -> str:
 def _defaults() -> DictConfig:
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise ConfigError(
-            "verl is not installed: in a clone, on a CPU `make setup`, with GPUs "
-            "`pip install -c requirements/gpu.lock '.[gpu]'`"
-        )
+        raise ConfigError(f"verl is not installed: {INSTALL}")
     # hydra warns about a missing _self_ in files that are verl's
     logging.getLogger("hydra").setLevel(logging.ERROR)
     GlobalHydra.instance().clear()

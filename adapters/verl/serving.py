@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from adapters.verl import INSTALL
 from adapters.verl.config import resolve_device
 from adapters.verl.cpu import KV_BLOCK_TOKENS, UNIPROCESS_EXECUTOR, cpu_environment
 from swarm.errors import ConfigError
@@ -49,10 +50,7 @@ def serve_model(
     """
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
-        raise ConfigError(
-            "vLLM is not installed here: in a clone, on a CPU `make setup`, with GPUs "
-            "`pip install -c requirements/gpu.lock '.[gpu]'`"
-        )
+        raise ConfigError(f"vLLM is not installed here: {INSTALL}")
     host, port = address
     options = ["--served-model-name", name, "--host", host, "--port", str(port)]
     if max_model_len is not None:
