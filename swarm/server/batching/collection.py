@@ -76,12 +76,15 @@ class Collection:
 
     # ------------------------------------------------------------------ clients
 
-    def seen(self, client_uuid: str, *, train: bool = False) -> None:
-        """A sign of life: the client polled, ended or agreed; ``train``: it asks for train episodes or ends one.
+    def seen(self, client_uuid: str, *, train: bool = False, task_hint: str = "") -> None:
+        """A sign of life: the client polled, ended or agreed; ``train``: it asks for train episodes, of the task of
+        ``task_hint``, or ends one.
 
         Call it when a request of the client arrives, not when a waiting claim is retried.
         """
         self._clients.seen(client_uuid, train=train)
+        if train and task_hint:
+            self.shares.asked(client_uuid, task_hint)
 
     def begin_call(self, client_uuid: str) -> None:
         """An LLM call of the client starts; the client is active until :meth:`end_call` and for a while after."""

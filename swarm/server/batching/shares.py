@@ -57,7 +57,7 @@ class Shares:
     """Running and waiting train episodes by client and task.
 
     A task rests while its client has finished episodes of an incomplete group but none running; after ``timeout``
-    seconds of that it is abandoned and makes no group any more. Episodes claimed without a task hint count as if they
+    seconds in which nobody asks for another it is abandoned and makes no group any more. Episodes claimed without a task hint count as if they
     filled up the tasks begun before they begin new ones.
     """
 
@@ -72,6 +72,12 @@ class Shares:
         self.last_change = clock()
 
     # ------------------------------------------------------------------ what happens
+
+    def asked(self, client: str, task_id: str) -> None:
+        """The client asks for episodes of the task, and may have to wait for slots: it has not given the task up."""
+        share = self._shares.get(client)
+        if share is not None and task_id in share.tasks:
+            self._change(client, share, task_id)
 
     def claimed(self, client: str, task_id: str, count: int) -> None:
         """``count`` episodes run; ``task_id`` is empty if the client did not tell it."""

@@ -122,7 +122,7 @@ class EpisodeRequests:
                     "(raise max_parallel_episodes or batch_size)",
                     param="count",
                 )
-            pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train")
+            pool.collection.seen(wish.client_uuid, train=wish.episode_type == "train", task_hint=wish.task_hint)
         self._check_disk()
         if self.run.journal.behind:
             # a claim is answered before it is on disk: without this, claims would outrun the disk

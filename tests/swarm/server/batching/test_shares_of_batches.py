@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,7 +113,7 @@ class Swarm:
         self._ask(client, task, self.job.num_repeat)
 
     def _ask(self, client: Client, task: str, episodes: int) -> None:
-        self.collection.seen(client.name, train=True)
+        self.collection.seen(client.name, train=True, task_hint=task)
         if client.grouped:
             self.queue.append(Claim(client, task, episodes))
         else:
@@ -121,8 +122,9 @@ class Swarm:
     def _poll(self, client: Client) -> None:
         """A claim that waits is asked again and again."""
         if client.alive:
-            if any(claim.client is client for claim in self.queue):
-                self.collection.seen(client.name, train=True)
+            for claim in self.queue:
+                if claim.client is client:
+                    self.collection.seen(client.name, train=True, task_hint=claim.task)
             self._after(POLL, lambda: self._poll(client))
 
     def _serve(self) -> None:
@@ -220,6 +222,17 @@ def swarms(draw: st.DrawFn) -> Swarm:
 @settings(max_examples=40, deadline=None)
 @given(swarms())
 def test_each_batch_is_shared_by_ratio(swarm: Swarm) -> None:
+    check_shares(swarm)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_task_whose_next_episode_waits_long_for_a_slot_counts(seed: int) -> None:
+    """The slots are full of episodes that take longer than the time after which a task counts as given up."""
+    clients = [Client("a", 0.1, 5.0, 2, True), Client("b", 0.9, 500.0, 3, False)]
+    check_shares(Swarm(clients, batch_size=3, num_repeat=2, seed=seed, failures=0.2))
+
+
+def check_shares(swarm: Swarm) -> None:
     swarm.run(5)
     for share in swarm.shares():
         assert sum(share.values()) == swarm.job.batch_size
