@@ -37,20 +37,17 @@ class SseDecoder:
     """Turns bytes into the ``data`` of events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that ``chunk`` completes, without comments and other fields."""
-        data = self._rest + chunk
-        if b"\r" in data:
-            held = b"\r" if data.endswith(b"\r") else b""  # its LF may be in the next chunk
-            *lines, rest = _LINE_END.split(data.removesuffix(held))
-            self._rest = rest + held
-        else:
-            *lines, self._rest = data.split(b"\n")
+        """The data of the events that ``chunk`` completes, without comments and other fields.
+
+        Raises:
+            UpstreamError: an event has no end within 64 MiB.
+        """
         events: list[str] = []
-        for line in lines:
+        for line in self._lines(chunk):
             if line:
                 name, _, value = line.partition(b":")
                 if name == b"data":
@@ -58,7 +55,31 @@ class SseDecoder:
             elif self._data:
                 events.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data.clear()
+        if self._rest or self._data:
+            _check_size(len(self._rest) + sum(map(len, self._data)))
         return events
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        if b"\n" not in chunk and b"\r" not in chunk and not self._rest.endswith(b"\r"):
+            # a line that comes in many parts is not copied with each
+            self._rest += chunk
+            return []
+        data = bytes(self._rest) + chunk if self._rest else chunk
+        if b"\r" in data:
+            held = b"\r" if data.endswith(b"\r") else b""  # its LF may be in the next chunk
+            *lines, rest = _LINE_END.split(data.removesuffix(held))
+            rest += held
+        else:
+            *lines, rest = data.split(b"\n")
+        self._rest[:] = rest
+        return lines
+
+
+def _check_size(held: int) -> None:
+    if held > _MAX_EVENT_MIB * 2**20:
+        raise UpstreamError(
+            f"what came as a stream of events has none within {_MAX_EVENT_MIB} MiB", code="malformed_answer"
+        )
 
 
 async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -77,10 +98,7 @@ async def whole_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         if ends:
             yield bytes(held[: max(ends)])
             del held[: max(ends)]
-        if len(held) > _MAX_EVENT_MIB * 2**20:
-            raise UpstreamError(
-                f"what came as a stream of events has none within {_MAX_EVENT_MIB} MiB", code="malformed_answer"
-            )
+        _check_size(len(held))
     if held:
         yield bytes(held)
 
@@ -89,7 +107,7 @@ async def data_in(parts: AsyncIterator[bytes], *, ends: bool = True) -> AsyncGen
     """The ``data`` of the events in ``parts``, up to ``[DONE]``.
 
     Raises:
-        UpstreamError: the stream ends without it, although it ``ends`` with it.
+        UpstreamError: the stream ends without it, although it ``ends`` with it, or an event has no end within 64 MiB.
     """
     decoder = SseDecoder()
     async for part in parts:

@@ -54,3 +54,14 @@ async def test_what_is_no_stream_of_events_is_not_gathered_without_end() -> None
     with pytest.raises(UpstreamError, match="none within 64 MiB"):
         await anext(events)
     assert taken == 65
+
+
+@pytest.mark.parametrize("part", [bytes(2**20), b"data: " + bytes(2**20) + b"\n"], ids=["one line", "many lines"])
+def test_an_event_without_an_end_is_not_gathered_without_end(part: bytes) -> None:
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: 1\n\n") == ["1"]
+    for _ in range(63):
+        assert decoder.feed(part) == []
+    with pytest.raises(UpstreamError, match="none within 64 MiB"):
+        for _ in range(2):
+            decoder.feed(part)
