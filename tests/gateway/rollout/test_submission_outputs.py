@@ -152,7 +152,7 @@ def test_what_a_hook_says_can_be_sent() -> None:
 def test_an_answer_refuses_by_its_field_its_finish_or_its_first_words(
     message: dict[str, Any], finish: str, refused: bool
 ) -> None:
-    openings = RouteSettings.model_fields["refusal_openings"].get_default(call_default_factory=True)
+    openings = RouteSettings.model_fields["refusal_openings"].get_default(call_default_factory=True, validated_data={})
     assert refuses(message, finish, openings) is refused
     assert refuses({"content": message.get("content")}, "stop", []) is False
 
