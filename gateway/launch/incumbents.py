@@ -30,6 +30,7 @@ from gateway.launch.succession import (
     RouteSuccession,
     ServedModel,
     Successor,
+    named_successors,
     read_successors,
     with_successors,
     write_successors,
@@ -98,7 +99,11 @@ class Incumbents:
             ConfigError: what an earlier start wrote cannot be read.
         """
         if beside := {planned.route: planned.beside for planned in self._plan.successions}:
-            kept = read_successors(self.file)
+            named, kept = named_successors(self.file), read_successors(self.file)
+            for route in beside.keys() & (named.keys() - kept.keys()):
+                message = f"version {named[route].version} answers the route {route} no longer: its folder "
+                message += f"{named[route].folder} is gone, and the incumbent of your file answers"
+                self._tell("warning", {"message": message})
             # an adapter needs an engine that answers with it
             dropped = {to: it for to, it in kept.items() if to in beside and not (it.port or beside[to])}
             self._successors = {to: it for to, it in kept.items() if to in beside and to not in dropped}

@@ -43,7 +43,12 @@ _FILE: TypeAdapter[dict[str, Successor]] = TypeAdapter(dict[str, Successor])
 
 
 def read_successors(file: Path) -> dict[str, Successor]:
-    """By route, those whose folders are there; none where there is no file.
+    """By route, those of :func:`named_successors` whose folders are there."""
+    return {route: successor for route, successor in named_successors(file).items() if successor.folder.is_dir()}
+
+
+def named_successors(file: Path) -> dict[str, Successor]:
+    """By route, all that the file names; none where there is no file.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -55,8 +60,7 @@ def read_successors(file: Path) -> dict[str, Successor]:
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise ConfigError(f"{file} does not say who answers: move it away, and the incumbents of your file do") from exc
     # the run folder may have been moved, with both in it
-    placed = {route: it.model_copy(update={"folder": file.parent / it.folder}) for route, it in successors.items()}
-    return {route: successor for route, successor in placed.items() if successor.folder.is_dir()}
+    return {route: it.model_copy(update={"folder": file.parent / it.folder}) for route, it in successors.items()}
 
 
 def write_successors(file: Path, successors: Mapping[str, Successor]) -> None:

@@ -166,6 +166,12 @@ def test_the_same_command_goes_on_with_the_incumbent_of_before(tmp_path: Path) -
     shutil.rmtree(tmp_path / "incumbents")
     with up(tmp_path) as site:
         assert site.asked["model"] == "base" and site.running() == ["incumbent base"]
+        [warning] = site.told("warning")
+        gone = tmp_path / "incumbents" / "2"
+        assert warning["message"] == (
+            f"version 2 answers the route default no longer: its folder {gone} is gone, and the incumbent of your "
+            "file answers"
+        )
     # of a route that follows no promotions any more, the file says who answers
     left = {"version": 2, "name": "tiny", "folder": str(tmp_path), "port": 1}
     (tmp_path / "incumbents.yaml").write_text(yaml.safe_dump({"other": left}))
