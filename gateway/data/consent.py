@@ -4,7 +4,7 @@ who said no once for all that comes: keys and sessions, in a file beside the gat
 Invariant: a no of the header or of the key holds, whatever else says yes; where nobody has said anything, the route
 decides. Until that is known, nothing may be kept. A key's no for all is on disk before it is acknowledged, and holds at
 each gateway that has the file, over restarts. So does a session's, but where there is no file, or it cannot be written:
-then it holds until the gateway ends. Names of sessions are nowhere on disk, only their digests.
+then it holds until the gateway ends. Refusals have digests of the names of sessions, not the names.
 """
 
 from __future__ import annotations
