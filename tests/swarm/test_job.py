@@ -133,6 +133,8 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
     assert parse_mapping(merged, "text") == {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2, "y": 3}}
     both = "{a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b, z: 3}}"
     assert parse_mapping(both, "text")["c"] == {"x": 1, "y": 2, "z": 3}, "each of two merges counts"
+    listed = "{a: &a {x: 1, seed: 1}, b: &b {x: 2, seed: 2}, c: {<<: [*a, *b]}}"
+    assert parse_mapping(listed, "text")["c"] == {"x": 1, "seed": 1}, "the first of a list counts"
 
 
 @pytest.mark.parametrize(
