@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from peft import PeftModel, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
@@ -54,13 +55,28 @@ class CpuEngine(SharedPrefixEngine or FSDPEngineWithLMHead):
         finally:
             self.engine_config = config
 
+    def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **more: Any) -> Any:
+        """What vLLM gets: names with weights, and the configuration of an adapter or ``None``."""
+        module = self.module
+        if not (base_sync_done and isinstance(module, PeftModel)) or self.model_config.lora.get("merge", False):
+            return super().get_per_tensor_param(layered_summon, base_sync_done, **more)
+        # for an adapter verl moves each weight of the model to where it is, and gathers them all
+        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        adapter = convert_weight_keys(get_peft_model_state_dict(module, trained), module)
+        weights = ((name, _whole(weight).detach()) for name, weight in adapter.items())
+        return weights, module.peft_config["default"].to_dict()
+
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl rounds them to bf16, in which small changes of a weight are none; here vLLM computes in fp32
         with merged_lora_context(self.module, backup_adapters=True):
             weights = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
             for name, weight in weights.items():
                 # a copy: they are put back before the last one is sent
-                yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+                yield name, _whole(weight).detach().clone()
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _shares_prefixes(engine: Any) -> bool:

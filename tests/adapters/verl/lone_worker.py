@@ -1,6 +1,7 @@
 """A process of its own, because importing verl takes long: verl's real worker on a CPU, as a rank without others.
 
-Reads ``{"model": folder, "checkpoint": folder}`` from stdin, and prints what :func:`resumed` and :func:`merged` give.
+Reads ``{"model": folder, "checkpoint": folder}`` from stdin, and prints what :func:`resumed`, :func:`merged` and
+:func:`adapter` give.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ os.environ["VERL_USE_EXTERNAL_MODULES"] = "adapters.verl.cpu_platform"
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
 
 import torch
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
 from adapters.verl import worker as worker_module
 from adapters.verl.config import verl_config
@@ -95,9 +97,21 @@ def merged(model: str) -> dict[str, Any]:
     return {"types": sorted({str(weight.dtype) for _, weight in sent}), "far": far, "changed": changed}
 
 
+def adapter(model: str) -> dict[str, Any]:
+    """What a worker sends to vLLM of an adapter: how many weights, and whether they, their names and the adapter's
+    configuration are those that verl's own engine would send."""
+    engine = make_worker(model, {}, lora={"rank": RANK, "alpha": ALPHA}).actor.engine
+    sent, config = engine.get_per_tensor_param(base_sync_done=True)
+    weights = dict(sent)
+    wanted, wanted_config = FSDPEngineWithLMHead.get_per_tensor_param(engine, base_sync_done=True)
+    equal = [torch.equal(weights[name], weight) for name, weight in wanted]
+    return {"weights": len(weights), "equal": sum(equal), "configured": config == wanted_config}
+
+
 def main() -> None:
     asked = json.load(sys.stdin)
-    found = {"resumed": resumed(asked["model"], asked["checkpoint"]), "merged": merged(asked["model"])}
+    model = asked["model"]
+    found = {"resumed": resumed(model, asked["checkpoint"]), "merged": merged(model), "adapter": adapter(model)}
     torch.distributed.destroy_process_group()
     print(json.dumps(found))
 

@@ -99,14 +99,14 @@ TABLE: tuple[Names, ...] = (
     Names("verl.workers.engine_workers:ActorRolloutRefWorker", "actor ref rollout config", "read"),
     Names(
         "verl.workers.engine.fsdp:FSDPEngineWithLMHead",
-        "_build_fsdp_module _merged_lora_per_tensor_param forward_backward_batch prepare_model_inputs "
-        "prepare_model_outputs",
-        "overridden: shared prefixes; a reference model and a merged adapter on a CPU",
+        "_build_fsdp_module get_per_tensor_param _merged_lora_per_tensor_param forward_backward_batch "
+        "prepare_model_inputs prepare_model_outputs",
+        "overridden: shared prefixes; a reference model and adapters on a CPU",
     ),
     Names(
         "verl.workers.engine.fsdp:FSDPEngineWithLMHead",
-        "_autocast_dtype _gradient_sync_context engine_config module use_remove_padding ulysses_sequence_parallel_size "
-        "get_data_parallel_group get_data_parallel_size forward_step",
+        "_autocast_dtype _gradient_sync_context engine_config model_config module use_remove_padding "
+        "ulysses_sequence_parallel_size get_data_parallel_group get_data_parallel_size forward_step",
         "the model and its ranks",
     ),
     # vLLM under verl (lasting.py, replicas.py, vllm_extension.py, worker.py)

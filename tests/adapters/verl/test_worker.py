@@ -41,3 +41,8 @@ def test_a_job_with_another_rate_goes_on_with_that(found: dict[str, Any]) -> Non
 
 def test_an_adapter_that_is_merged_on_a_cpu_is_not_rounded(found: dict[str, Any]) -> None:
     assert found["merged"] == {"types": ["torch.float32"], "far": pytest.approx(0, abs=1e-6), "changed": 0.0}
+
+
+def test_an_adapter_on_a_cpu_is_what_verl_would_send(found: dict[str, Any]) -> None:
+    # two matrices for each of seven layers of two blocks
+    assert found["adapter"] == {"weights": 28, "equal": 28, "configured": True}
