@@ -76,7 +76,11 @@ class CpuEngine(SharedPrefixEngine or FSDPEngineWithLMHead):
 
 
 def _whole(weight: torch.Tensor) -> torch.Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    """All of ``weight``; it may be the weight itself."""
+    if not isinstance(weight, DTensor):
+        return weight
+    # to gather is slow for one rank, too
+    return weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
 
 
 def _shares_prefixes(engine: Any) -> bool:
