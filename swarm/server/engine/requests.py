@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -188,16 +189,18 @@ class EpisodeRequests:
         running = [] if pool is None else [episode.claim.claimed_at for episode in pool.running.values()]
         until = max([time.time(), *running])
         self.deletions.add(subject, until)
-        report, matches = await journal.report(subject), await journal.matches(subject, math.inf)
-        until = max([until, *(match.claimed_at for match in matches)])
+        until = max([until, *(match.claimed_at for match in await journal.matches(subject, math.inf))])
         self.deletions.add(subject, until)
+        # again: some of what was claimed by then may have ended while the journal was read
+        matches = await journal.matches(subject, until)
         stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
         if pool is not None:
             pool.collection.forget({match.uuid for match in matches}, ERASED)
             self.pool_changed()
         # that looks again: meanwhile a batch may have been taken, and trained
         after = await journal.erase(stone)
-        return after.model_copy(update={"episodes": report.episodes, "deleted": True})
+        there_was = dict(Counter(match.state for match in matches))
+        return after.model_copy(update={"episodes": there_was, "deleted": True})
 
     def _erased(self, episode_uuid: str, notes: Notes | None) -> bool:
         if notes is None or (pool := self.run.found_pool) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -316,13 +317,41 @@ async def test_a_batch_that_is_taken_while_it_is_looked_for_is_in_the_tombstone(
 
     async def matches(subject: Subject, until: float) -> list[Match]:
         found = await look(subject, until)
-        journal.append(StateRow([match.uuid for match in found], EpisodeState.BATCHED, "taken meanwhile"))
+        if until < math.inf:
+            journal.append(StateRow([match.uuid for match in found], EpisodeState.BATCHED, "taken meanwhile"))
         return found
 
     monkeypatch.setattr(journal, "matches", matches)
     assert (await rig.client.post("/data/delete", params={"key": "hers"})).json()["episodes"] == {"waiting": 1}
     (stone,) = tombstones(tmp_path)
     assert (stone.episodes, stone.batches) == (1, ["taken meanwhile"])
+
+
+async def test_what_ends_while_the_journal_is_read_for_a_deletion_is_trained_no_more(
+    rig: server.Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = rig.controller.run.journal
+    rig.vllm.default = plain([HERS])
+    look = journal.matches
+
+    async def end(episode: server.Claimed) -> None:
+        output = {"notes": {"key": "hers"}, "reward": 1.0}
+        await rig.post("/end_episode", client_uuid="me", episode_uuid=episode.uuid, task_id="t", workflow_output=output)
+
+    async def matches(subject: Subject, until: float) -> list[Match]:
+        monkeypatch.setattr(journal, "matches", look)
+        # claimed after the deletion began, and before the latest that is over
+        slow, quick = await rig.claim(), await rig.claim()
+        for episode in (slow, quick):
+            assert (await episode.chat()).status_code == 200
+        await end(quick)
+        found = await look(subject, until)
+        await end(slow)
+        return found
+
+    monkeypatch.setattr(journal, "matches", matches)
+    assert (await rig.client.post("/data/delete", params={"key": "hers"})).json()["episodes"] == {"waiting": 2}
+    assert rig.controller.pool.information().tasks == {}, "a batch of it would have no rows, and no server start"
 
 
 async def test_an_export_that_was_sent_is_named_in_a_report(rig: server.Rig) -> None:
