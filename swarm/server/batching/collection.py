@@ -220,6 +220,7 @@ class Collection:
         """Train none of these any more, nor their groups. A trainer that has the batch may use them still; the batch
         that is sent again does not have them."""
         dropped = dropped_from(self.groups.forget(episode_uuids), "erased", reason)
+        self._cache_full = self._cache_full and not dropped
         if self._taken is not None and (out := self._taken.forget(episode_uuids, reason)):
             self._append(BatchRow(self._taken.batch, self._taken.attempts))
             self._is_empty()

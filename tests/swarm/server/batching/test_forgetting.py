@@ -9,14 +9,18 @@ from tests.swarm.server.journal.build import trajectory
 JOB = TrainJob(model="tiny", batch_size=2, num_repeat=2, max_response_length=100)
 
 
-def filled(*tasks: str) -> Collection:
-    collection = Collection(JOB)
+def filled(*tasks: str, job: TrainJob = JOB) -> Collection:
+    collection = Collection(job)
     for task in tasks:
-        for number in range(2):
-            collection.claimed("c", "train")
-            collection.released("c", "train", "", "ended")
-            collection.add("c", trajectory(f"{task}-{number}", task, reward=float(number)))
+        finish(collection, task)
     return collection
+
+
+def finish(collection: Collection, task: str) -> None:
+    for number in range(2):
+        collection.claimed("c", "train")
+        collection.released("c", "train", "", "ended")
+        collection.add("c", trajectory(f"{task}-{number}", task, reward=float(number)))
 
 
 def test_what_waits_goes_with_its_group() -> None:
@@ -42,3 +46,14 @@ def test_a_batch_of_nothing_else_is_no_batch() -> None:
     collection.take()
     collection.forget({"one-0", "two-0"}, "deleted")
     assert not collection.give_back() and collection.outstanding is None and not collection.ready
+
+
+def test_a_batch_that_was_decided_and_is_gone_decides_nothing_of_the_next() -> None:
+    collection = filled("hers", job=JOB.model_copy(update={"collection": "any_client_agree_sync_weight"}))
+    collection.agree("c")
+    collection.seal()
+    collection.forget({"hers-0"}, "deleted")
+    assert not collection.ready and collection.in_vain
+    collection.end_agreements()
+    finish(collection, "his")
+    assert not collection.ready, "nobody agrees"
