@@ -89,12 +89,14 @@ class Controller:
         engine, pool = self.engine, self.run.found_pool
         evaluations = pool.evaluations.results() if pool and pool.evaluations.sums else []
         alarms = pool.watch.alarms if pool else []
+        # kept for the last words of an engine that is gone
+        batch_since = None if engine.state is EngineState.OFFLINE else self._batch_out_since
         return ServerStatus(
             engine=self.engine_status(),
             boot_stage=engine.boot_stage,
             engine_seconds=engine.seconds_in_state,
             serving=engine.serving,
-            training_seconds=time.monotonic() - self._batch_out_since if self._batch_out_since is not None else None,
+            training_seconds=None if batch_since is None else time.monotonic() - batch_since,
             engine_changes=engine.changes,
             weight_syncs=engine.weight_syncs,
             engine_pid=engine.pid,

@@ -187,6 +187,7 @@ async def test_a_trainer_that_dies_gets_its_batch_again() -> None:
     batch = await out(controller)
     running = await claim(controller, 2)
     controller.offline("killed")
+    assert controller.status().training_seconds is None, "nobody trains"
     controller.boot()
     controller.rollout_ready(always())
     assert await asyncio.wait_for(controller.next_batch(), LONG) is batch
