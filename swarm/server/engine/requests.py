@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from swarm.concurrency import Signal
+from swarm.concurrency import Signal, until_gone
 from swarm.errors import RequestError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
@@ -127,7 +127,8 @@ class EpisodeRequests:
         self._check_disk()
         if self.run.journal.behind:
             # a claim is answered before it is on disk: without this, claims would outrun the disk
-            await self.caught_up()
+            caught_up = self.caught_up()
+            await (caught_up if receive is None else until_gone(receive, caught_up))
         outcome = self.claims.claim(wish, wait=wait > 0)
         self._watch()
         if isinstance(outcome, WaitingClaim):

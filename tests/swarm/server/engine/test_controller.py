@@ -8,6 +8,7 @@ import math
 import anyio
 import pytest
 
+from swarm.concurrency import ClientGoneError
 from swarm.errors import ConflictError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
@@ -369,6 +370,20 @@ async def test_a_claim_that_waits_for_the_disk_does_not_wait_for_room_on_it() ->
     journal.error = "database or disk is full"
     with pytest.raises(UnavailableError, match="disk is full"):
         await claiming
+    assert not controller.pool.running
+
+
+async def test_a_claim_whose_caller_leaves_while_it_waits_for_the_disk_leaves_nothing_behind() -> None:
+    journal = MemoryJournal()
+    controller = rolling(journal)
+    journal.behind = True
+    journal.gate.clear()
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGoneError):
+        await asyncio.wait_for(controller.episodes.claim(ClaimWish("me"), LONG, receive), LONG)
     assert not controller.pool.running
 
 
