@@ -335,7 +335,12 @@ class EpisodeRequests:
     def _next_due(self) -> float:
         if (pool := self.run.found_pool) is None:
             return math.inf
-        times = pool.running.deadlines.next(), pool.collection.next_change(), pool.stages.next_lapse()
+        times = (
+            pool.running.deadlines.next(),
+            pool.collection.next_change(),
+            pool.stages.next_lapse(),
+            self.claims.next_lapse(),
+        )
         return min((due for due in times if due is not None), default=math.inf)
 
     def _watch(self) -> None:

@@ -1,7 +1,8 @@
 """Claims that wait, and the grants of claims that may be repeated.
 
 Invariant: claims are served in the order in which they arrived, except that they pass those which only their client's
-share or the cache holds back; all claims with one client and key share one grant, which goes back if nobody takes it.
+share or the cache holds back; a group keeps its place from one poll of its client to the next. All claims with one
+client and key share one grant, which goes back if nobody takes it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MAX_KEYS = 100_000
 #: claims of one client that wait for the next batch to open (``while_closed``): its HTTP client may have a pool of 100
 #: connections, of which its other requests need some
 MOST_HELD = 64
+#: seconds for which a group keeps its place until its client polls again
+BETWEEN_POLLS = 1.0
 
 #: client, key of the claim
 Name = tuple[str, str]
@@ -31,11 +34,13 @@ Name = tuple[str, str]
 
 @dataclass(eq=False)
 class WaitingClaim:
-    """A claim in the queue: ``callers`` wait until it is ``granted`` or refused; ``reason`` says why it waits."""
+    """A claim in the queue: ``callers`` wait until it is ``granted`` or refused; ``reason`` and ``holds_place`` are of
+    the last :class:`Refusal`."""
 
     wish: ClaimWish
     reason: str = ""
     callers: int = 0
+    holds_place: bool = True
     since: float = field(default_factory=time.monotonic)
     taken: bool = False
     granted: asyncio.Future[Grant | Refusal] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -56,6 +61,8 @@ class ClaimQueue:
         self._pool = pool
         self._waiting: dict[WaitingClaim, None] = {}
         self._joinable: dict[Name, WaitingClaim] = {}
+        #: those between two polls, and until when they keep their places
+        self._between: dict[WaitingClaim, float] = {}
         self._granted: OrderedDict[Name, tuple[float, tuple[str, ...]]] = OrderedDict()
         #: when each claim was withdrawn: a withdrawal may overtake its claim on the network
         self._withdrawn: OrderedDict[Name, float] = OrderedDict()
@@ -88,6 +95,10 @@ class ClaimQueue:
         if wish.claim_key and (waiting := self._joinable.get(name)) is not None:
             _check_same(wish, waiting.wish.episodes)
             waiting.callers += 1
+            if self._between.pop(waiting, None) is not None:
+                # each poll has the share of now
+                waiting.wish = wish
+                self.serve()
             return waiting
         refusal = Refusal("")
         if not self._waiting:
@@ -99,7 +110,7 @@ class ClaimQueue:
             return Refusal(reason)
         if self._closed or not (wait or self._waiting) or (wish.while_closed and self._held(wish) >= MOST_HELD):
             return refusal
-        waiting = WaitingClaim(wish, refusal.reason, callers=1)
+        waiting = WaitingClaim(wish, refusal.reason, callers=1, holds_place=refusal.holds_place)
         self._waiting[waiting] = None
         if wish.claim_key:
             self._joinable[name] = waiting
@@ -121,15 +132,17 @@ class ClaimQueue:
         Raises:
             ClientGoneError: the caller, whose ASGI ``receive`` this is, left.
         """
+        polls_again = False
         try:
             work = asyncio.wait([waiting.granted], timeout=within)
             await (work if receive is None else until_gone(receive, work))
             if waiting.granted.done() and not waiting.granted.cancelled():
                 waiting.taken = True
                 return waiting.granted.result()
+            polls_again = within > 0 and not waiting.granted.cancelled()
             return Refusal(waiting.reason)
         finally:
-            self._leave(waiting)
+            self._leave(waiting, polls_again=polls_again)
 
     def withdraw(self, client_uuid: str, claim_key: str) -> None:
         """Cancel the claim with this key, abort what it was granted, and reject it from now on: it may arrive later."""
@@ -155,13 +168,20 @@ class ClaimQueue:
         if self._closed:
             # whoever waits has an answer, and is about to leave
             return
+        while (lapse := self.next_lapse()) is not None and lapse <= time.monotonic():
+            self._unqueue(next(iter(self._between)))
         for waiting in list(self._waiting):
+            if waiting in self._between:
+                # nobody is there to take it, but if those behind took what is free, a group would wait for ever
+                if waiting.holds_place:
+                    break
+                continue
             outcome = self._try(waiting.wish)
             if isinstance(outcome, Grant) or _not_needed(waiting.wish, outcome):
                 self._unqueue(waiting)
                 waiting.granted.set_result(outcome)
                 continue
-            waiting.reason = outcome.reason
+            waiting.reason, waiting.holds_place = outcome.reason, outcome.holds_place
             if outcome.holds_place:
                 # strictly first in, first out: a group that needs four slots must not starve behind single claims
                 if not outcome.closed:
@@ -171,6 +191,10 @@ class ClaimQueue:
         # the last grant may have been the last that is needed
         if (pool := self._pool()) is not None and (reason := pool.no_episode_needed):
             self._refuse(Refusal(reason), _gives_way)
+
+    def next_lapse(self) -> float | None:
+        """When, in monotonic seconds, a claim loses its place whose client does not poll again."""
+        return next(iter(self._between.values()), None)
 
     def give_back(self, wish: ClaimWish, grant: Grant) -> None:
         """Abort the episodes of a grant that nobody took, and forget it."""
@@ -189,6 +213,7 @@ class ClaimQueue:
     def close(self) -> None:
         """Answer everyone who waits, and let nobody wait again."""
         self._closed = True
+        self._between.clear()
         for waiting in self._waiting:
             waiting.granted.cancel()
 
@@ -214,11 +239,13 @@ class ClaimQueue:
         while len(self._granted) > MAX_KEYS or next(iter(self._granted.values()))[0] < now - KEY_SECONDS:
             self._granted.popitem(last=False)
 
-    def _leave(self, waiting: WaitingClaim) -> None:
+    def _leave(self, waiting: WaitingClaim, *, polls_again: bool = False) -> None:
         waiting.callers -= 1
         if waiting.callers:
             return
-        if not waiting.granted.done() or waiting.granted.cancelled():
+        if polls_again and waiting.wish.claim_key and waiting.wish.episodes > 1:
+            self._between[waiting] = time.monotonic() + BETWEEN_POLLS
+        elif not waiting.granted.done() or waiting.granted.cancelled():
             self._unqueue(waiting)
             # it may have held up the claims behind it
             self.serve()
@@ -227,6 +254,7 @@ class ClaimQueue:
 
     def _unqueue(self, waiting: WaitingClaim) -> None:
         self._waiting.pop(waiting, None)
+        self._between.pop(waiting, None)
         if self._joinable.get(waiting.name) is waiting:
             del self._joinable[waiting.name]
 

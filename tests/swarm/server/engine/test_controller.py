@@ -520,6 +520,23 @@ async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
         expire.cancel()
 
 
+async def test_a_group_that_is_polled_for_no_more_lets_those_behind_it_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.episodes.claims.BETWEEN_POLLS", 0.05)
+    controller = rolling()
+    expire = asyncio.create_task(controller.episodes.expire())
+    try:
+        running = await claim(controller, 4)
+        group = ClaimWish("me", episodes=4, as_group=True, claim_key="k")
+        assert isinstance(await controller.episodes.claim(group, 0.01), str)
+        following = asyncio.create_task(claim(controller, wait=LONG))
+        await asyncio.sleep(0)
+        controller.pool.abort("me", running[0].episode_uuid)
+        controller.episodes.pool_changed()
+        assert len(await asyncio.wait_for(following, LONG)) == 1
+    finally:
+        expire.cancel()
+
+
 async def test_a_client_that_died_before_the_engine_rolled_does_not_hold_up_agreement() -> None:
     job = JOB.model_copy(update={"collection": "all_clients_agree_sync_weight"})
     controller = rolling(job=job, client_timeout=0.1)

@@ -125,6 +125,20 @@ async def test_a_group_is_not_starved_by_single_claims(pool: EpisodePool, queue:
     assert queue.longest_wait() >= 0
 
 
+async def test_a_group_keeps_its_place_between_the_polls_of_its_client(pool: EpisodePool, queue: ClaimQueue) -> None:
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
+    wish = ClaimWish("me", episodes=2, as_group=True, claim_key="k")
+    group = waiting(queue.claim(wish, wait=True))
+    single = waiting(queue.claim(ClaimWish("another"), wait=True))
+    free(queue, pool, full)
+    assert isinstance(await queue.wait(group, 0.01), Refusal)
+    free(queue, pool, full, 2)
+    assert not single.granted.done()
+    assert isinstance(await queue.wait(waiting(queue.claim(wish, wait=True)), LONG), Grant)
+    free(queue, pool, full, 3)
+    assert single.granted.done()
+
+
 async def test_old_keys_are_forgotten(queue: ClaimQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims_module, "MAX_KEYS", 2)
     first, *_ = [granted(queue.claim(ClaimWish("me", claim_key=key), wait=False)) for key in "abc"]
