@@ -57,8 +57,8 @@ class Shares:
     """Running and waiting train episodes by client and task.
 
     A task rests while its client has finished episodes of an incomplete group but none running; after ``timeout``
-    seconds in which nobody asks for another it is abandoned and makes no group any more. Episodes claimed without a task hint count as if they
-    filled up the tasks begun before they begin new ones.
+    seconds in which nobody asks for another it is abandoned and makes no group any more. Episodes claimed without a
+    task hint count as if they filled up the tasks begun before they begin new ones.
     """
 
     def __init__(self, num_repeat: int, timeout: float, clock: Callable[[], float]) -> None:
