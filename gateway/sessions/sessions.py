@@ -362,6 +362,7 @@ class SessionLink:
     report: SessionReport
     name: str
     turn: DeliveredTurn | None = None
+    _left: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = self.report.ledger(self.agent)
@@ -387,12 +388,14 @@ class SessionLink:
             completion_id: of the ``chat.completion`` body.
             message: in OpenAI's form.
             reward: of the answer; ``None`` where it has none (yet).
-            trains: whether its group has episodes.
+            trains: whether its group may be trained.
         """
         if self.incoming.consent.withholds(message) or deleted():
             self.gave_up()
             return
         self.turn = self.sessions.remember(self, completion_id, message, reward, choices, trains=trains)
+        if self._left:
+            self.abandoned()
 
     def gave_up(self) -> None:
         """There is no answer that is remembered."""
@@ -404,7 +407,8 @@ class SessionLink:
             self.turn.reward = reward
 
     def abandoned(self) -> None:
-        """The user hung up on the answer."""
+        """The user hung up on the answer, or before it was there."""
+        self._left = True
         if self.turn is not None:
             self.sessions.observed(self.turn, "abandoned")
 

@@ -13,6 +13,7 @@ from gateway.rollout.first import first
 from gateway.rollout.return_policy import ReturnPolicy
 from gateway.sessions.conversation import AgentLedger
 from gateway.sessions.open_groups import Closing
+from gateway.sessions.sessions import Sessions
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of
@@ -90,6 +91,33 @@ async def test_a_stream_that_outlives_its_user_is_abandoned(rig: server.Rig, ope
         more.set()
         await at_rest(rig, route)
         assert talk.told == ["delivered", "abandoned"] and route.stats.groups.trained == 1
+
+
+async def test_a_stream_whose_user_left_before_its_first_token_is_abandoned(
+    rig: server.Rig, open_route: OpenRoute
+) -> None:
+    begin, end = asyncio.Event(), asyncio.Event()
+    parts = streamed(begin.wait, role_chunk(), token_chunk([1]), end.wait, token_chunk([2], "stop"), usage_chunk(2))
+    rig.vllm.default = lambda body: (parts if body.get("stream") else plain([1]))(body)
+
+    async def asked(requests: int) -> None:
+        async with asyncio.timeout(20):
+            while len(rig.vllm.requests) < requests:
+                await rig.client.get("/health")
+
+    async with open_route(on_disconnect="finish") as route, Sessions() as sessions:
+        link = sessions.link(asking(stream=True), "route", route.settings, route.hooks)
+        answering = asyncio.create_task(first(route, asking(stream=True), link))
+        await asked(1)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        begin.set()
+        # the others begin after the first token
+        await asked(2)
+        end.set()
+        await at_rest(rig, route)
+        assert link.turn is not None and link.turn.observed == {"abandoned": 1.0}
 
 
 async def test_a_stream_that_ends_with_its_user_is_under_way_no_more(rig: server.Rig, open_route: OpenRoute) -> None:
