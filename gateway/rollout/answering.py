@@ -332,7 +332,7 @@ async def _decide(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> De
     reward = values.get(delivered[0])
     if session is not None:
         session.delivered(
-            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.trains
+            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.shaped.drop is None
         )
     # a group that waits for stragglers or for its user does not end in time for a header
     waits = run.sampling or (session is not None and run.training.window_seconds > 0)

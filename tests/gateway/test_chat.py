@@ -252,6 +252,23 @@ async def test_a_failing_submit_hook_costs_one_sample_and_is_not_trained(
     assert len(swarm.bodies) == 1 and not swarm.ends and not swarm.open_episodes
 
 
+@pytest.mark.parametrize("policy", ["best", "first"])
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"submit": SUBMIT + "3"}, "submit_hook_failed"), ({"num_repeat": 2}, "group_size_differs_from_job")],
+)
+async def test_a_group_that_is_not_to_be_trained_waits_for_no_feedback(
+    swarm: Swarm, open_gateway: OpenGateway, settings: dict[str, Any], reason: str, policy: str
+) -> None:
+    async with open_gateway(feedback_window_seconds=1000, policy=policy, **settings) as http:
+        response = await ask(http)
+        assert response.headers["x-swarm-trained"] == "false"
+        assert response.headers["x-swarm-drop-reason"] == reason
+        await swarm.until(lambda: not swarm.open_episodes)
+        rating = {"completion_id": response.json()["id"], "score": 1}
+        assert (await http.post("/v1/feedback", json=rating)).json()["trains"] is False
+
+
 @pytest.mark.parametrize("size", [2, 6])
 async def test_a_group_of_another_size_than_the_jobs_is_served_but_not_trained(
     swarm: Swarm, open_gateway: OpenGateway, size: int
