@@ -260,9 +260,12 @@ class KeyRing:
     async def _follow(self) -> None:
         for looks in itertools.count(1):
             await asyncio.sleep(POLL_SECONDS)
-            await self.look()
-            if looks % _LOOKS_PER_NOTE == 0:
-                await self.note()
+            try:
+                await self.look()
+                if looks % _LOOKS_PER_NOTE == 0:
+                    await self.note()
+            except RuntimeError as exc:  # the system has no room for another thread
+                logger.error("the files of keys and refusals are read again in a second: %s", exc)
 
 
 class KeyMiddleware:

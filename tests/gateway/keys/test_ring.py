@@ -216,3 +216,24 @@ async def test_a_disk_without_locks_stops_nobody_from_hearing_that_a_key_is_revo
         file.revoke(key.id)
         while accepts(keys, text.encode()):
             await anyio.lowlevel.checkpoint()
+
+
+async def test_a_system_without_another_thread_stops_nobody_from_hearing_that_a_key_is_revoked(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.keys.ring.POLL_SECONDS", 0.01)
+    refused = asyncio.Event()
+
+    async def no_thread(*_: Any) -> None:
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    key, text = file.create("app")
+    keys = ring(keys_file=str(file.path))
+    async with asyncio.timeout(20), keys.following():
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", no_thread)
+            await refused.wait()
+        file.revoke(key.id)
+        while accepts(keys, text.encode()):
+            await anyio.lowlevel.checkpoint()
