@@ -107,7 +107,8 @@ class HookThreads:
 
         Raises:
             TimeoutError: it is still running after ``timeout`` seconds, which include the wait for a place.
-            HookError: every place is held by a call that hangs, or no thread can be started (``hook_busy``).
+            HookError: it got no place by then (``hook_timeout``), every place is held by a call that hangs, or no
+                thread can be started (``hook_busy``).
         """
         if self._abandoned >= self._limit:
             raise HookError(
@@ -142,8 +143,16 @@ class HookThreads:
             if not outcome.done():
                 outcome.set_result(done)
 
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._free_threads.acquire()
+        except TimeoutError as exc:
+            raise HookError(
+                f"was not begun within {timeout:g} s: {self._limit} calls run at once, a thread for each, and all were "
+                "taken",
+                code="hook_timeout",
+            ) from exc
         async with asyncio.timeout_at(deadline):
-            await self._free_threads.acquire()
             try:
                 thread = self._thread()
             except RuntimeError as exc:

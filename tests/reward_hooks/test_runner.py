@@ -319,6 +319,21 @@ async def test_hung_threads_are_bounded_and_come_back() -> None:
             pass
 
 
+async def test_a_call_that_found_no_thread_in_time_did_not_take_that_long(released: threading.Event) -> None:
+    def hook(*_: Any) -> list[float]:
+        released.wait(LONG)
+        return [1.0, 0.0]
+
+    runner = scoring(hook, max_threads=1)
+    first = asyncio.ensure_future(runner.score(TASK, candidates("a", "b"), CONTEXT))
+    await asyncio.sleep(0)
+    with pytest.raises(HookError, match=r"was not begun within 0\.05 s: 1 calls run at once") as caught:
+        await runner.score(TASK, candidates("a", "b"), HookContext(num_repeat=2, deadline_seconds=0.05))
+    assert caught.value.code == "hook_timeout"
+    released.set()
+    assert (await first).values == [1.0, 0.0]
+
+
 async def test_more_calls_than_threads_take_turns() -> None:
     running = 0
     most = 0
