@@ -146,10 +146,10 @@ class Pipeline:
     async def hear(self, headers: Mapping[str, str], body: Mapping[str, Any], caller: Caller) -> bool:
         """Note whose request it is, by its headers and its body in any dialect. Whether its key or its session says no,
         now or before: then its texts are written nowhere, whatever becomes of it."""
-        user, session = whose(headers, body)
+        user, session, own = whose(headers, body)
         asked_by(caller.key_id, user)
         in_session(session)
-        refuses = await self._keys.refusals.hear(caller.key_id, session, headers)
+        refuses = await self._keys.refusals.hear(caller.key_id, session, headers, own)
         if refuses:
             may_keep(texts=False)
         return refuses

@@ -127,14 +127,17 @@ class Refusals:
         names = _digests(key_id, session) if session else ()
         return key_id in self._keys or any(name in self._heard or name in self._sessions for name in names)
 
-    async def hear(self, key_id: str, session: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request's key or session says no, by its ``headers`` or before."""
+    async def hear(self, key_id: str, session: str, headers: Mapping[str, str], own: str = "") -> bool:
+        """Whether a request's key or session says no, by its ``headers`` or before; then so does ``own``, the session's
+        name that a sub-agent has of its own: its sub-agents name that alone."""
         says_no = headers.get(TRAIN_HEADER, "").lower() == NO_SESSION
-        if session and says_no and not self.refuses(key_id, session):
-            try:
-                await self.add(key_id, session)
-            except ConfigError as exc:
-                logger.error("a session's no holds until this gateway ends, and here alone: %s", exc.message)
+        if session and (says_no or self.refuses(key_id, session)):
+            for name in (session, own):
+                if name and not self.refuses(key_id, name):
+                    try:
+                        await self.add(key_id, name)
+                    except ConfigError as exc:
+                        logger.error("a session's no holds until this gateway ends, and here alone: %s", exc.message)
         return self.refuses(key_id, session)
 
     async def add(self, key_id: str, session: str) -> None:

@@ -328,16 +328,17 @@ def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:
     return _names_in(incoming.headers, incoming.call.body, incoming.caller.key_id, route)
 
 
-def whose(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str]:
-    """The end user and the session that a request names, in whatever dialect; empty where it names none."""
+def whose(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The end user and the session that a request names, in whatever dialect, and the session's name that a sub-agent
+    has of its own; empty where it names none."""
     metadata: Any = body.get("metadata")
     anthropics = cast("dict[str, Any]", metadata).get("user_id") if isinstance(metadata, dict) else None
     user = user_of(body) or user_of({"user": anthropics})
     try:
-        scope, _, _ = _names_in(headers, {"user": user, "metadata": metadata}, "", "")
+        scope, _, own = _names_in(headers, {"user": user, "metadata": metadata}, "", "")
     except RequestError:
-        return user, ""
-    return user, scope.name if scope.kind in ("session", "agent") else ""
+        return user, "", ""
+    return user, scope.name if scope.kind in ("session", "agent") else "", own
 
 
 def _names_in(headers: Mapping[str, str], body: Mapping[str, Any], key_id: str, route: str) -> tuple[Scope, str, str]:

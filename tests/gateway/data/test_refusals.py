@@ -17,7 +17,7 @@ from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
 from swarm.credentials import read_private
 from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
-from tests.gateway.conftest import CHAT, gateway_before
+from tests.gateway.conftest import CHAT, ask, gateway_before
 from tests.standins.vllm import plain, told
 from tests.swarm.server import conftest as server
 
@@ -135,3 +135,17 @@ async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: serve
     assert await trained("his") == "true"
     assert await trained("hers", **NO) == await trained("hers") == "false"
     assert len(json.loads((tmp_path / "keys.json.refusals").read_text())["sessions"]) == 1
+
+
+async def test_a_sessions_no_holds_for_the_sub_agents_of_its_sub_agents(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = plain([1])
+    async with gateway_before(str(rig.client.base_url), tmp_path) as http:
+
+        async def trained(session: str, parent: str = "", **headers: str) -> str:
+            # each names its own session, and the one that began it
+            headers |= {"user-agent": "opencode/1.18.33", "x-session-id": session}
+            headers |= {"x-parent-session-id": parent} if parent else {}
+            return (await ask(http, headers)).headers["x-swarm-trained"]
+
+        assert await trained("root", **NO) == await trained("child", "root") == "false"
+        assert await trained("grandchild", "child") == "false" and await trained("another") == "true"
