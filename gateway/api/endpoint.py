@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import Dialect, LLMRequest
 from adapters.dialects.jsons import object_in
 from gateway.api.exchange import Rendering, deliver
+from gateway.data.consent import TRAIN_HEADER, refusal_in
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Incoming, LeftOut, Outcome, Prospect
 from swarm.errors import RequestError, SwarmGatewayError
@@ -58,8 +59,11 @@ def model_of(data: Mapping[str, Any]) -> str | None:
 
 
 def public_headers(headers: RawHeaders) -> dict[str, str]:
-    """The headers without secrets; names in lower case, and of one name the last value."""
+    """The headers without secrets; names in lower case, and of one name the last value, of consent the one that says
+    no."""
     texts = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
+    if no := refusal_in(headers):
+        texts[TRAIN_HEADER] = no
     named = _SESSION_NAMES if _AGENT.match(texts.get("user-agent", "")) else ()
     return {name: value for name, value in texts.items() if name in named or not _SECRET_HEADER.search(name)}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -82,6 +82,12 @@ def header_consent(headers: Mapping[str, str]) -> bool | None:
     if value.lower() not in ("true", "false", NO_SESSION):
         raise RequestError(f"{TRAIN_HEADER}: {value[:100]!r} is neither true nor false", param=TRAIN_HEADER)
     return value.lower() == "true"
+
+
+def refusal_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """What ``x-swarm-train`` says where one of raw ``headers`` says no; else empty."""
+    values = (value.decode("latin-1") for name, value in headers if name == TRAIN_HEADER.encode())
+    return max((value for value in values if value.lower().startswith("false")), key=len, default="")
 
 
 def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.config.gateway import GatewayConfig
-from gateway.data.consent import TRAIN_HEADER
+from gateway.data.consent import refusal_in
 from gateway.observability.logs import log_access
 from gateway.observability.request import Metrics, RequestRecord, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
@@ -164,7 +164,7 @@ class TelemetryMiddleware:
 
 def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
     """Whether texts may be written before the route of the request is known."""
-    if (header(headers, TRAIN_HEADER.encode()) or b"").lower().startswith(b"false"):
+    if refusal_in(headers):
         return False
     rules = [route.data for route in config.routes or [config]]
     return all(data.consent == "opt_out" and data.redact == "none" for data in rules)

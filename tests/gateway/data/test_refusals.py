@@ -17,7 +17,7 @@ from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
 from swarm.credentials import read_private
 from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
-from tests.gateway.conftest import CHAT, ask, gateway_before
+from tests.gateway.conftest import BODY, CHAT, ask, gateway_before
 from tests.standins.vllm import plain, told
 from tests.swarm.server import conftest as server
 
@@ -149,3 +149,14 @@ async def test_a_sessions_no_holds_for_the_sub_agents_of_its_sub_agents(rig: ser
 
         assert await trained("root", **NO) == await trained("child", "root") == "false"
         assert await trained("grandchild", "child") == "false" and await trained("another") == "true"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_two_headers_the_one_that_says_no_counts(rig: server.Rig, tmp_path: Path, order: int) -> None:
+    rig.vllm.default = plain([1])
+    # the application says one, and a proxy before the gateway adds the other
+    said = [("x-swarm-train", "false"), ("x-swarm-train", "true")][::order]
+    log = tmp_path / "requests.jsonl"
+    async with gateway_before(str(rig.client.base_url), tmp_path, request_log={"path": log}) as http:
+        assert (await http.post(CHAT, json=BODY, headers=said)).headers["x-swarm-trained"] == "false"
+    assert json.loads(log.read_text())["request"] is None
