@@ -25,7 +25,8 @@ STEP = "global_step_"
 #: that wrote it.
 NOTE = "score.json"
 _HELD = "held.json"
-_REMOVED = ".removed-"
+#: begins the name of one that is being removed
+REMOVED = ".removed-"
 
 
 def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
@@ -197,6 +198,6 @@ def remove(folder: Path, step: int) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    checkpoint(folder, step).rename(folder / f"{_REMOVED}{step}")
-    for gone in folder.glob(f"{_REMOVED}*"):
+    checkpoint(folder, step).rename(folder / f"{REMOVED}{step}")
+    for gone in folder.glob(f"{REMOVED}*"):
         shutil.rmtree(gone, ignore_errors=True)

@@ -17,6 +17,7 @@ from adapters.verl.cpu import CPU_BUILD, version_of
 from swarm.checkpoints import (
     LATEST,
     NOTE,
+    REMOVED,
     STEP,
     check_kept,
     checkpoint,
@@ -80,7 +81,7 @@ class Checkpoints:
 
     def lacking(self) -> str:
         """Why there is no room for another checkpoint; empty if there is."""
-        needed, free = self._needed(), shutil.disk_usage(nearest(self._folder)).free
+        needed, free = self._needed(), shutil.disk_usage(nearest(self._folder)).free + sum(map(size_of, self._left()))
         if free >= needed:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"
@@ -113,7 +114,8 @@ class Checkpoints:
     def _written(self, step: int, batch_id: str, write: Callable[[Path], None]) -> str:
         """Write it; why the disk did not take it, or an empty string."""
         aside = self._folder / _ASIDE
-        shutil.rmtree(aside, ignore_errors=True)
+        for left in self._left():
+            shutil.rmtree(left, ignore_errors=True)
         try:
             write(aside)
             self._put_in_place(aside, step, batch_id)
@@ -151,6 +153,10 @@ class Checkpoints:
             # what cannot be removed now is tried again after the next one
             with contextlib.suppress(OSError):
                 remove(self._folder, step)
+
+    def _left(self) -> list[Path]:
+        """What a save or a removal that was killed may have left, which goes before the next save."""
+        return [self._folder / _ASIDE, *self._folder.glob(f"{REMOVED}*")]
 
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):

@@ -179,6 +179,20 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     assert checkpoints.lacking() == ""
 
 
+def test_what_a_killed_save_or_removal_has_left_is_no_want_of_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(Checkpoints(tmp_path, 2, tmp_path), 10)
+    for left in (".incomplete", ".removed-5"):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
+        writer(5, size=10_000)(tmp_path / left)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 0))
+        again = Checkpoints(tmp_path, 2, tmp_path)
+        assert again.lacking() == "" and write(again, 20) == ""
+        assert names(tmp_path) == ["global_step_10", "global_step_20", LATEST]
+        assert again.lacking() != ""
+
+
 def test_a_full_disk_costs_checkpoints_and_no_training_and_each_step_tries_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 24) as folder:
         checkpoints = Checkpoints(folder, 2, tmp_path)
