@@ -55,9 +55,10 @@ def has_server() -> bool:
 
 def check_serving(server: Any) -> None:
     """Raise :class:`VllmDiedError` unless the vLLM of a trainer that died serves: it was not paused for new weights."""
-    asked = server.__ray_call__.remote(lambda it: _on_loop(it, it.engine.is_paused(), CALL_TIMEOUT))
+    # as a pause, it waits for a step of vLLM
+    asked = server.__ray_call__.remote(lambda it: _on_loop(it, it.engine.is_paused(), WEIGHT_SYNC))
     try:
-        paused = ray.get(asked, timeout=CALL_TIMEOUT)
+        paused = ray.get(asked, timeout=WEIGHT_SYNC)
     except ray.exceptions.RayError as exc:
         # without its cause, which is what people and the driver would be told of instead
         raise VllmDiedError(f"vLLM died with its trainer: {type(exc).__name__}") from None

@@ -28,7 +28,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     serving.close()
 
 
-def test_a_pause_waits_for_a_step_of_vllm_that_takes_longer_than_a_call(
+def test_a_pause_and_the_next_trainer_wait_for_a_step_of_vllm_that_takes_longer_than_a_call(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[str] = []
@@ -38,14 +38,20 @@ def test_a_pause_waits_for_a_step_of_vllm_that_takes_longer_than_a_call(
         await asyncio.sleep(0)
         paused.append(mode)
 
+    async def is_paused() -> bool:
+        await asyncio.sleep(0)
+        return bool(paused)
+
     server = SimpleNamespace(
-        engine=SimpleNamespace(pause_generation=pause_generation), _server_task=SimpleNamespace(get_loop=lambda: loop)
+        engine=SimpleNamespace(pause_generation=pause_generation, is_paused=is_paused),
+        _server_task=SimpleNamespace(get_loop=lambda: loop),
     )
     servers: Any = replicas.VllmServers.__new__(replicas.VllmServers)
     call = SimpleNamespace(remote=lambda work: work(server))
-    servers._handles = [SimpleNamespace(__ray_call__=call)]
+    servers._handles = [handle] = [SimpleNamespace(__ray_call__=call)]
     allowed: list[float] = []
     monkeypatch.setattr(replicas, "CALL_TIMEOUT", 0.0)
     monkeypatch.setattr(ray, "get", lambda results, timeout: allowed.append(timeout) or results)
+    replicas.check_serving(handle)
     servers.pause()
     assert paused == ["keep"] and min(allowed) > 0
