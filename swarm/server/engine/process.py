@@ -27,6 +27,8 @@ TOKEN_VARIABLE = "SWARM_LINK_TOKEN"
 LOG_NAME = "engine.log"
 LAST_LINES = 30
 _KILL_ROUNDS = 10
+#: Of Ray's folder, to which ``run_dir/ray`` leads: the beginning of its name, which the engine gives it.
+_RAY_FOLDER = "swarm-ray-"
 
 
 class EngineProcess:
@@ -127,6 +129,8 @@ class EngineProcess:
 
     def _remove_ray_sessions(self) -> None:
         link = self._run_dir / "ray"
-        shutil.rmtree(link.resolve(), ignore_errors=True)
+        # never what somebody else made it lead to
+        if not link.is_symlink() or link.readlink().name.startswith(_RAY_FOLDER):
+            shutil.rmtree(link.resolve(), ignore_errors=True)
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)

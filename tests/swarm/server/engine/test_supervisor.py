@@ -348,6 +348,16 @@ async def test_stop_leaves_nothing_behind(tmp_path: Path) -> None:
         assert not (tmp_path / "run" / "ray").exists()
 
 
+async def test_what_somebody_else_links_in_the_run_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    async with engine(tmp_path, "mute") as (_, supervisor):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "ray").symlink_to(tmp_path / "precious")
+        await supervisor.start()
+        await supervisor.stop()
+    assert (tmp_path / "precious").is_dir() and not (tmp_path / "run" / "ray").is_symlink()
+
+
 async def test_stop_while_booting(tmp_path: Path) -> None:
     async with engine(tmp_path, "mute") as (controller, supervisor):
         pid = await supervisor.start()
