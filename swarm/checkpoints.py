@@ -47,7 +47,7 @@ def latest_step(folder: Path) -> int:
     not there, as in a copy that was made while the run went on: then it is the latest that is."""
     if (noted := noted_step(folder)) and checkpoint(folder, noted).is_dir():
         return noted
-    # one that verl writes by itself, in the background, may not be whole, and has no note of ours
+    # one without our note is not of a trainer of ours, and may not be whole
     return max((step for step in kept_steps(folder) if (checkpoint(folder, step) / NOTE).exists()), default=0)
 
 

@@ -344,6 +344,11 @@ def _check(config: DictConfig) -> None:
         )
     if config.trainer.v1.trainer_mode != "sync":
         raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")
+    if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
+        raise ConfigError(
+            "overrides: actor_rollout_ref.actor.checkpoint.async_save is for verl's Megatron engine: with ours, no "
+            "checkpoint would be one to go on from"
+        )
     if config.algorithm.adv_estimator in _LACKING:
         raise ConfigError(
             f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "

@@ -252,10 +252,6 @@ class SwarmTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         trainer = self.config.trainer
-        if self.config.actor_rollout_ref.actor.checkpoint.get("async_save", False):
-            # verl writes its note when the checkpoint is whole, after this call
-            super()._save_checkpoint()
-            return
         folder, save = trainer.default_local_dir, super()._save_checkpoint
 
         def write(aside: Path) -> None:

@@ -272,7 +272,7 @@ def test_a_copy_whose_note_names_no_checkpoint_goes_on_from_the_latest_that_is_t
     checkpoints = Checkpoints(tmp_path, 4, tmp_path)
     for step in (3, 6):
         write(checkpoints, step, 0.5)
-    # of verl's own, in the background
+    # without our note
     (tmp_path / "global_step_7").mkdir()
     (tmp_path / LATEST).write_text(noted)
     job = TrainJob(model="m", checkpoint_dir=str(tmp_path))
