@@ -110,6 +110,13 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         value = setting if isinstance(setting, str) else OmegaConf.select(config, key)
         if not isinstance(value, int):
             raise ConfigError(f"overrides: {key} is {value!r}, and must be a whole number, or be left out", param=key)
+    if (key := "trainer.resume_mode") in job.flat_overrides:
+        raise ConfigError(
+            f"overrides: {key} would decide after a death of the engine, too, when the run has to go on from its own "
+            "last checkpoint: leave it out, for `up` and `train` set job.resume (`policies fork` begins with the "
+            "checkpoint of another run)",
+            param=key,
+        )
     _check(config)
     if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(

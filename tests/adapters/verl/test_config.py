@@ -227,6 +227,9 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"actor_rollout_ref.model.path": "/models/other"}, r"goes by job\.model, too"),
         ({"trainer.default_local_dir": "/big/disk"}, r"goes by job\.checkpoint_dir, too"),
         ({"trainer.total_training_steps": 5}, r"goes by job\.total_training_steps, too"),
+        ({"trainer.resume_mode": "resume_path"}, r"set job\.resume \(`policies fork` begins"),
+        # also what the job implies at its first start, for after a death it implies another
+        ({"trainer": {"resume_mode": "disable"}}, "the run has to go on from its own last checkpoint"),
         ({f"{ACTOR}.checkpoint.async_save": True}, "is for verl's Megatron engine"),
         ({"data.max_response_length": 80}, r"goes by job\.max_response_length, too"),
         ({"data": {"max_prompt_length": 80}}, r"goes by job\.max_prompt_length, too"),
