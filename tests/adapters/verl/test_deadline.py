@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters.verl.deadline import deadline, forget_deadline, passed_deadline
-from adapters.verl.meeting import RUN_VARIABLE, private_handle
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE, private_handle
 
 HANG = """
 import threading, sys
@@ -46,4 +46,8 @@ def test_a_call_in_time_leaves_nothing(tmp_path: Path) -> None:
 
 def test_weights_travel_on_a_socket_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_VARIABLE, "1234abcd")
+    monkeypatch.delenv(RANKS_FOLDER, raising=False)
     assert private_handle("ipc:///tmp/rl-colocate-0.sock") == "ipc:///tmp/swarm-1234abcd-rl-colocate-0.sock"
+    # on one machine it goes with the folder of the run
+    monkeypatch.setenv(RANKS_FOLDER, "/tmp/swarm-ray-12345678")
+    assert private_handle("ipc:///tmp/rl-colocate-0.sock") == "ipc:///tmp/swarm-ray-12345678/rl-colocate-0.sock"
