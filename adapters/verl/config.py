@@ -356,6 +356,9 @@ def _check(config: DictConfig) -> None:
             "overrides: actor_rollout_ref.actor.checkpoint.async_save is for verl's Megatron engine: with ours, no "
             "checkpoint would be one to go on from"
         )
+    for key in (f"actor_rollout_ref.actor.checkpoint.{name}_contents" for name in ("save", "load")):
+        if (contents := OmegaConf.select(config, key)) is not None and "model" not in contents:
+            raise ConfigError(f"overrides: {key} must have 'model': a run that goes on has its weights from there")
     if config.algorithm.adv_estimator in _LACKING:
         raise ConfigError(
             f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "

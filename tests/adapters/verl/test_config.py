@@ -231,6 +231,8 @@ def test_overrides_win(tmp_path: Path) -> None:
         # also what the job implies at its first start, for after a death it implies another
         ({"trainer": {"resume_mode": "disable"}}, "the run has to go on from its own last checkpoint"),
         ({f"{ACTOR}.checkpoint.async_save": True}, "is for verl's Megatron engine"),
+        ({f"{ACTOR}.checkpoint.save_contents": ["hf_model"]}, "save_contents must have 'model'"),
+        ({f"{ACTOR}.checkpoint": {"load_contents": ["optimizer"]}}, "load_contents must have 'model'"),
         ({"data.max_response_length": 80}, r"goes by job\.max_response_length, too"),
         ({"data": {"max_prompt_length": 80}}, r"goes by job\.max_prompt_length, too"),
         ({"actor_rollout_ref.rollout.max_model_len": "70"}, "max_model_len is '70', and must be a whole number"),
