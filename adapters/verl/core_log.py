@@ -7,6 +7,7 @@ in the line before its traceback.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -32,7 +33,8 @@ def _first(log: Path, start: int) -> str:
     fatal = tracing = False
     try:
         with log.open("rb") as lines:
-            lines.seek(start)
+            # it may have been cut meanwhile
+            lines.seek(start if start <= lines.seek(0, os.SEEK_END) else 0)
             for line in lines:
                 match = _LINE.search(_COLOUR.sub("", line.decode(errors="replace")))
                 if match is None:

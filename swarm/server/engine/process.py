@@ -83,7 +83,9 @@ class EngineProcess:
         try:
             with (self._run_dir / LOG_NAME).open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_start, size - 64 * 1024))
+                # it may have been cut meanwhile
+                start = self._log_start if self._log_start <= size else 0
+                log.seek(max(start, size - 64 * 1024))
                 return log.read().decode(errors="replace").splitlines()[-count:]
         except OSError as exc:
             return [f"(cannot read the engine's log: {exc})"]

@@ -41,6 +41,7 @@ def test_the_first_exception_of_the_core_is_found(tmp_path: Path) -> None:
     cause = "RuntimeError: Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0"
     assert core_exception(log) == cause
     assert core_exception(log, start=log.stat().st_size) == "", "of an earlier run"
+    assert core_exception(log, start=log.stat().st_size + 1) == cause, "the log was cut, as logrotate does"
 
 
 def test_a_core_that_does_not_start_has_its_exception(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor, check_model
 from swarm.server.journal.rows import BatchRow, StepRow
@@ -156,6 +157,17 @@ async def test_a_crash_while_booting_shows_the_last_lines(tmp_path: Path) -> Non
         lines = controller.status().last_lines
         assert lines[0] == "the engine starts"
         assert lines[-1] == "RuntimeError: out of memory"
+
+
+async def test_a_log_that_was_cut_meanwhile_shows_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("of an earlier run\n" * 9)
+    process = await EngineProcess.start(["true"], {TOKEN_VARIABLE: "t"}, tmp_path)
+    await process.wait()
+    assert process.last_lines() == []
+    # as logrotate's copytruncate does
+    log.write_text("the last words\n")
+    assert process.last_lines() == ["the last words"]
 
 
 async def test_an_engine_that_failed_is_offline_before_it_has_cleaned_up(tmp_path: Path) -> None:
