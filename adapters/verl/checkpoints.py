@@ -146,7 +146,7 @@ class Checkpoints:
     def _is_full(self, exc: Exception) -> bool:
         # torch's writer tells no errno
         full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        return full or shutil.disk_usage(self._folder).free < _FULL
+        return full or shutil.disk_usage(nearest(self._folder)).free < _FULL
 
     def _prune(self) -> None:
         for step in surplus(self._folder, self._keep, self._keep_gb):

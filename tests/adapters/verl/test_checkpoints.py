@@ -179,6 +179,14 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     assert checkpoints.lacking() == ""
 
 
+def test_a_folder_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> None:
+    def write(aside: Path) -> None:
+        raise PermissionError(f"nobody may make {aside}")
+
+    with pytest.raises(PermissionError, match="nobody may make"):
+        Checkpoints(tmp_path / "not" / "there", 2, tmp_path).save(1, "b1", write)
+
+
 def test_what_a_killed_save_or_removal_has_left_is_no_want_of_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
