@@ -31,7 +31,7 @@ REMOVED = ".removed-"
 
 def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
     """Where ``job`` keeps its checkpoints."""
-    return Path(job.checkpoint_dir) if job.checkpoint_dir else run_dir / "checkpoints"
+    return Path(os.path.expanduser(job.checkpoint_dir)) if job.checkpoint_dir else run_dir / "checkpoints"
 
 
 def noted_step(folder: Path) -> int:

@@ -109,6 +109,11 @@ def test_resume(tmp_path: Path, resume: bool, mode: str) -> None:
     assert (verl.trainer.resume_mode, verl.trainer.default_local_dir) == (mode, str(tmp_path / "elsewhere"))
 
 
+def test_the_folder_of_checkpoints_may_be_in_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compose(tmp_path, checkpoint_dir="~/kept").trainer.default_local_dir == str(tmp_path / "kept")
+
+
 def test_cpu_run_is_fp32_and_never_sleeps(tmp_path: Path) -> None:
     verl = compose(tmp_path, "cpu")
     rollout = verl.actor_rollout_ref.rollout
