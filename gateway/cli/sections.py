@@ -75,14 +75,17 @@ def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
 
 
 def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
-    """``job`` with its model resolved to a path (or a hub name), keeping the name it is served under.
+    """``job`` with its model resolved to a path (or a hub name), keeping the name it is served under, and the path of
+    its checkpoints.
 
     Raises:
         ConfigError: the model is not there; says what to do.
     """
     resolve = load_attribute("adapters.models:resolve_model")
-    path = resolve(job.model, folder)
-    return job.model_copy(update={"model": path, "served_model_name": job.model_name})
+    changes = {"model": resolve(job.model, folder), "served_model_name": job.model_name}
+    if job.checkpoint_dir:
+        changes["checkpoint_dir"] = str(folder / os.path.expanduser(job.checkpoint_dir))
+    return job.model_copy(update=changes)
 
 
 def read_plan(path: Path) -> UpPlan:

@@ -40,12 +40,14 @@ def project(folder: Path, text: str) -> Path:
 
 
 def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
-    text = "job: {model: tiny}\nswarm: {run_dir: runs/a, job_defaults: defaults.yaml, port: 1, boot_timeout: 50}\n"
+    text = "job: {model: tiny, checkpoint_dir: kept}\n"
+    text += "swarm: {run_dir: runs/a, job_defaults: defaults.yaml, port: 1, boot_timeout: 50}\n"
     text += "gateway: {hooks: hooks, keys_file: keys.yaml, request_log: {path: requests.jsonl}}"
     (tmp_path / "defaults.yaml").write_text("lr: 1.0e-5")
     plan = read_plan(project(tmp_path, text))
     [server] = plan.servers
     assert (server.job.model, server.job.model_name) == (str(tmp_path / "tiny"), "tiny")
+    assert server.job.checkpoint_dir == str(tmp_path / "kept")
     assert server.run_dir == tmp_path / "runs" / "a"
     assert server.swarm_section["run_dir"] == str(tmp_path / "runs" / "a")
     assert server.swarm_section["job_defaults"] == str(tmp_path / "defaults.yaml")
@@ -212,6 +214,7 @@ def test_the_served_name_survives_the_resolution(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "config.json").write_text("{}")
     job = resolve_job(TrainJob(model="checkpoint", served_model_name="assistant"), tmp_path)
     assert (job.model, job.model_name) == (str(tmp_path / "checkpoint"), "assistant")
+    assert "checkpoint_dir" not in job.model_fields_set, "a server's default is left to it"
 
 
 def test_hooks_may_be_a_module_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
