@@ -252,11 +252,11 @@ class ServingStage(TolerantModel):
         rules, stage = self.rules, self
         if rules.mode == "auto" and not self.pinned and self.challenger is not None and self.share > rules.first:
             stage = self.moved(rules.first, at, SERVER, f"version {version} begins a new comparison")
-        every = rules.trial_every
-        # of a version that comes back, the weights are others
-        tried = min(self.tried, version)
+        every, is_incumbent = rules.trial_every, version == self.incumbent_version > 0
+        # of a version that comes back, the weights are others; the incumbent's own is proven, and succeeds nobody
+        tried = version if is_incumbent else min(self.tried, version)
         due = every is not None and (version - tried >= every or tried < version == job.last_version)
-        trial = self.trial or due
+        trial = due or (self.trial and (self.pinned or not is_incumbent))
         changes: dict[str, Any] = {"challenger": version, "trial": trial, "tried": version if trial else tried}
         changes |= {"ended": "" if trial else self.ended} | stage._held_up_to(version)
         return stage.model_copy(update={**changes, "version": self.version + 1})._timed(at)

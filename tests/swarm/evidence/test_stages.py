@@ -250,3 +250,17 @@ def test_sides_that_are_not_what_was_drawn_hold_a_promotion_back() -> None:
 def test_shares_rise(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="shares"):
         StageRules.model_validate({"shares": shares})
+
+
+def test_the_version_that_the_incumbent_is_has_no_trial_and_holds_no_training() -> None:
+    first = ServingStage.begun("chat", "tiny, version 10", AUTO, 1.0, "salt", 10).serving(10, 2.0)
+    trial = first.serving(15, 3.0)
+    assert trial.trial
+    # the run goes back to it (`up --step`), or its engine died in a trial and goes on from there
+    for stage in (trial.begun_again(4.0, "the run went back to step 10", 10).serving(10, 5.0), trial.serving(10, 5.0)):
+        assert (stage.trial, stage.until, stage.tried) == (False, None, 10)
+        assert not stage.serving(14, 6.0).trial and stage.serving(15, 6.0).trial
+    # trained anew from before it, it would be proven and succeed nobody
+    anew = trial.begun_again(4.0, "the run went back to step 4", 4).serving(4, 5.0)
+    assert not anew.serving(10, 6.0).trial and anew.serving(10, 6.0).serving(15, 7.0).trial
+    assert trial.set_pinned(True, "ann", "look", 4.0).serving(10, 5.0).trial, "what is pinned is held by a person"

@@ -339,6 +339,21 @@ def test_the_next_incumbent_begins_a_comparison_and_that_of_the_one_before_it_is
     assert restored(rows).pointers == stages.pointers
 
 
+def test_a_run_that_goes_back_to_its_incumbent_trains_on() -> None:
+    stages, _ = opened()
+    stages.serves(2)
+    stages.promote(stages.find("chat", "gpt"), None, "ann", "good", share=1.0)
+    stages.begin_run("another start")
+    stages.follow([followed("chat", incumbent="tiny, version 2", version=2)])
+    stages.serves(3)
+    stages.begin_run("went back", 2)
+    stages.serves(2)
+    again = stages.find("chat", "tiny, version 2")
+    assert (again.challenger, again.trial) == (2, False), "a version is not compared with itself"
+    stages.serves(4)
+    assert stages.find("chat", "tiny, version 2").trial
+
+
 def test_training_waits_for_no_challenger_that_is_the_incumbent_of_other_gateways() -> None:
     stages, rows = opened()
     rules = RULES.model_copy(update={"mode": "manual"})
