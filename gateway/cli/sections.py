@@ -226,12 +226,15 @@ def gateway_section(path: Path, urls: Mapping[str, str], token: str, incumbents:
     return with_servers(section, dict(urls), token)
 
 
-def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) -> GatewayConfig:
+def read_gateway(
+    path: Path, flags: Mapping[str, Any] = MappingProxyType({}), incumbents: Path | None = None
+) -> GatewayConfig:
     """The gateway of its own file, or of one for ``up``: then its swarm servers are those of the file.
 
     Args:
         path: of the file.
         flags: settings that win over it.
+        incumbents: as of :func:`gateway_section`.
 
     Raises:
         ConfigError: the file cannot be read, has no such section, or a key or value is wrong.
@@ -247,6 +250,8 @@ def read_gateway(path: Path, flags: Mapping[str, Any] = MappingProxyType({})) ->
         }
         own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
         settings = with_servers(_routed(part), urls, own)
+    if incumbents is not None:
+        settings = with_successors(settings, read_successors(incumbents))
     return read_config({**settings, **flags}, where=part.where, folder=path.parent)
 
 

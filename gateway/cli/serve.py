@@ -66,7 +66,7 @@ def serve(
     if check:
         _check(config, overrides, as_json)
         return
-    parsed = _read(config, overrides)
+    parsed = _read(config, overrides, incumbents)
     if config or reload_from:
         # one that comes while it starts waits for the gateway, which lets it through; no thread may have begun
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -87,11 +87,11 @@ def serve(
     serve_app(parsed, on_bound=announce("gateway"), source=source)
 
 
-def _read(config: Path | None, flags: dict[str, Any]) -> GatewayConfig:
+def _read(config: Path | None, flags: dict[str, Any], incumbents: Path | None = None) -> GatewayConfig:
     from gateway.cli.sections import read_gateway
     from gateway.config.gateway import read_config
 
-    return read_gateway(config, flags) if config else read_config(flags, where="flags")
+    return read_gateway(config, flags, incumbents) if config else read_config(flags, where="flags")
 
 
 def _read_of_up(file: Path, servers: dict[str, str], incumbents: Path | None) -> GatewayConfig:

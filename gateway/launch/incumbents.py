@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
@@ -32,7 +31,6 @@ from gateway.launch.succession import (
     Successor,
     named_successors,
     read_successors,
-    with_successors,
     write_successors,
 )
 from gateway.launch.watch import OnEvent, UpFailedError
@@ -136,10 +134,6 @@ class Incumbents:
         # later versions may be on their way; after a step back they come again under their numbers, with other weights
         answering = min((successor.version for successor in self._successors.values()), default=0)
         self._clear(below=answering if self._plan.from_step is None else math.inf)
-
-    def section(self, section: dict[str, Any]) -> dict[str, Any]:
-        """The gateway's ``section`` before those that answer."""
-        return with_successors(section, self._successors)
 
     def look(self, stages: ReadStages) -> None:
         """Report what is new, start again what died, and go on with each succession.

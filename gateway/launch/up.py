@@ -231,7 +231,7 @@ class _Up:
             reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []
             reads += [f"--incumbents={self._incumbents.file}"] if plan.successions else []
             log = plan.servers[0].run_dir / "logs" / "gateway.log"
-            section = self._incumbents.section(with_servers(plan.gateway_section, urls, plan.private_token))
+            section = with_servers(plan.gateway_section, urls, plan.private_token)
 
             def start() -> Child:
                 for server in self._servers:

@@ -18,6 +18,7 @@ import yaml
 
 from gateway.app import serve
 from gateway.config.gateway import GatewayConfig
+from gateway.launch.succession import Successor, write_successors
 from swarm.errors import ConfigError
 from tests.gateway.conftest import write_hooks
 from tests.swarm.http.certificates import make_certificate
@@ -86,6 +87,39 @@ def test_a_hangup_while_it_starts_is_a_reload_once_it_serves(tmp_path: Path) -> 
             assert any("the configuration is reloaded" in line for line in process.stderr), process.wait(60)
         finally:
             process.kill()
+
+
+@contextmanager
+def under_up(folder: Path, file: Path) -> Generator[str]:
+    """The address of a gateway as ``up`` starts it, with the user's ``file``, whose incumbent was the model ``tiny``;
+    the file ``incumbents.yaml`` has what became of that."""
+    serve = {"incumbent": {"policy": "promoted", "model": "tiny"}}
+    section = {"hooks": str(write_hooks(folder / "hooks")), "port": 0, "swarm_url": "http://127.0.0.1:9"}
+    config, incumbents = folder / "gateway.yaml", folder / "incumbents.yaml"
+    config.write_text(yaml.safe_dump(section | {"serve": serve}))
+    flags = [f"--config={config}", f"--reload-from={file}", "--server==http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "gateway.cli", "serve", *flags, f"--incumbents={incumbents}"]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def incumbent_asked(url: str) -> str:
+    """Where a gateway's only route asks its incumbent."""
+    return httpx.get(f"{url}/status", timeout=30, trust_env=False).json()["routes"]["default"]["upstream"]
+
+
+def test_one_that_starts_again_while_the_file_of_up_is_wrong_asks_the_incumbent_of_now(tmp_path: Path) -> None:
+    file, folder = tmp_path / "my.yaml", tmp_path / "incumbents" / "7"
+    file.write_text("job: {model: tiny}\ngateway: {hoks: h}\n")
+    folder.mkdir(parents=True)
+    successor = Successor(version=7, name="tiny", folder=folder, port=8102)
+    write_successors(tmp_path / "incumbents.yaml", {"default": successor})
+    with under_up(tmp_path, file) as url:
+        assert incumbent_asked(url) == "http://127.0.0.1:8102/v1"
 
 
 def test_it_serves_over_tls_to_clients_that_trust_its_certificate(tmp_path: Path) -> None:

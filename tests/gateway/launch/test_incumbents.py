@@ -87,7 +87,7 @@ class Site:
     @property
     def asked(self) -> dict[str, Any]:
         """The incumbent that the gateway reads."""
-        return self.incumbents.section(SECTION)["serve"]["incumbent"]
+        return with_successors(SECTION, read_successors(self.incumbents.file))["serve"]["incumbent"]
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [values for told, values in self.events if told == kind]
