@@ -76,7 +76,9 @@ def serve(
     source = (lambda: _read(config, overrides)) if config else None
     if reload_from is not None:
         servers = dict(pair.split("=", 1) for pair in server or [])
-        source = lambda: _read_of_up(reload_from, servers, incumbents)  # noqa: E731
+        source = lambda: _served(  # noqa: E731
+            _read_of_up(reload_from, servers, incumbents), _read(config, overrides, incumbents)
+        )
         try:
             # one that is started again has the address that it had
             parsed = source().model_copy(update={"port": parsed.port})
@@ -103,6 +105,23 @@ def _read_of_up(file: Path, servers: dict[str, str], incumbents: Path | None) ->
 
     section = gateway_section(file, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""), incumbents)
     return read_config(section, where=f"{file}, gateway")
+
+
+def _served(wanted: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
+    """``wanted``, under an ``up`` that serves the incumbents of ``started``, which it began with.
+
+    Raises:
+        ConfigError: nobody serves an incumbent.
+    """
+    for model, port, _ in _models(wanted) - _models(started):
+        raise ConfigError(f"`up` serves no incumbent {model!r} on port {port} with these arguments: start it again")
+    return wanted
+
+
+def _models(config: GatewayConfig) -> set[tuple[str | None, int, tuple[str, ...]]]:
+    """The incumbents that are models, each with its port and its arguments."""
+    incumbents = (settings.serve.incumbent for settings in config.routes or [config] if settings.serve is not None)
+    return {(it.model, it.port, it.vllm) for it in incumbents if it.model is not None}
 
 
 def _check(config: Path | None, flags: dict[str, Any], as_json: bool) -> None:

@@ -122,6 +122,20 @@ def test_one_that_starts_again_while_the_file_of_up_is_wrong_asks_the_incumbent_
         assert incumbent_asked(url) == "http://127.0.0.1:8102/v1"
 
 
+def test_a_reload_refuses_an_incumbent_that_up_does_not_serve(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    text = "job: {model: tiny}\ngateway: {hooks: hooks, serve: {incumbent: {policy: promoted, model: tiny}}}\n"
+    file.write_text(text)
+    with under_up(tmp_path, file) as url:
+        for other in ("model: small", "model: tiny, port: 8103", "model: tiny, vllm: [--seed, '1']"):
+            file.write_text(text.replace("model: tiny}}", f"{other}}}}}"))
+            refused = httpx.post(f"{url}/admin/reload", timeout=30, trust_env=False)
+            assert refused.status_code == 400 and "`up` serves no incumbent" in refused.text, refused.text
+            assert incumbent_asked(url) == "http://127.0.0.1:8001/v1"
+        file.write_text(text.replace("hooks: hooks", "hooks: hooks, num_repeat: 4"))
+        assert httpx.post(f"{url}/admin/reload", timeout=30, trust_env=False).status_code == 200
+
+
 def test_it_serves_over_tls_to_clients_that_trust_its_certificate(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=str(certificate))
