@@ -582,7 +582,7 @@ def test_a_port_in_use_or_given_twice_is_an_error_before_anything_starts(tmp_pat
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             run()
     assert run.kinds == [] and list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match="is in use"):
+    with pytest.raises(ConfigError, match=f"port {port} is given twice"):
         Run("steps", tmp_path, addresses=(("127.0.0.1", port), ("127.0.0.1", port)))()
 
 
