@@ -149,6 +149,7 @@ _WORDS = {
     "a valid ": "a ",
     "a integer": "a whole number",
     "a dictionary": "a mapping",
+    "a tuple": "a list",
     "a boolean": "true or false",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",

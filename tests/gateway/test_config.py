@@ -43,6 +43,7 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
             f"hooks: h\nserve: {{{INCUMBENT}, canary: {{shares: [0.5, 0.2]}}}}",
             r"each is above that before it, not \[0\.5, 0\.2\]",
         ),
+        (f"hooks: h\nserve: {{{INCUMBENT}, canary: {{shares: 0.5}}}}", r"serve\.canary\.shares: must be a list"),
         (f"hooks: h\nserve: {{{INCUMBENT}, stage: dark}}", r"serve\.stage: "),
         ("hooks: h\nserve: {stage: shadow}", r"serve\.incumbent: "),
         ("hooks: h\nserve: {incumbent: {policy: 0, model: m}}", "leave out upstream and model"),
