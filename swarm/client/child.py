@@ -1,6 +1,6 @@
 """A swarm server that the client starts as a child process if none answers, and stops when it is closed.
 
-Invariant: the child ends with this process, however this process ends.
+Invariant: the child ends with this process, however this process ends, but not with Ctrl-C, which may end one call.
 """
 
 from __future__ import annotations
@@ -71,7 +71,12 @@ class ServerChild:
             environ = {**os.environ, "PYTHONPATH": python_path(), **({"SWARM_TOKEN": token} if token else {})}
             # the child lives as long as its stdin is open: this process's end, even by SIGKILL, closes it
             process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
-                [*_COMMAND, *address], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ
+                [*_COMMAND, *address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                # terminals and notebooks send Ctrl-C to all of this process's group
+                start_new_session=True,
+                env=environ,
             )
             child = cls(process)
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
+import sys
 import time
 import weakref
 from multiprocessing import get_context
@@ -57,6 +59,20 @@ def test_a_server_that_never_answers_is_stopped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("swarm.client.child.START_DEADLINE", 0.1)
     with pytest.raises(UnavailableError, match="did not answer"):
         SwarmClient(free_address(), auto_start_swarm_server=True)
+
+
+def test_ctrl_c_does_not_reach_a_server_that_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "group"
+    told = "import os, sys; open(sys.argv[1], 'w').write(f'{os.getpgrp()}.'); sys.stdin.read()"
+    monkeypatch.setattr("swarm.client.child._COMMAND", (sys.executable, "-c", told, str(file)))
+
+    async def answers(*_: Any) -> bool:
+        return file.exists() and file.read_text().endswith(".")
+
+    monkeypatch.setattr("swarm.client.child._answers", answers)
+    SwarmClient(free_address(), auto_start_swarm_server=True).close()
+    # a terminal and a notebook send it to all of the client's group
+    assert file.read_text() != f"{os.getpgrp()}."
 
 
 def test_a_forked_process_does_not_keep_a_server_alive(monkeypatch: pytest.MonkeyPatch) -> None:
