@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import stat
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,8 @@ app = typer.Typer(
 _BOOT_SECONDS = 1800.0
 #: name by which the server's own code is selected
 NONE, OWN = "none", "the server's own code"
+#: name -> content, and whether it is executable
+Files = dict[str, tuple[bytes, bool]]
 
 Folder = Annotated[Path, typer.Argument(help="folder that holds the packages, in a git checkout")]
 FolderOption = Annotated[Path, typer.Option("--dir", help="folder that holds the packages, in a git checkout")]
@@ -131,7 +134,7 @@ def diff(
         after = _files(client.code_archive(_named(server_code, new)) if new else _packed(folder, packages).content)
     names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     changes = {name: "added" if name not in before else "changed" if name in after else "removed" for name in names}
-    lines = [line for name in changes for line in _lines(before, after, name)]
+    lines = [line for name, change in changes.items() for line in _lines(before, after, name, change)]
     tell(as_json, {"from": first, "to": new or str(folder.resolve()), "changed": changes}, *lines)
     raise typer.Exit(1 if changes else 0)
 
@@ -234,18 +237,25 @@ def _short(revision: str) -> str:
     return revision[:12] + ("+changes" if revision.endswith("+changes") else "")
 
 
-def _files(archive: bytes) -> dict[str, bytes]:
+def _files(archive: bytes) -> Files:
     with zipfile.ZipFile(io.BytesIO(archive)) as reader:
-        return {name: reader.read(name) for name in reader.namelist() if not name.endswith("/")}
+        return {
+            entry.filename: (reader.read(entry), bool((entry.external_attr >> 16) & stat.S_IXUSR))
+            for entry in reader.infolist()
+            if not entry.is_dir()
+        }
 
 
-def _lines(before: dict[str, bytes], after: dict[str, bytes], name: str) -> list[str]:
+def _lines(before: Files, after: Files, name: str, change: str) -> list[str]:
     from difflib import unified_diff
 
-    texts: list[list[str]] = []
-    for content in (before.get(name, b""), after.get(name, b"")):
-        try:
-            texts.append(content.decode().splitlines())
-        except UnicodeDecodeError:
-            return [f"{name}: binary files differ"]
-    return list(unified_diff(texts[0], texts[1], f"a/{name}", f"b/{name}", lineterm=""))
+    (old, _), (new, executable) = (files.get(name, (b"", False)) for files in (before, after))
+    try:
+        texts = [content.decode().splitlines() for content in (old, new)]
+    except UnicodeDecodeError:
+        return [f"{name}: binary files differ"]
+    lines = list(unified_diff(texts[0], texts[1], f"a/{name}", f"b/{name}", lineterm=""))
+    if change != "changed":
+        return lines or [f"{name}: {change}, empty"]
+    mode = "executable now" if executable else "not executable now"
+    return lines or [f"{name}: {mode if old == new else 'the ends of its lines differ'}"]

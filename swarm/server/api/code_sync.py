@@ -133,7 +133,8 @@ class CodeRoutes:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
             for name in sorted(stored.files):
-                writer.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
+                # with its modes, as it was sent: its digest has them
+                writer.write(folder / name, name)
         return buffer.getvalue()
 
     def _check_enabled(self) -> None:

@@ -154,6 +154,41 @@ async def test_from_a_changed_line_to_the_engine_and_back(laptop: Laptop) -> Non
     await laptop.server.state.supervisor.stop()
 
 
+async def test_what_no_line_shows_is_told_as_changed(laptop: Laptop) -> None:
+    made = laptop.folder / "mine"
+    (made / "run.sh").write_text("echo\n")
+    (made / "ends.py").write_text("A = 1\nB = 2\n")
+    (made / "gone.py").write_text("")
+    git(laptop.folder, "add", "mine")
+    packages = ("--dir", str(laptop.folder), "--packages", "mine")
+    sent = await laptop.command("code", "sync", str(laptop.folder), *packages[2:])
+    (made / "run.sh").chmod(0o755)
+    (made / "ends.py").write_bytes(b"A = 1\r\nB = 2\r\n")
+    (made / "gone.py").unlink()
+    (made / "inner").mkdir()
+    (made / "inner/__init__.py").write_text("")
+    git(laptop.folder, "add", "mine/inner")
+    diff = ("code", "diff", *packages, *laptop.target)
+    told = await asyncio.to_thread(CliRunner().invoke, app, diff)
+    assert (told.exit_code, told.stdout.splitlines()) == (
+        1,
+        [
+            "mine/ends.py: the ends of its lines differ",
+            "mine/gone.py: removed, empty",
+            "mine/inner/__init__.py: added, empty",
+            "mine/run.sh: executable now",
+        ],
+    )
+    # a snapshot is handed out as it was sent
+    (made / "ends.py").write_text("A = 1\nB = 2\n")
+    (made / "gone.py").write_text("")
+    git(laptop.folder, "rm", "--cached", "mine/inner/__init__.py")
+    both = await laptop.command("code", "sync", str(laptop.folder), *packages[2:])
+    assert (await laptop.command("code", "diff", *packages))["changed"] == {}
+    between = await laptop.command("code", "diff", sent["snapshot"]["id"], both["snapshot"]["id"], code=1)
+    assert between["changed"] == {"mine/run.sh": "changed"}
+
+
 async def test_a_job_is_restarted_with_a_changed_field(laptop: Laptop) -> None:
     job = f"{laptop.folder}/job.yaml"
     await laptop.command("config", "sync", job)
