@@ -133,7 +133,7 @@ def parse_set(settings: list[str] | None) -> dict[str, Any]:
             raise ConfigError(f"--set {setting!r}: write it as key=value")
         try:
             values[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as exc:
+        except (yaml.YAMLError, ValueError) as exc:  # ValueError: a date that does not exist, say
             raise ConfigError(f"--set {setting!r}: {' '.join(str(exc).split())}") from exc
     return values
 

@@ -156,6 +156,7 @@ SERVERS = [
     elsewhere("nothing runs here", "swarm status --swarm-url http://127.0.0.1:9", "no swarm server answers", ":9"),
     elsewhere("no such run", "monitor my.yaml --json", "no `up` or `train` of my.yaml runs; start it"),
     elsewhere("no study", "research run .", "study.yaml"),
+    elsewhere("no such day", "config show my.yaml --set experiment=2026-13-01", "--set 'experiment=2026-13-01': month"),
 ]
 
 
