@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from swarm import protocol
 from swarm.concurrency import backoff
@@ -198,8 +199,15 @@ def abort_call(
 
 def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
     """The idempotency key of an end, from its content: the same end repeated later, even by another process, has the
-    same key, and one with another result does not."""
-    content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
+    same key, and one with another result does not.
+
+    Raises:
+        RequestError: an output's metadata cannot be JSON.
+    """
+    try:
+        content = [[uuid, output.model_dump_json()] for uuid, output in sorted(outputs.items())]
+    except PydanticSerializationError as exc:
+        raise RequestError(f"metadata of the workflow output cannot be JSON: {exc}", param="metadata") from exc
     return hashlib.sha256(json.dumps([task_id, content]).encode()).hexdigest()
 
 

@@ -23,6 +23,7 @@ from swarm.http.client import Answer
 from swarm.job import TrainJob
 from swarm.protocol import ClaimEpisodeResponse, ClaimGroupResponse
 from swarm.status import EngineStatus
+from swarm.types import WorkflowOutput
 from tests.swarm.client.scripted import ScriptedServer
 
 STEP = {"step": 1, "batch_id": "b", "metrics": {}, "seconds": 1.0}
@@ -123,6 +124,12 @@ def test_statuses_become_errors(status: int, kind: type[SwarmGatewayError]) -> N
 def test_what_is_no_result_of_an_episode_is_refused_with_what_is_one(result: Any) -> None:
     with pytest.raises(RequestError, match=rf"WorkflowOutput\(reward=...\), not a {type(result).__name__}"):
         wire.with_code(result, "")
+
+
+@pytest.mark.parametrize("value", [object(), b"\xff", "half of \ud83d"])
+def test_metadata_that_cannot_be_json_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(RequestError, match="metadata of the workflow output cannot be JSON"):
+        wire.end_key("t", {"e1": WorkflowOutput(reward=1.0, metadata={"seen": {"value": value}})})
 
 
 @pytest.mark.parametrize(
