@@ -112,21 +112,25 @@ async def sweep(
     if max_workers < 1:
         raise RequestError(f"max_workers is {max_workers}: give 1 or more")
     results: dict[int, ResultT] = {}
+    #: none once an item has succeeded: with their frames they would fill the memory
     errors: list[Exception] = []
     broken: Exception | None = None
-    count = done = 0
+    count = done = failed = 0
     free = asyncio.Semaphore(max_workers)
 
     async def work(index: int, item: ItemT) -> None:
-        nonlocal done
+        nonlocal done, failed
         try:
             result = await func(index, item)
             done += 1
+            errors.clear()
             # a training has none, and goes on for weeks
             if result is not None:
                 results[index] = result
         except Exception as exc:
-            errors.append(exc)
+            failed += 1
+            if not done:
+                errors.append(exc)
         finally:
             free.release()
 
@@ -138,11 +142,11 @@ async def sweep(
                 count += 1
                 await free.acquire()
         except Exception as exc:
-            logger.error("the tasks cannot be read; %d are still running: %s", count - done - len(errors), exc)
+            logger.error("the tasks cannot be read; %d are still running: %s", count - done - failed, exc)
             broken = exc
     if broken is not None:
         raise broken
-    if errors and not done:
+    if errors:
         raise AllFailedError(f"all {len(errors)} tasks failed", errors)
     return [results.get(index) for index in range(count)]
 

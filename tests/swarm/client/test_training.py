@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import threading
 import tracemalloc
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -514,3 +516,27 @@ async def test_a_training_remembers_nothing_of_its_tasks() -> None:
     finally:
         tracemalloc.stop()
     assert sizes[1] - sizes[0] < 100_000
+
+
+async def test_errors_are_forgotten_once_a_task_has_succeeded() -> None:
+    class Failure(Exception):
+        pass
+
+    errors: list[weakref.ref[Failure]] = []
+
+    async def tasks() -> AsyncGenerator[str]:
+        yield "fails"
+        yield "works"
+        yield "fails"
+        yield "works"  # read when the one before is over
+        gc.collect()
+        assert [error() for error in errors] == [None, None]
+
+    async def work(_: int, task: str) -> str:
+        if task == "works":
+            return task
+        error = Failure("of this task")
+        errors.append(weakref.ref(error))
+        raise error
+
+    assert await sweep(tasks(), work, 1) == [None, "works", None, "works"]
