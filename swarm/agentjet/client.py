@@ -21,7 +21,7 @@ from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput, 
 from swarm.client.control import differences
 from swarm.client.episodes import AllFailedError, attempts_of
 from swarm.client.workflow import output_of
-from swarm.errors import ConfigError, RequestError, StateError, SwarmGatewayError, UnavailableError
+from swarm.errors import ConfigError, ConflictError, RequestError, StateError, SwarmGatewayError, UnavailableError
 from swarm.job import layered
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.states import EngineState
@@ -36,6 +36,8 @@ ResultT = TypeVar("ResultT")
 _PATIENCE = 3600.0
 #: Seconds between two looks whether clients agreed in vain.
 _LOOK_SECONDS = 5.0
+#: Codes of the end of an episode that is over.
+_TOO_LATE = frozenset({"episode_timed_out", "episode_expired", "episode_aborted", "episode_deleted"})
 #: Episodes at once in :func:`auto_train_with_dataset`, AgentJet's number.
 _TRAIN_PARALLEL = 64
 
@@ -100,7 +102,8 @@ class SwarmClient:
         workflow_output: WorkflowOutput | types.WorkflowOutput,
         declare_client_active: bool = True,
     ) -> None:
-        """Hand in the result of an episode; see :meth:`swarm.client.AsyncSwarmClient.end_episode`.
+        """Hand in the result of an episode; see :meth:`swarm.client.AsyncSwarmClient.end_episode`. One that comes too
+        late is no error, as for AgentJet's own client, but logged.
 
         Raises:
             ConfigError: the output has no finite reward, or the task is empty.
@@ -110,7 +113,13 @@ class SwarmClient:
                 "declare_client_active=False: a client that ends train episodes takes part in their batch"
             )
         output = output_of(workflow_output, "the agent")
-        dropped = self._client.end_episode(task_id_of(task), episode_uuid, output)
+        try:
+            dropped = self._client.end_episode(task_id_of(task), episode_uuid, output)
+        except ConflictError as exc:
+            if exc.code not in _TOO_LATE:
+                raise
+            # an error would make the loops run the task again
+            dropped = exc.message
         note_over(episode_uuid)
         if dropped:
             logger.warning("episode %s will not be trained: %s", episode_uuid, dropped)

@@ -236,3 +236,27 @@ async def test_a_training_that_alone_makes_no_group_whole_is_warned_of(
         finally:
             await run(client.close)
     assert "local_grpo_n is 1, and the job trains groups of 2 episodes" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_task_whose_end_is_too_late_is_not_run_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[str] = []
+
+    async with served(tmp_path) as swarm:
+        await swarm.start()
+        client = await run(SwarmClient, swarm.url)
+
+        def work(task_id: str) -> str:
+            runs.append(task_id)
+            episode_uuid, _ = client.begin_episode(discard_episode_timeout=0.01)
+            while client.can_continue_episode(episode_uuid):
+                pass
+            client.end_episode(Task(task_id=task_id), episode_uuid, WorkflowOutput(reward=1.0))
+            return "done"
+
+        try:
+            assert await run(run_episodes_until_all_complete, ["a"], work) == ["done"]
+        finally:
+            await run(client.close)
+    assert runs == ["a"]
+    assert "will not be trained" in caplog.text and "discard_episode_timeout" in caplog.text
