@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from swarm.client.wire import EpisodeEndpoint
+from swarm.client.wire import EpisodeEndpoint, warn_of_left_out
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.packs import added
@@ -103,7 +104,8 @@ def _run_function(
 
 
 def output_of(result: Any, spec: str) -> WorkflowOutput:
-    """What a workflow returned, as ours.
+    """What a workflow returned, as ours; of its metrics the numbers, of any library, with a warning of those that are
+    not finite.
 
     Raises:
         ConfigError: it is no workflow output, or has no finite reward.
@@ -113,10 +115,21 @@ def output_of(result: Any, spec: str) -> WorkflowOutput:
     fields: Any = result.model_dump() if isinstance(result, BaseModel) else result
     if not isinstance(fields, Mapping):
         raise ConfigError(f"{spec} returned a {type(result).__name__}; a workflow returns WorkflowOutput(reward=...)")
+    numbers: dict[str, float] = {}
+    metrics: Any = fields.get("log_metrics")
+    if isinstance(metrics, Mapping):
+        for name, value in cast("Mapping[Any, Any]", metrics).items():
+            # an array, and an integer beyond any float, are none
+            with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+                if isinstance(value, SupportsFloat):
+                    numbers[str(name)] = float(value)
+        fields = {**fields, "log_metrics": numbers}
     try:
-        return _OUTPUT.validate_python(fields)
+        output = _OUTPUT.validate_python(fields)
     except ValidationError as exc:
         raise describe_validation(exc, f"what {spec} returned") from exc
+    warn_of_left_out(numbers)
+    return output
 
 
 def _openai() -> Any:

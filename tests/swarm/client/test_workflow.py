@@ -128,6 +128,13 @@ def test_no_reward_is_an_error_and_never_a_zero(load: Load, api: EpisodeEndpoint
         solve(TASK, api)
 
 
+def test_metrics_are_the_numbers_of_any_library(load: Load, api: EpisodeEndpoint) -> None:
+    metrics = "'a': np.float32(0.5), 'b': np.array(2), 'c': np.zeros(2), 'd': 'text', 'e': 10**400, 'f': float('inf')"
+    solve = load(f"import numpy as np\ndef solve(task): return {{'reward': 1.0, 'log_metrics': {{{metrics}}}}}")
+    with pytest.warns(RuntimeWarning, match="'f' is inf: it is left out"):
+        assert solve(TASK, api).log_metrics == {"a": 0.5, "b": 2.0}
+
+
 def test_a_refused_call_reaches_the_workflow(load: Load, api: EpisodeEndpoint, server: ScriptedServer) -> None:
     from tests.swarm.client.scripted import Answer
 
