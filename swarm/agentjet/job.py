@@ -312,7 +312,11 @@ class AgentJetJob:
                 if not isinstance(value, Mapping):
                     raise ConfigError(f"the job {path}: ajet must be a mapping, got {type(value).__name__}")
                 for key, leaf in leaves_of(cast("Mapping[str, Any]", value)):
-                    setattr(self._parent(key), key.rpartition(".")[2], leaf)
+                    section, last = self._parent(key), key.rpartition(".")[2]
+                    if not isinstance(vars(section).get(last), Section):
+                        setattr(section, last, leaf)
+                    elif leaf is not None:  # a section without keys is null
+                        raise ConfigError(f"the job {path}: ajet.{key} must be a mapping, got {type(leaf).__name__}")
             elif (keyword := _OURS.get(name, name)) in KEYWORDS:
                 setattr(self, keyword, value)
             elif name == "collection":

@@ -245,10 +245,18 @@ def test_a_file_in_our_words_is_read(tmp_path: Path) -> None:
     assert (job.collection, job.serving) == ("finish_enough_episodes", "always")
 
 
+def test_a_section_without_keys_leaves_the_defaults(tmp_path: Path) -> None:
+    # all of its keys are commented out
+    file = written(tmp_path, ajet={"rollout": None, "data": None, "trainer_common": {"optim": None}})
+    done, usual = AgentJetJob(file, model="m").train_job(), AgentJetJob(model="m").train_job()
+    assert done.model_dump(exclude={"experiment"}) == usual.model_dump(exclude={"experiment"})
+
+
 def test_a_file_with_wrong_values_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for content, why in (
         ({"ajet": [1]}, "ajet must be a mapping"),
         ({"ajet": {"rollout": {"num_repeat": "many"}}}, "ajet.rollout.num_repeat"),
+        ({"ajet": {"trainer_common": {"optim": 5}}}, "ajet.trainer_common.optim must be a mapping, got int"),
         ({"serving": "sometimes"}, "serving"),
     ):
         with pytest.raises(ConfigError, match=why):
