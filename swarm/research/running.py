@@ -160,22 +160,26 @@ class Runner:
         self._ledger.append(event, **values)
         self._on_event(event, values)
 
-    def _asked(self, name: str, stopping: threading.Event) -> Proposal:
+    def _asked(self, name: str, stopping: threading.Event) -> Proposal | None:
         with self._ledger.lock:
             state = copy.deepcopy(self._ledger.state)
         for pause in (*PAUSES, None):
             try:
                 return propose(self._study, self._folder, self._base.folder, state)
             except ProposerError as exc:
-                if pause is None:
-                    raise
-                self._on_event("doing", {"run": name, "words": f"asked again, because {exc.message}"})
+                if not stopping.is_set():
+                    if pause is None:
+                        raise
+                    self._on_event("doing", {"run": name, "words": f"asked again, because {exc.message}"})
+                # Ctrl-C reaches a proposer's command as well
                 if stopping.wait(pause):
-                    raise
+                    return None
         raise AssertionError("the last try returns or raises")
 
     def _propose(self, name: str, stopping: threading.Event) -> None:
         proposal = self._asked(name, stopping)
+        if proposal is None:
+            return
         if proposal.is_last:
             self._record("exhausted", why=proposal.done or "the proposer has no more")
             return

@@ -246,6 +246,20 @@ def test_a_stop_leaves_it_to_be_resumed(tmp_path: Path) -> None:
     assert done(folder).finished
 
 
+def test_a_stop_that_reaches_the_proposer_is_no_failure_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, stopping = folder_of(tmp_path / "study", proposer=GRID), threading.Event()
+
+    def interrupted(*_: object) -> None:
+        stopping.set()
+        raise ProposerError("claude ended with -2")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("swarm.research.running.propose", interrupted)
+        state = done(folder, stopping=stopping)
+    assert (state.finished, state.exhausted, state.experiments) == (None, None, {})
+    assert done(folder).finished
+
+
 def test_the_evaluator_may_not_change_before_a_resume(tmp_path: Path) -> None:
     folder, stopping = folder_of(tmp_path / "study", proposer=GRID), threading.Event()
     stopping.set()
