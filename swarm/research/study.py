@@ -280,4 +280,5 @@ def rehearsal(study: Study) -> Study:
 
 def inside(name: str, top: str) -> bool:
     """Whether the path ``name`` is ``top`` or below it."""
-    return name == top.rstrip("/") or name.startswith(top.rstrip("/") + "/")
+    name, top = normpath(name), normpath(top)
+    return top in (name, ".") or name.startswith(f"{top}/")

@@ -70,6 +70,14 @@ def test_a_patch_changes_declared_files(begun: Begun) -> None:
     assert "WEIGHT = 1" in (begun.base.folder / "agent.py").read_text()
 
 
+def test_paths_may_be_written_in_any_way(begun: Begun) -> None:
+    study = study_of(locked=["./evaluate.py", "held_out.jsonl"], patch_paths=["./agent.py"])
+    assert trees.snapshot(study, begun.folder)[0] == begun.base.digest
+    assert "WEIGHT = 2" in (begun._replace(study=study).patched(WEIGHT) / "agent.py").read_text()
+    with pytest.raises(trees.RefusedError, match=r"it changes evaluate\.py"):
+        begun._replace(study=study).patched(REMOVAL)
+
+
 RENAME = "diff --git a/{0} b/{1}\nsimilarity index 100%\nrename from {0}\nrename to {1}\n"
 MODE = "diff --git a/{0} b/{0}\nold mode 100644\nnew mode {1}\n"
 TRIES = {

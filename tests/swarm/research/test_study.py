@@ -21,6 +21,7 @@ from tests.swarm.research.making import folder_of, study_of
         ({"decision": {"seeds": 2}}, "decision.seeds"),
         ({"patch_paths": ["evaluate.py"]}, "evaluate.py holds what is locked"),
         ({"patch_paths": ["data/"], "locked": ["data/x.jsonl"]}, "data/ holds what is locked"),
+        ({"patch_paths": ["."]}, ". holds what is locked"),
         ({"servers": ["http://a", "http://a"]}, "one is named twice"),
         ({"proposer": {"kind": "grid", "space": {"lr": [-1]}}}, "lr"),
         ({"proposer": {"kind": "grid", "space": {"settings.height": [1]}}}, "there is no setting 'height'"),
