@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from swarm.client.wire import parse_server_url
 from swarm.errors import ConfigError
 from swarm.job import SET, SPELLINGS, TrainJob, layered
 from swarm.types import Model
@@ -187,6 +188,8 @@ class Study(Model):
     def _fits(self) -> Self:
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers: one is named twice")
+        for server in self.servers:
+            parse_server_url(server)
         if normpath(self.tasks) == normpath(self.evaluator.tasks):
             raise ValueError("tasks: those of the evaluator would be trained on; name others")
         needed = 2 + self.reserved_runs

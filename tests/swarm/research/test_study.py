@@ -23,6 +23,7 @@ from tests.swarm.research.making import folder_of, study_of
         ({"patch_paths": ["data/"], "locked": ["data/x.jsonl"]}, "data/ holds what is locked"),
         ({"patch_paths": ["."]}, ". holds what is locked"),
         ({"servers": ["http://a", "http://a"]}, "one is named twice"),
+        ({"servers": ["http://a/v1"]}, "server_url 'http://a/v1' ends with /v1"),
         ({"proposer": {"kind": "grid", "space": {"lr": [-1]}}}, "lr"),
         ({"proposer": {"kind": "grid", "space": {"settings.height": [1]}}}, "there is no setting 'height'"),
         ({"proposer": {"kind": "grid", "space": {"total_training_steps": [1]}}}, "is decided by the study"),
