@@ -61,9 +61,10 @@ def start(
         settings = _settings(conf, Path(scratch)) if conf else {}
         flags = {"host": host, "port": swarm_port, "post_rolling_timeout": post_rolling_timeout}
         settings |= {name: value for name, value in flags.items() if value is not None}
-        # relative to here, not to the file
-        settings.setdefault("run_dir", str(Path(run_folder(int(settings.get("port", 10086)))).absolute()))
         config = parse_server(settings, str(conf or "flags"), conf.parent if conf else None)
+        if "run_dir" not in settings:
+            # relative to here, not to the file
+            config = config.model_copy(update={"run_dir": Path(run_folder(config.port)).absolute()})
         log_to_stderr("text")
         if kill or autokill:
             typer.echo(

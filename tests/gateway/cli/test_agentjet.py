@@ -153,13 +153,20 @@ def test_a_config_is_the_servers_or_the_jobs(tmp_path: Path, conf: dict[str, Any
         assert "model" not in status["job_defaults"]
 
 
-def test_a_config_that_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "conf.yaml").write_text("ajet: {backbone: trinity}")
-    with launched(tmp_path, "--conf", "conf.yaml", "--swarm-port=0") as process:
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("ajet: {backbone: trinity}", "ajet.backbone cannot be 'trinity'"),
+        ("port: usual", "conf.yaml: port: must be a whole number"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured_is_refused(tmp_path: Path, conf: str, said: str) -> None:
+    (tmp_path / "conf.yaml").write_text(conf)
+    with launched(tmp_path, "--conf", "conf.yaml") as process:
         assert process.stdout is not None
         output = process.stdout.read()
         assert process.wait(30) == 2
-    assert "ajet.backbone cannot be 'trinity'" in output
+    assert said in output
 
 
 @pytest.mark.parametrize("name", ["overwatch", "top"])
