@@ -173,18 +173,18 @@ def check_ports(plan: UpPlan) -> None:
     Raises:
         ConfigError: a port is in use, or given twice.
     """
-    given: set[int] = set()
+    ports: set[int] = set()
     with ExitStack() as bound:
         # bound together, so that a port given twice is an error as well
         for host, port in (address for address in plan.addresses if address[1]):
             try:
                 bound.enter_context(closing(bind(host, port)))
             except ConfigError as exc:
-                if port not in given:
+                if port not in ports:
                     raise
                 text = f"port {port} is given twice: gateway, swarm servers and incumbents need a port each"
                 raise ConfigError(text, code=exc.code) from exc
-            given.add(port)
+            ports.add(port)
 
 
 class _Up:
