@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import to_jsonable_python
 
 from swarm.errors import ConfigError
 from swarm.packs import added
@@ -337,7 +338,8 @@ def read_job(path: str | os.PathLike[str], **keywords: Any) -> TrainJob:
 def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
     """The YAML text from which :func:`parse_job` reads an equal job; ``only_set``: of the fields that were given, so
     that a server's defaults may fill the others."""
-    return yaml.safe_dump(job.model_dump(mode="json", exclude_unset=only_set), sort_keys=False)
+    # the JSON of a model has null for an infinity
+    return yaml.safe_dump(to_jsonable_python(job.model_dump(exclude_unset=only_set)), sort_keys=False)
 
 
 class Layered(NamedTuple):

@@ -1,5 +1,6 @@
 """A job reads back as it was written, and a wrong one is refused by name."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from swarm.types import Model
 from swarm.validation import describe_validation, parse_mapping
 
 
-def test_round_trip() -> None:
-    job = TrainJob(model="/models/tiny", batch_size=4, overrides={"actor_rollout_ref.actor.clip_ratio": 0.3})
+@pytest.mark.parametrize("value", [0.3, math.inf, None, [1, "1"]])
+def test_round_trip(value: object) -> None:
+    job = TrainJob(model="/models/tiny", batch_size=4, overrides={"actor_rollout_ref.actor.clip_ratio": value})
     assert parse_job(dump_job(job)) == job
 
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from swarm.control_protocol import ResolvedJob
 from swarm.errors import ConfigError, EngineError
 from swarm.job import OURS, Layered
@@ -51,7 +53,7 @@ class Resolver:
             EngineError: the process failed, or took longer than a minute, its turn included.
         """
         question = {
-            "job": layers.job.model_dump(mode="json"),
+            "job": to_jsonable_python(layers.job.model_dump()),
             "fields": layers.fields,
             "overrides": layers.overrides,
             "run_dir": str(self._run_dir),
