@@ -85,6 +85,8 @@ class Stages:
         for row in rows:
             stage = ServingStage.model_validate_json(row.stage)
             self.pointers[stage.key] = stage
+            # weights are served before their step is recorded
+            self._latest = max(self._latest, stage.challenger or 0)
             # its gateways will be back
             self._followed[stage.key] = self._clock()
         self.changes += 1

@@ -57,6 +57,15 @@ def restored(rows: list[StageRow]) -> Stages:
     return again
 
 
+def test_weights_that_were_served_before_a_restart_are_known_once_the_engine_goes_back() -> None:
+    stages, rows = opened()
+    stages.serves(5)
+    # the server was killed before the step was recorded
+    for each in (stages, restored(rows)):
+        each.serves(4)
+        assert each.is_left(5)
+
+
 OPERATIONS = st.one_of(
     st.tuples(st.just("serves"), st.integers(0, 9)),
     st.tuples(st.just("pairs"), st.sampled_from([(0.9, 0.1), (0.1, 0.9), (None, 0.5)])),
