@@ -28,7 +28,7 @@ from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
-from gateway.routing.upstream import Upstream
+from gateway.routing.upstream import Upstream, lacks
 from gateway.sessions.conversation import names_of, whose
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
@@ -340,9 +340,13 @@ class Pipeline:
                 # its breaker is open, or it is out of reach
                 error = exc
             else:
-                route.stats.fallbacks[reason] += 1
-                self._sessions.count_untrained(incoming, route.name, reason)
-                return outcome
+                if not lacks(outcome):
+                    route.stats.fallbacks[reason] += 1
+                    self._sessions.count_untrained(incoming, route.name, reason)
+                    return outcome
+                if isinstance(error, UnavailableError):
+                    why = f"{error.message}; the upstream has no {incoming.path}"
+                    error = UnavailableError(why, code=error.code, retry_after=error.retry_after or 5.0)
         if from_engine is None:
             raise error
         try:

@@ -99,12 +99,12 @@ class Upstream:
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
             relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
-            if path not in _TRANSLATED or not _lacks(relayed):
+            if path not in _TRANSLATED or not lacks(relayed):
                 return relayed
             refused = relayed
         chat = await self._send("POST", CHAT, self._chat_body(incoming), {}, stream=stream)
         if refused is not None:
-            if _lacks(chat):
+            if lacks(chat):
                 return refused
             self._unspoken[path] = asyncio.get_running_loop().time()
         return _read_chat(chat, untrained)
@@ -276,9 +276,9 @@ def _passes(name: str) -> bool:
 # ------------------------------------------------------------------ a chat's answer for another dialect
 
 
-def _lacks(relayed: Relayed) -> bool:
+def lacks(relayed: Outcome) -> bool:
     """Whether an answer says that the address does not exist, rather than the model."""
-    if relayed.status not in _NO_ROUTE:
+    if not isinstance(relayed, Relayed) or relayed.status not in _NO_ROUTE:
         return False
     error = _error(relayed.body)
     return "model" not in f"{error.get('code')} {error.get('message')}".lower()

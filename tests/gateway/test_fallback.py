@@ -75,6 +75,26 @@ async def test_the_fallback_answers(upstream: Upstream, open_gateway: OpenGatewa
         assert (await http.get("/status")).json()["fallbacks"] == {"server_unreachable": 1}
 
 
+@pytest.mark.parametrize("serves", [False, True])
+async def test_a_fallback_without_the_address_answers_nothing(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, serves: bool
+) -> None:
+    swarm.state = EngineState.WEIGHT_SYNCING
+    if serves:
+        engine_itself(swarm)
+    async with open_gateway(upstream={"base_url": upstream.url}, claim_wait_seconds=0.1) as http:
+        response = await http.post("/v1/completions", json={"model": "tiny", "prompt": "hi"})
+        [got] = upstream.got
+        assert got.target == "/v1/completions"
+        if serves:
+            assert response.json()["choices"][0]["text"] == "from the engine"
+        else:
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (503, "engine_syncing")
+            assert error["message"].endswith("; the upstream has no /v1/completions")
+        assert (await http.get("/status")).json()["fallbacks"] == ({"engine_syncing": 1} if serves else {})
+
+
 @pytest.mark.parametrize("typed", [{"type": "item_reference"}, {}], ids=["typed", "untyped"])
 async def test_the_fallback_gets_the_kept_items_that_are_referred_to(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, typed: dict[str, str]
