@@ -89,7 +89,7 @@ def _made(target: Any, location: str, options: Mapping[str, Any] | None) -> Any:
     except TypeError as exc:
         hint = "" if options else "; options are given in a YAML file of parts, see reward_hooks.compose"
         raise ConfigError(f"{location} cannot be made with the options {dict(options or {})}: {exc}{hint}") from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise ConfigError(f"{location} failed to be made: {type(exc).__name__}: {exc}") from exc
 
 

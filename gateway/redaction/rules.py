@@ -155,7 +155,7 @@ def finder(spec: str) -> Finder:
     def spans(text: str) -> Iterator[Span]:
         try:
             parts = [Span(_kind(kind), max(0, start), min(len(text), end)) for kind, start, end in find(text)]
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             # its message may quote the text
             logger.error("%s fails at a text, which counts as private: %s", spec, type(exc).__name__)
             parts = [Span("private", 0, len(text))]

@@ -192,6 +192,10 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         load_hooks(folder(tmp_path, submit=f"def {SUBMIT}(request):\n    ...\n"))
 
 
+def leave() -> None:
+    sys.exit("set JUDGE_KEY")
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -200,6 +204,7 @@ def test_the_optional_file_is_checked_too(tmp_path: Path) -> None:
         ("no_such_module_at_all:hooks", "cannot import 'no_such_module_at_all'"),
         ("tests.reward_hooks.making:none", "has no attribute 'none'"),
         ("tests.reward_hooks.making:Longer", "cannot be made with the options {}"),
+        ("tests.reward_hooks.test_loader:leave", "failed to be made: SystemExit: set JUDGE_KEY"),
         ("no/such.yaml", "there is no hook folder no/such.yaml"),
         ("tests.reward_hooks:making", f"defines no {REWARD}"),
     ],

@@ -22,6 +22,8 @@ GROUP: dict[str, Any] = {"redact": "group"}
 def names(text: str) -> Iterator[tuple[str, int, int]]:
     if "fail" in text:
         raise ValueError(text)
+    if "leave" in text:
+        sys.exit(text)
     at = text.find("Anna")
     if at >= 0:
         yield "PERSON", at, at + 4
@@ -52,10 +54,11 @@ def test_they_find_it_behind_an_escape_of_json_too() -> None:
     assert Masking(rules).masked(arguments) == r'{"said": "Yours,\n[PERSON_1]\t[EMPLOYEE_1]"}'
 
 
-def test_a_text_at_which_a_finder_fails_is_private(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("does", ["fail", "leave"])
+def test_a_text_at_which_a_finder_fails_is_private(caplog: pytest.LogCaptureFixture, does: str) -> None:
     rules = data(finders=[f"{__name__}:names"]).rules
-    assert rules is not None and rules.private("this may fail secretly")
-    assert Masking(rules).masked(["this may fail"]) == ["[PRIVATE_1]"]
+    assert rules is not None and rules.private(f"this may {does} secretly")
+    assert Masking(rules).masked([f"this may {does}"]) == ["[PRIVATE_1]"]
     assert "secretly" not in caplog.text
 
 
