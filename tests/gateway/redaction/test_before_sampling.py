@@ -93,6 +93,18 @@ async def test_the_model_sees_placeholders_and_the_user_the_values(
     assert traces(tmp_path, EMAIL.encode()) == set()
 
 
+async def test_a_session_whose_name_is_private_is_ended_and_told_by_that_name(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = said({"content": "Hello."})
+    async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": "before_sampling"}) as http:
+        asked = {"model": "tiny", **DIALECTS[CHAT], "metadata": {"session_id": EMAIL}}
+        assert (await http.post(CHAT, json=asked)).status_code == 200
+        ended = await http.post(f"/v1/sessions/{EMAIL}/end", json={"score": 1})
+        assert ended.json() == {"session_id": EMAIL, "ended": True}
+        [report] = (await http.get(f"/v1/sessions/{EMAIL}")).json()["on"]
+        assert report["ended"] == "endpoint"
+    assert traces(tmp_path, EMAIL.encode()) == set()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("form", ["json_object", "text"])
 async def test_an_answer_that_has_to_be_json_stays_json(
