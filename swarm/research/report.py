@@ -5,7 +5,6 @@ Invariant: every number comes from the ledger, and a claim stands beside its int
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from statistics import fmean
@@ -170,17 +169,13 @@ def _row(name: str, change: str, run: RunState | None, gain: str, verdict: str, 
 
 def _gain(study: Study, state: State, experiment: Experiment) -> str:
     if experiment.interval is not None:
-        return _ends(*experiment.interval)
+        return "[{:+.4g}, {:+.4g}]".format(*experiment.interval)
     interval = last_gain(study, state, experiment.name)
     return "" if interval is None else f"{interval.mean:+.4g}"
 
 
 def _change(experiment: Experiment) -> str:
     return ", ".join([*words_of(experiment.delta), *(["a patch"] if experiment.patch else [])])
-
-
-def _ends(low: float, high: float) -> str:
-    return f"[{low:+.4g}, {high:+.4g}]" if math.isfinite(low) else "unknown"
 
 
 def _last(run: RunState) -> int:
