@@ -25,7 +25,7 @@ from typing import Any, Self
 from gateway.config.route import RouteSettings
 from gateway.observability.request import answered_by, phase
 from gateway.sessions.conversation import AGENT_HEADERS
-from gateway.types import Caller, Incoming, Live, Outcome, Relayed
+from gateway.types import Caller, Incoming, Live, Outcome, Relayed, stream_of
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 
@@ -330,7 +330,7 @@ class _Shared:
         outcome = await produce()
         try:
             self.joinable = not (isinstance(outcome, Relayed) and outcome.status >= 400)
-            stream = _stream_of(outcome)
+            stream = stream_of(outcome)
             self._read = stream is None
             self._outcome.set_result(outcome)
             if stream is not None:
@@ -386,10 +386,3 @@ class _Shared:
 
 def _stopped() -> UnavailableError:
     return UnavailableError("the answer was given up: the gateway stops", retry_after=1.0)
-
-
-def _stream_of(outcome: Outcome) -> AsyncIterator[Any] | None:
-    if isinstance(outcome, Live):
-        return outcome.chunks
-    body = outcome.body if isinstance(outcome, Relayed) else b""
-    return None if isinstance(body, bytes) else body

@@ -197,3 +197,11 @@ class Relayed:
 
 
 Outcome = Decided | Live | Relayed
+
+
+def stream_of(outcome: Outcome) -> AsyncIterator[Any] | None:
+    """What is still to come of it, chunks or bytes; ``None``: it is there as a whole."""
+    if isinstance(outcome, Live):
+        return outcome.chunks
+    body = outcome.body if isinstance(outcome, Relayed) else b""
+    return None if isinstance(body, bytes) else body

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from adapters.dialects import SampledAnswer, answer_in
 from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.dialect import unreadable
-from gateway.types import Decided, Live, Outcome, Relayed
+from gateway.types import Decided, Live, Outcome, Relayed, stream_of
 from swarm.evidence.pairs import Side
 
 #: Says who answered, and where in [0, 1) the conversation was drawn.
@@ -33,14 +33,8 @@ Read = Callable[[], SampledAnswer]
 async def delivered(outcome: Outcome) -> None:
     """Take an answer to its end, for nobody."""
     try:
-        match outcome:
-            case Relayed(body=body) if not isinstance(body, bytes):
-                async for _ in body:
-                    pass
-            case Live():
-                async for _ in outcome.chunks:
-                    pass
-            case _:
+        if (stream := stream_of(outcome)) is not None:
+            async for _ in stream:
                 pass
     finally:
         if outcome.close is not None:
