@@ -67,14 +67,9 @@ def has_body(headers: RawHeaders) -> bool:
     return header(headers, b"content-length") not in (None, b"0") or header(headers, b"transfer-encoding") is not None
 
 
-def bearer(request: Request) -> str:
+def bearer_bytes(headers: RawHeaders) -> bytes:
     """The caller's key from ``Authorization: Bearer``, ``x-api-key`` or the password of ``Authorization: Basic``; empty
     without one."""
-    return bearer_bytes(request.scope["headers"]).decode("latin-1")
-
-
-def bearer_bytes(headers: RawHeaders) -> bytes:
-    """:func:`bearer` as the bytes that were sent."""
     scheme, _, value = (header(headers, b"authorization") or b"").partition(b" ")
     if scheme.lower() == b"bearer" and value:
         return value.strip()
@@ -288,13 +283,6 @@ async def read_json(request: Request) -> dict[str, Any]:
     return parse_json(decoded(request.scope["headers"], bytes(body), request.scope["state"]["body_limit"]))
 
 
-def _check_encoding(headers: RawHeaders) -> None:
-    encoding = header(headers, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        name = encoding.decode("latin-1")[:_MOST_ENCODING_SHOWN]
-        raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
-
-
 def decoded(headers: RawHeaders, body: bytes, most: int) -> bytes:
     """``body`` without the compression that ``headers`` name.
 
@@ -306,10 +294,13 @@ def decoded(headers: RawHeaders, body: bytes, most: int) -> bytes:
         PayloadTooLargeError: it is larger.
         RequestError: it is not what the header says.
     """
-    encoding = (header(headers, b"content-encoding") or b"").strip().lower()
-    if encoding not in (b"gzip", b"x-gzip", b"deflate"):
-        _check_encoding(headers)
+    named = header(headers, b"content-encoding") or b""
+    encoding = named.strip().lower()
+    if encoding in (b"", b"identity"):
         return body
+    if encoding not in (b"gzip", b"x-gzip", b"deflate"):
+        name = named.decode("latin-1")[:_MOST_ENCODING_SHOWN]
+        raise UnsupportedEncodingError(f"content-encoding: {name} is not supported; send the body uncompressed")
     # either format has a head by which zlib knows it
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     try:

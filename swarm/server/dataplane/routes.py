@@ -29,7 +29,7 @@ from swarm.errors import (
     SwarmGatewayError,
     UpstreamError,
 )
-from swarm.http.asgi import bearer, error_response, read_json
+from swarm.http.asgi import bearer_bytes, error_response, read_json
 from swarm.packs import added
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
@@ -233,7 +233,7 @@ class DataPlane:
         return Response(content, media_type="application/json", headers=headers)
 
     def _open(self, request: Request) -> CallOwner:
-        pool, key = self.controller.pool, bearer(request)
+        pool, key = self.controller.pool, bearer_bytes(request.scope["headers"]).decode("latin-1")
         if (group_uuid := request.path_params.get("group_uuid")) is not None:
             episodes: Sequence[Any] = pool.running.open_group(group_uuid, key).members
         else:

@@ -19,7 +19,7 @@ from starlette.types import Message
 
 from swarm.concurrency import until_gone
 from swarm.errors import UnavailableError
-from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, bearer, read_body
+from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, bearer_bytes, read_body
 from swarm.http.client import KEEPALIVE_SECONDS
 from swarm.http.routes import JsonRoute
 from swarm.http.serve import KEEP_ALIVE_SECONDS, bind, uvicorn_config
@@ -35,7 +35,7 @@ class Echoed(BaseModel):
 
 
 async def echo(request: Request, body: Body) -> Echoed:
-    return Echoed(number=body.number, key=bearer(request))
+    return Echoed(number=body.number, key=bearer_bytes(request.scope["headers"]).decode())
 
 
 async def number() -> Body:
