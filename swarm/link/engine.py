@@ -206,14 +206,10 @@ class BatchRequests:
         self._link = link
         self._stays_awake = stays_awake
         self._serving: ServingMode = serving
-        self._got = ""
+        #: the batch that the current step trains on; empty before the first
+        self.batch_id = ""
         self._reported = ""
         self._received_at = 0.0
-
-    @property
-    def batch_id(self) -> str:
-        """The batch that the current step trains on; empty before the first."""
-        return self._got
 
     def begin_after(self, batch_id: str) -> None:
         """This trainer began with weights that have learned from batch ``batch_id``, which is not trained again."""
@@ -234,7 +230,7 @@ class BatchRequests:
             model=model,
             policy_version=policy_version,
             next_step=next_step,
-            last_batch=self._got,
+            last_batch=self.batch_id,
             stays_awake=self._stays_awake,
             serving=self._serving,
         )
@@ -249,16 +245,16 @@ class BatchRequests:
         batch = message.batch
         if batch.batch_id == self._reported:
             return None
-        self._got, self._received_at = batch.batch_id, time.monotonic()
+        self.batch_id, self._received_at = batch.batch_id, time.monotonic()
         if batch.batch_id == self._trained and self._asked is not None:
             self.report(self._asked.next_step - 1, {})
-            self._link.send(replace(self._asked, last_batch=self._got))
+            self._link.send(replace(self._asked, last_batch=self.batch_id))
             return None
         return batch
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report the step of the batch that was taken last; its seconds count from the arrival of the batch."""
         seconds = time.monotonic() - self._received_at
-        result = StepResult(step=step, batch_id=self._got, metrics=dict(metrics), seconds=seconds)
+        result = StepResult(step=step, batch_id=self.batch_id, metrics=dict(metrics), seconds=seconds)
         self._link.send(StepDone(result=result))
-        self._reported = self._got
+        self._reported = self.batch_id

@@ -51,14 +51,10 @@ class EngineLink:
         self._connections = 0
         #: at each frame, and when a connection comes or goes
         self._change = Signal()
-        self._address = ""
+        #: ``tcp://127.0.0.1:port`` for the engine's environment; empty before the link is entered
+        self.address = ""
         self._finished = False
         self._ready = False
-
-    @property
-    def address(self) -> str:
-        """``tcp://127.0.0.1:port`` for the engine's environment; empty before the link is entered."""
-        return self._address
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -73,7 +69,7 @@ class EngineLink:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, 0)
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self._address = f"tcp://127.0.0.1:{port}"
+        self.address = f"tcp://127.0.0.1:{port}"
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._beat(), self._count())]
         return self

@@ -49,7 +49,8 @@ class TrainingRun:
         self.run_id = ""
         self._stopped = False
         self._job: TrainJob | None = None
-        self._pool: EpisodePool | None = None
+        #: the pool, if there is one
+        self.found_pool: EpisodePool | None = None
         self.steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
 
     def open(self, journal: Journal) -> Recovered:
@@ -63,7 +64,7 @@ class TrainingRun:
         self.steps.extend(recovered.steps)
         if recovered.job_yaml:
             self._job = _recovered_job(recovered.job_yaml)
-            self._pool = self._recovered_pool(self._job, recovered, journal)
+            self.found_pool = self._recovered_pool(self._job, recovered, journal)
         self._opened = journal
         return recovered
 
@@ -76,7 +77,7 @@ class TrainingRun:
     @property
     def has_job(self) -> bool:
         """Whether a job was synced, so that there are :attr:`job` and :attr:`pool`."""
-        return self._pool is not None
+        return self.found_pool is not None
 
     @property
     def job(self) -> TrainJob:
@@ -90,24 +91,19 @@ class TrainingRun:
         return self._job
 
     @property
-    def found_pool(self) -> EpisodePool | None:
-        """The pool, if there is one."""
-        return self._pool
-
-    @property
     def pool(self) -> EpisodePool:
         """The pool; raises like :attr:`job`."""
-        if self._pool is None:
+        if self.found_pool is None:
             raise _no_job()
-        return self._pool
+        return self.found_pool
 
     def sync(self, job: TrainJob, from_step: int | None = None) -> bool:
         """Use ``job`` from the next start on; returns whether another run began: it differs in more than ``resume``, or
         goes back to ``from_step``. Then the other run has the steps and evaluations up to there, and the rows of the
         one before stay as they are."""
         another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
-        if self._pool is None:
-            self._pool = EpisodePool(job, self.journal.append, self._client_timeout, self._watch)
+        if self.found_pool is None:
+            self.found_pool = EpisodePool(job, self.journal.append, self._client_timeout, self._watch)
         if from_step is not None:
             another = True
             self._go_back(job, from_step)
@@ -115,7 +111,7 @@ class TrainingRun:
             # of a run that goes on, the first weights that are served say up to where its versions are the same
             self._begin(job, "another job was synced", sys.maxsize if job.resume else 0)
         else:
-            self._pool.continue_run(job)
+            self.found_pool.continue_run(job)
         self._job = job
         self._append_run()
         return another
