@@ -41,6 +41,7 @@ from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import BootProgress, Goodbye, ResolvedConfig, StartTrainer, Stop, TrainerDied
 from swarm.memory import CURE, GPU_CURE, oom_kills, why_killed
+from swarm.validation import read_text
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"
 #: in the run folder: what this process and, through Ray, all others of the run print
@@ -70,7 +71,7 @@ def main() -> None:
     code, error, cause = 0, "", ""
     with connected as link:
         try:
-            run.execute(_read_job(arguments.job), link)
+            run.execute(parse_job(read_text(arguments.job, "job"), str(arguments.job)), link)
         except Exception as exc:
             # Ray's errors are of the class of their cause, too
             if isinstance(exc, SwarmGatewayError):
@@ -90,13 +91,6 @@ def main() -> None:
 def _complain(message: str, code: int) -> int:
     print(f"engine: {message}", file=sys.stderr, flush=True)
     return code
-
-
-def _read_job(path: Path) -> TrainJob:
-    try:
-        return parse_job(path.read_text(), str(path))
-    except OSError as exc:
-        raise ConfigError(f"cannot read the job {path}: {exc.strerror}") from exc
 
 
 class _Run:
