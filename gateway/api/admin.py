@@ -159,7 +159,7 @@ async def _erased(
     try:
         async with asyncio.timeout(ERASE_SECONDS):
             lines = await log.erase(fits) if log else 0
-            watched = await watcher.erase(subject, requests) if watcher is not None else {}
+            watched = await watcher.erase(fits) if watcher is not None else {}
     except TimeoutError as exc:
         raise UnavailableError(
             f"what is kept at the gateway is not deleted within {ERASE_SECONDS:g} s: delete it again", code="disk"

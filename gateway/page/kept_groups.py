@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,6 @@ from gateway.types import Caller
 from reward_hooks import Candidate, GroupScore
 from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from swarm.errors import NotFoundError
-from swarm.subjects import Subject
 from swarm.types import Notes
 
 #: Characters of a prompt in a row, and of one text that is kept.
@@ -223,10 +222,7 @@ class KeptGroups(GroupWatcher):
             kept.lead = difference
             self._changed(kept)
 
-    async def erase(self, subject: Subject, requests: Collection[str]) -> dict[str, int]:
-        def fits(notes: Notes) -> bool:
-            return subject.fits(notes) or notes.request_id in requests
-
+    async def erase(self, fits: Callable[[Notes], bool]) -> dict[str, int]:
         gone = [kept for kept in self._groups.values() if fits(kept.notes)]
         self._drop(gone)
         return {"page_groups": len(gone), "judgements": await self._erase(fits)}

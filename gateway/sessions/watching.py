@@ -5,7 +5,7 @@ Invariant: only groups whose texts may be kept are shown; a watcher holds nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,6 @@ from gateway.sessions.conversation import DeliveredTurn
 from gateway.types import Incoming
 from reward_hooks import Candidate, GroupScore
 from swarm.errors import HookError
-from swarm.subjects import Subject
 from swarm.types import Notes
 
 
@@ -64,9 +63,8 @@ class GroupWatcher(Protocol):
         """The group's answers were judged beside the incumbent's: their mean reward is better by ``difference``."""
         ...
 
-    async def erase(self, subject: Subject, requests: Collection[str]) -> dict[str, int]:
-        """Delete what is kept of ``subject``, whose requests have these ids as far as its swarm server knows them; how
-        much there was, by name.
+    async def erase(self, fits: Callable[[Notes], bool]) -> dict[str, int]:
+        """Delete what is kept of requests whose notes fit; how much there was, by name.
 
         Raises:
             OSError: a file cannot be rewritten.
