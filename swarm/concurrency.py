@@ -12,6 +12,7 @@ import logging
 import queue
 import random
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
@@ -74,6 +75,12 @@ def on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Generator[N
             signal.signal(number, handler)
         signals.put(0)
         thread.join()
+
+
+def hangups() -> tuple[signal.Signals, ...]:
+    """SIGHUP where it is a service's word for reading anew; of a terminal it says that this is closed, which ends
+    everything."""
+    return () if sys.stdin is not None and sys.stdin.isatty() else (signal.SIGHUP,)
 
 
 class Once:

@@ -107,6 +107,16 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
+    from swarm.concurrency import hangups, on_signals
+
+    # a reload right behind a start ends nothing: the gateway reads the file when it starts
+    with on_signals(lambda: None, *hangups()):
+        _up(config, log_format, step, check=check, resume=resume, fresh=fresh, as_json=as_json)
+
+
+def _up(
+    config: Path, log_format: LogFormat, step: int | None, *, check: bool, resume: bool, fresh: bool, as_json: bool
+) -> None:
     from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_plan
     from gateway.launch.up import run_up

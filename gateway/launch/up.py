@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from gateway.launch.servers import (
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
 from swarm.checkpoints import checkpoint_folder, saved_step
-from swarm.concurrency import on_signals
+from swarm.concurrency import hangups, on_signals
 from swarm.errors import ConfigError, UnavailableError, UpstreamError
 from swarm.evidence.stages import ServingStage
 from swarm.http.serve import bind
@@ -131,9 +130,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
     def stop() -> None:
         (up.hurry if up.stopping.is_set() else up.stopping).set()
 
-    # from a terminal it says that this is closed, which ends everything; else it is a service's word for reading anew
-    hangups = () if sys.stdin is not None and sys.stdin.isatty() else (signal.SIGHUP,)
-    with on_signals(stop, signal.SIGINT, signal.SIGTERM), on_signals(up.reload_gateway, *hangups):
+    with on_signals(stop, signal.SIGINT, signal.SIGTERM), on_signals(up.reload_gateway, *hangups()):
         try:
             up.start()
             up.watch()
