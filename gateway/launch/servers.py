@@ -119,8 +119,8 @@ class Server:
             self.client.start_engine(wait=False)
         except ConflictError:
             pass  # the next status shows who was faster
-        except (UnavailableError, UpstreamError):
-            self._bear_silence()
+        except (UnavailableError, UpstreamError) as exc:
+            self._bear_silence(exc)
             return
         self.engine_asked, self._silent_since = True, None
         self.watch.begin()
@@ -136,8 +136,8 @@ class Server:
         assert self.client is not None
         try:
             status = self.client.status(episodes=0, steps=_LATEST_STEPS)
-        except (UnavailableError, UpstreamError):
-            self._bear_silence()
+        except (UnavailableError, UpstreamError) as exc:
+            self._bear_silence(exc)
             return
         self._silent_since = None
         try:
@@ -150,11 +150,11 @@ class Server:
                 raise UpFailedError(message, exc.last_lines, exc.log, exc.exit_code) from exc
             raise
 
-    def _bear_silence(self) -> None:
+    def _bear_silence(self, error: SwarmGatewayError) -> None:
         """A busy server answers late, or once with an error of its own; a dead one is noticed elsewhere."""
         self._silent_since = self._silent_since or time.monotonic()
         if time.monotonic() - self._silent_since > START_DEADLINE:
-            message = f"the {self.child.name} has not answered for {START_DEADLINE:.0f} s"
+            message = f"the {self.child.name} has given no answer for {START_DEADLINE:.0f} s: {error.message}"
             raise UpFailedError(message, self.child.last_lines(), self.child.log)
 
     def _restart(self, client: SwarmClient, status: ServerStatus) -> None:
