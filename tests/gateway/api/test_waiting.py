@@ -54,7 +54,7 @@ async def test_a_group_that_is_lost_before_the_first_keep_alive_leaves_the_statu
 
 @contextlib.asynccontextmanager
 async def engine_starts_after_a_refusal(swarm: Swarm, http: Http) -> AsyncGenerator[None]:
-    """Inside, the engine is offline until the gateway has refused a request."""
+    """Inside, the engine, which was offline when the gateway began, is so until that has refused a request."""
 
     async def refused() -> bool:
         return bool((await http.get("/status")).json()["errors"])
@@ -63,7 +63,6 @@ async def engine_starts_after_a_refusal(swarm: Swarm, http: Http) -> AsyncGenera
         await until_async(refused, 60.0, "no request was refused")
         await swarm.set_state(EngineState.ROLLING)
 
-    swarm.state = EngineState.OFFLINE
     starting = asyncio.create_task(start())
     try:
         yield
@@ -75,7 +74,7 @@ async def engine_starts_after_a_refusal(swarm: Swarm, http: Http) -> AsyncGenera
 async def test_real_sdks_ask_again_for_streams_that_waited_in_vain(swarm: Swarm, open_gateway: OpenGateway) -> None:
     import anthropic
 
-    swarm.answer = saying("here it is")
+    swarm.answer, swarm.state = saying("here it is"), EngineState.OFFLINE
     async with (
         open_gateway(**WAIT) as http,
         engine_starts_after_a_refusal(swarm, http),
@@ -84,6 +83,7 @@ async def test_real_sdks_ask_again_for_streams_that_waited_in_vain(swarm: Swarm,
         chunks = await sdk.chat.completions.create(model="tiny", messages=[HI], stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
         assert text == "here it is"
+    swarm.state = EngineState.OFFLINE
     async with (
         open_gateway(**WAIT) as http,
         engine_starts_after_a_refusal(swarm, http),
