@@ -15,11 +15,18 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from swarm import client, types
-from swarm.agentjet.executors import PeriodicDrainThreadPoolExecutor, note_begun, note_over, retried
+from swarm.agentjet.executors import (
+    PeriodicDrainThreadPoolExecutor,
+    interrupted,
+    note_begun,
+    note_over,
+    retried,
+)
 from swarm.agentjet.job import AgentJetJob
 from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput, task_id_of
 from swarm.client.control import differences
 from swarm.client.episodes import AllFailedError, attempts_of
+from swarm.client.portal import BlockingCall
 from swarm.client.workflow import output_of
 from swarm.errors import ConfigError, ConflictError, RequestError, StateError, SwarmGatewayError, UnavailableError
 from swarm.job import layered
@@ -88,8 +95,11 @@ class SwarmClient:
         episode_type: EpisodeType = "train",
         throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
-        """Claim an episode; see :meth:`swarm.client.AsyncSwarmClient.begin_episode`."""
-        episode_uuid, api = self._client.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
+        """Claim an episode; see :meth:`swarm.client.AsyncSwarmClient.begin_episode`. In a loop over tasks, Ctrl-C ends
+        the wait."""
+        here = self._client.connection
+        claim = here.client.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
+        episode_uuid, api = BlockingCall(here, claim).result(interrupted())
         note_begun(episode_uuid, self.abort_episode)
         if self.verbose:
             logger.info("claimed episode %s", episode_uuid)
@@ -325,13 +335,13 @@ def run_episodes_until_all_complete(
     if not items:
         return []
     stopping = threading.Event()
-    work = retried(func, attempts_of(auto_retry), stopping)
+    work = retried(func, attempts_of(auto_retry), stopping, stopping)
     with ThreadPoolExecutor(max_workers or len(items), thread_name_prefix="episodes") as pool:
         try:
             futures = [pool.submit(work, item) for item in items]
             wait(futures)
         except BaseException:
-            # Ctrl-C: what runs may finish
+            # Ctrl-C: what runs may finish, what waits for an episode is not to
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

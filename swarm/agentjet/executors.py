@@ -20,7 +20,7 @@ from swarm.client.episodes import attempts_of, is_last
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Of the attempt that runs in this thread: episode -> what aborts it.
+#: Of the attempt that runs in this thread: ``begun``, episode -> what aborts it; ``interrupted``.
 _attempt = threading.local()
 
 
@@ -32,33 +32,44 @@ def note_begun(episode_uuid: str, abort: Callable[[str], None]) -> None:
 
 def note_over(episode_uuid: str) -> None:
     """Note that an episode has ended."""
-    getattr(_attempt, "begun", {}).pop(episode_uuid, None)
+    if (begun := getattr(_attempt, "begun", None)) is not None:
+        begun.pop(episode_uuid, None)
+
+
+def interrupted() -> threading.Event | None:
+    """What is set once the attempt in this thread, if there is one, is to wait for nothing any more."""
+    return getattr(_attempt, "interrupted", None)
 
 
 @contextmanager
-def attempt() -> Generator[None]:
+def attempt(interrupted: threading.Event | None = None) -> Generator[None]:
     """At the end of the block, abort the episodes that it began in this thread and did not end."""
-    before, begun = getattr(_attempt, "begun", None), {}
-    _attempt.begun = begun
+    before, begun = (getattr(_attempt, "begun", None), getattr(_attempt, "interrupted", None)), {}
+    _attempt.begun, _attempt.interrupted = begun, interrupted
     try:
         yield
     finally:
-        _attempt.begun = before
+        _attempt.begun, _attempt.interrupted = before
         for episode_uuid, abort in begun.items():
             abort(episode_uuid)
 
 
-def retried(fn: Callable[P, T], attempts: int, stopping: threading.Event) -> Callable[P, T]:
-    """``fn``, tried ``attempts`` times before its error counts; with ``stopping`` set, no more."""
+def retried(
+    fn: Callable[P, T], attempts: int, stopping: threading.Event, interrupted: threading.Event
+) -> Callable[P, T]:
+    """``fn``, tried ``attempts`` times before its error counts; with ``stopping`` set, no more. With ``interrupted`` it
+    waits for no episode either."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for number in range(1, attempts + 1):
             try:
-                with attempt():
+                with attempt(interrupted):
                     return fn(*args, **kwargs)
             except Exception as exc:
-                if is_last(exc, number, attempts, "an episode") or stopping.wait(RetryPolicy().delay(number)):
+                if interrupted.is_set() or is_last(exc, number, attempts, "an episode"):
+                    raise
+                if stopping.wait(RetryPolicy().delay(number)):
                     raise
         raise AssertionError("there is at least 1 attempt")
 
@@ -132,7 +143,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         self._workers = workers
         self._attempts = attempts_of(auto_retry)
         self._pool = ThreadPoolExecutor(max_parallel or workers, thread_name_prefix="episodes")
-        self._stopping = threading.Event()
+        self._stopping, self._interrupted = threading.Event(), threading.Event()
         self._block_next = block_first_run
         self._undrained: list[Future[T]] = []
 
@@ -156,7 +167,8 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in a thread."""
-        future = self._pool.submit(retried(fn, self._attempts, self._stopping), *args, **kwargs)
+        call = retried(fn, self._attempts, self._stopping, self._interrupted)
+        future = self._pool.submit(call, *args, **kwargs)
         if self._block_next:
             self._block_next = False
             wait([future])
@@ -174,6 +186,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
+            self._interrupted.set()
             self._stopping.set()
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.shutdown()

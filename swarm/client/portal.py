@@ -26,6 +26,9 @@ from swarm.errors import StateError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Seconds between two looks whether a wait was interrupted.
+_LOOK_SECONDS = 0.5
+
 
 class BlockingCall(Generic[T]):
     """An asynchronous call that a thread waits for."""
@@ -47,13 +50,17 @@ class BlockingCall(Generic[T]):
             work.close()
             raise StateError(f"this client is closed, or called from its own event loop: {exc}") from exc
 
-    def result(self) -> T:
-        """What the call returns or raises. An exception that interrupts the wait (Ctrl-C) cancels the call first.
+    def result(self, interrupted: threading.Event | None = None) -> T:
+        """What the call returns or raises. An exception that interrupts the wait (Ctrl-C) cancels the call first, and
+        so does ``interrupted`` once it is set.
 
         Raises:
-            CancelledError: :meth:`cancel` was called in time.
+            CancelledError: it was cancelled in time.
         """
         try:
+            while interrupted is not None and not self.done(_LOOK_SECONDS):
+                if interrupted.is_set():
+                    self.cancel()
             return self._future.result()
         except BaseException:
             if not self._future.done():

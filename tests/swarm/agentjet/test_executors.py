@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swarm import client
 from swarm.agentjet.client import SwarmClient, auto_train_with_dataset, run_episodes_until_all_complete
 from swarm.agentjet.executors import (
     BoundedThreadPoolExecutor,
@@ -17,7 +20,10 @@ from swarm.agentjet.executors import (
     retry_with_backoff,
 )
 from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput
+from swarm.protocol import NO_EPISODES
 from tests.swarm.agentjet.test_conformance import run, served
+from tests.swarm.client.scripted import ScriptedServer
+from tests.swarm.client.test_sync import not_yet
 
 PATIENCE = 30.0
 
@@ -157,6 +163,32 @@ def test_ctrl_c_ends_a_loop_over_tasks(ending: threading.Event, monkeypatch: pyt
     assert ran == [0]
 
 
+@pytest.mark.parametrize("drained", [False, True])
+def test_ctrl_c_ends_the_wait_for_an_episode(drained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = partial(client.SwarmClient, begin_timeout=5.0)
+    monkeypatch.setattr("swarm.agentjet.client.client.SwarmClient", impatient)
+
+    def interrupt() -> None:
+        while not server.bodies("/claim_episode"):
+            threading.Event().wait(0.01)
+        raise KeyboardInterrupt
+
+    with ScriptedServer() as server:
+        server.script("/claim_episode", not_yet(NO_EPISODES))
+        server.script("/withdraw_claim", {"success": True})
+        ours = SwarmClient(server.url)
+        with pytest.raises(KeyboardInterrupt):
+            if drained:
+                with PeriodicDrainThreadPoolExecutor[Any](2) as pool:
+                    pool.submit(ours.begin_episode)
+                    interrupt()
+            else:
+                monkeypatch.setattr("swarm.agentjet.client.wait", lambda _: interrupt())
+                run_episodes_until_all_complete([1], lambda _: ours.begin_episode(), max_workers=1)
+        ours.close()
+        assert len(server.bodies("/withdraw_claim")) == 1
+
+
 @pytest.mark.parametrize("bounded", [False, True])
 def test_what_a_call_begins_and_does_not_end_is_aborted(bounded: bool) -> None:
     aborted: list[str] = []
@@ -244,19 +276,19 @@ async def test_a_task_whose_end_is_too_late_is_not_run_again(tmp_path: Path, cap
 
     async with served(tmp_path) as swarm:
         await swarm.start()
-        client = await run(SwarmClient, swarm.url)
+        ours = await run(SwarmClient, swarm.url)
 
         def work(task_id: str) -> str:
             runs.append(task_id)
-            episode_uuid, _ = client.begin_episode(discard_episode_timeout=0.01)
-            while client.can_continue_episode(episode_uuid):
+            episode_uuid, _ = ours.begin_episode(discard_episode_timeout=0.01)
+            while ours.can_continue_episode(episode_uuid):
                 pass
-            client.end_episode(Task(task_id=task_id), episode_uuid, WorkflowOutput(reward=1.0))
+            ours.end_episode(Task(task_id=task_id), episode_uuid, WorkflowOutput(reward=1.0))
             return "done"
 
         try:
             assert await run(run_episodes_until_all_complete, ["a"], work) == ["done"]
         finally:
-            await run(client.close)
+            await run(ours.close)
     assert runs == ["a"]
     assert "will not be trained" in caplog.text and "discard_episode_timeout" in caplog.text
