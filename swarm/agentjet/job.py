@@ -144,6 +144,10 @@ class Section:
         raise AttributeError(f"the job's configuration has no {name!r} here, as nobody set it")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            keys, value = cast("Mapping[str, Any]", value), Section()
+            for key, inner in keys.items():
+                setattr(value, str(key), inner)
         vars(self)[name] = value
 
     def to_dict(self) -> dict[str, Any]:

@@ -245,6 +245,15 @@ def test_a_file_in_our_words_is_read(tmp_path: Path) -> None:
     assert (job.collection, job.serving) == ("finish_enough_episodes", "always")
 
 
+def test_a_section_may_be_set_as_a_mapping() -> None:
+    job = AgentJetJob(model="m")
+    job.config.ajet.rollout = {"num_repeat": 2, "max_env_worker": 6, "val_kwargs": {"temperature": 0.5}}
+    for _ in range(2):  # to sync it is to look at it twice
+        done = job.train_job()
+        assert (job.num_repeat, done.num_repeat, done.slots) == (2, 2, 6)
+        assert done.eval_sampling.temperature == 0.5
+
+
 def test_a_section_without_keys_leaves_the_defaults(tmp_path: Path) -> None:
     # all of its keys are commented out
     file = written(tmp_path, ajet={"rollout": None, "data": None, "trainer_common": {"optim": None}})
