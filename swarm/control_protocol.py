@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from swarm.job import TrainJob
 from swarm.protocol import MAX_NAME, SuccessResponse, WireRequest
@@ -17,6 +17,9 @@ from swarm.types import Model
 class ResolveConfigRequest(WireRequest):
     """``POST /config/resolve``: a job as YAML text, ours or AgentJet's; ``set`` wins over it, by the names of a job's
     fields and by verl's dotted keys."""
+
+    # JSON has no form for them, and an override's text is read back
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     yaml_as_string: str
     set: dict[str, Any] = {}

@@ -76,8 +76,8 @@ class LoraSettings(Model):
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 
 
-#: A number that YAML 1.1 takes for a text, and the YAML of verl and Hydra does not.
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+#: A number that YAML 1.1 takes for a text, and the YAML of verl and Hydra does not; or one of ``set``, sent as JSON.
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+|-?Infinity|NaN")
 
 
 def _with_numbers(value: Any) -> Any:
@@ -85,7 +85,7 @@ def _with_numbers(value: Any) -> Any:
         return {name: _with_numbers(member) for name, member in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         return [_with_numbers(member) for member in cast("list[Any]", value)]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

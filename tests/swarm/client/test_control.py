@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from swarm.client import SwarmClient
 from swarm.errors import ConfigError, ConflictError, EngineError
+from swarm.job import layered
 from swarm.states import EngineState
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
@@ -104,6 +106,14 @@ def test_an_engine_that_did_not_run_is_not_started_with_new_code(
     server.script("/sync_train_code", SYNCED)
     client.sync_train_code_from_dir(folder, force_restart=True)
     assert [one.path for one in server.requests] == ["/status", "/sync_train_code"]
+
+
+def test_an_infinity_reaches_the_job(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/sync_train_config", {"success": True})
+    setting = {"actor_rollout_ref.actor.grad_clip": math.inf}
+    client.sync_train_config("model: m", set=setting)
+    [body] = server.bodies("/sync_train_config")
+    assert layered({"model": "m"}, set_=body["set"]).job.overrides == setting
 
 
 def test_an_agreement_that_does_not_count_is_no_error(server: ScriptedServer, client: SwarmClient) -> None:
