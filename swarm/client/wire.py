@@ -256,7 +256,7 @@ def parse_server_token(text: str) -> str | None:
 
 def without_token(text: str) -> str:
     """The address of a server as it may be told."""
-    scheme, mark, rest = text.rpartition("://")
+    scheme, mark, rest = text.partition("://") if "://" in text else ("", "", text)
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 

@@ -63,6 +63,14 @@ def test_the_address_of_an_openai_api_is_no_servers(given: str) -> None:
         wire.parse_server_url(given)
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["http://x:SECRET@h:1", "x:SECRET@h:1", "http://x:SECRET@h/?to=http://o", "http://x:://SECRET@h", "SECRET@"],
+)
+def test_an_address_that_may_be_told_has_no_token(address: str) -> None:
+    assert "SECRET" not in wire.without_token(address)
+
+
 def test_a_host_may_be_called_v1() -> None:
     assert wire.parse_server_url("v1:80") == "http://v1:80"
 
