@@ -54,6 +54,9 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 MAX_REASON = 2000
 #: Longest time that a caller may ask for: 30 days.
 MAX_SECONDS = 30 * 86400.0
+#: Seconds of one long poll of a client that goes on polling; its last one is shorter. Short, because an abandoned claim
+#: keeps its turn in the queue until the poll ends.
+LONG_POLL = 5.0
 
 
 class WireRequest(TolerantModel):

@@ -39,6 +39,8 @@ class SseDecoder:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._data: list[bytes] = []
+        #: bytes of their lines
+        self._size = 0
 
     def feed(self, chunk: bytes) -> list[str]:
         """The data of the events that ``chunk`` completes, without comments and other fields.
@@ -52,11 +54,12 @@ class SseDecoder:
                 name, _, value = line.partition(b":")
                 if name == b"data":
                     self._data.append(value.removeprefix(b" "))
+                    self._size += len(line) + 1
             elif self._data:
                 events.append(b"\n".join(self._data).decode(errors="replace"))
                 self._data.clear()
-        if self._rest or self._data:
-            _check_size(len(self._rest) + sum(map(len, self._data)))
+                self._size = 0
+        _check_size(len(self._rest) + self._size)
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:

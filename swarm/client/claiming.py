@@ -23,6 +23,7 @@ from swarm.concurrency import Background, Interruptible
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.protocol import (
     BATCH_WAITS,
+    LONG_POLL,
     MAX_SECONDS,
     NO_EPISODES,
     POST_ROLLING,
@@ -46,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 ClaimAnswer = ClaimEpisodeResponse | ClaimGroupResponse
 
-#: Seconds of one long poll; short, because an abandoned claim keeps its turn in the queue until the poll ends.
-LONG_POLL = 5.0
 #: A claim gives up early when the engine has been OFFLINE this long: nothing will come by itself.
 OFFLINE_GRACE = 5.0
 #: An episode may last this many idle timeouts, unless the caller sets ``max_episode_seconds``.

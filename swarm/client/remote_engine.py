@@ -18,12 +18,11 @@ from uuid import uuid4
 
 from swarm.client import wire
 from swarm.client.calls import Calls
-from swarm.client.claiming import LONG_POLL
 from swarm.concurrency import end_tasks
 from swarm.control_protocol import StartEngineResponse
 from swarm.errors import ConflictError, EngineError, SwarmGatewayError, UnavailableError
 from swarm.judged_groups import JudgedGroups
-from swarm.protocol import AgreeSyncWeightRequest, BoolResponse
+from swarm.protocol import LONG_POLL, AgreeSyncWeightRequest, BoolResponse
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
 from swarm.subjects import DataReport, Subject

@@ -185,9 +185,14 @@ class ServingStage(TolerantModel):
 
     # ------------------------------------------------------------------ moves
 
+    @property
+    def _is_incumbent(self) -> bool:
+        """Whether the weights that are served are the incumbent's own: these are proven, and succeed nobody."""
+        return self.challenger == self.incumbent_version > 0
+
     def moved(self, share: float, at: float, by: str, why: str) -> Self:
         """With another share; whoever answers users trains no more, where there are trials."""
-        trial = share > 0 and self.rules.trial_every is not None
+        trial = share > 0 and self.rules.trial_every is not None and not self._is_incumbent
         # a second rollback takes back what the first one did
         before = self.before if share == self.share else self.share
         promoted = self.challenger if share > self.share else self.promoted
@@ -205,7 +210,7 @@ class ServingStage(TolerantModel):
         """Under other rules, from now on."""
         if rules == self.rules:
             return self
-        trial = rules.trial_every is not None and (self.trial or self.share > 0)
+        trial = rules.trial_every is not None and (self.trial or (self.share > 0 and not self._is_incumbent))
         return self._next(rules=rules, trial=trial)._timed(at)
 
     def set_version(self, version: int) -> Self:

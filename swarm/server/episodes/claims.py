@@ -16,6 +16,7 @@ from typing import Any
 
 from swarm.concurrency import until_gone
 from swarm.errors import ConflictError
+from swarm.protocol import LONG_POLL
 from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
 from swarm.server.episodes.pool import EpisodePool
 
@@ -139,7 +140,8 @@ class ClaimQueue:
             if waiting.granted.done() and not waiting.granted.cancelled():
                 waiting.taken = True
                 return waiting.granted.result()
-            polls_again = within > 0 and not waiting.granted.cancelled()
+            # who gives up at the end of its patience has polled for less
+            polls_again = within >= LONG_POLL and not waiting.granted.cancelled()
             return Refusal(waiting.reason)
         finally:
             self._leave(waiting, polls_again=polls_again)

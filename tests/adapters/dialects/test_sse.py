@@ -56,7 +56,11 @@ async def test_what_is_no_stream_of_events_is_not_gathered_without_end() -> None
     assert taken == 65
 
 
-@pytest.mark.parametrize("part", [bytes(2**20), b"data: " + bytes(2**20) + b"\n"], ids=["one line", "many lines"])
+@pytest.mark.parametrize(
+    "part",
+    [bytes(2**20), b"data: " + bytes(2**20) + b"\n", b"data:\n" * (2**20 // 6 + 1)],
+    ids=["one line", "many lines", "many lines without text"],
+)
 def test_an_event_without_an_end_is_not_gathered_without_end(part: bytes) -> None:
     decoder = SseDecoder()
     assert decoder.feed(b"data: 1\n\n") == ["1"]

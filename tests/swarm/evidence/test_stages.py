@@ -260,6 +260,9 @@ def test_the_version_that_the_incumbent_is_has_no_trial_and_holds_no_training() 
     for stage in (trial.begun_again(4.0, "the run went back to step 10", 10).serving(10, 5.0), trial.serving(10, 5.0)):
         assert (stage.trial, stage.until, stage.tried) == (False, None, 10)
         assert not stage.serving(14, 6.0).trial and stage.serving(15, 6.0).trial
+        shown = stage.moved(1.0, 6.0, "ann", "to see it")
+        other_rules = shown.set_rules(AUTO.model_copy(update={"trial_requests": 41}), 7.0)
+        assert (shown.trial, other_rules.trial) == (False, False)
     # trained anew from before it, it would be proven and succeed nobody
     anew = trial.begun_again(4.0, "the run went back to step 4", 4).serving(4, 5.0)
     assert not anew.serving(10, 6.0).trial and anew.serving(10, 6.0).serving(15, 7.0).trial

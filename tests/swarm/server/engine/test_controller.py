@@ -522,6 +522,7 @@ async def test_idle_episodes_are_expired_whose_claim_had_to_wait() -> None:
 
 async def test_a_group_that_is_polled_for_no_more_lets_those_behind_it_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.episodes.claims.BETWEEN_POLLS", 0.05)
+    monkeypatch.setattr("swarm.server.episodes.claims.LONG_POLL", 0.01)
     controller = rolling()
     expire = asyncio.create_task(controller.episodes.expire())
     try:

@@ -125,7 +125,10 @@ async def test_a_group_is_not_starved_by_single_claims(pool: EpisodePool, queue:
     assert queue.longest_wait() >= 0
 
 
-async def test_a_group_keeps_its_place_between_the_polls_of_its_client(pool: EpisodePool, queue: ClaimQueue) -> None:
+async def test_a_group_keeps_its_place_between_the_polls_of_its_client(
+    pool: EpisodePool, queue: ClaimQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "LONG_POLL", 0.01)
     full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
     wish = ClaimWish("me", episodes=2, as_group=True, claim_key="k")
     group = waiting(queue.claim(wish, wait=True))
@@ -136,6 +139,16 @@ async def test_a_group_keeps_its_place_between_the_polls_of_its_client(pool: Epi
     assert not single.granted.done()
     assert isinstance(await queue.wait(waiting(queue.claim(wish, wait=True)), LONG), Grant)
     free(queue, pool, full, 3)
+    assert single.granted.done()
+
+
+async def test_a_group_that_gives_up_leaves_its_place(pool: EpisodePool, queue: ClaimQueue) -> None:
+    full = granted(queue.claim(ClaimWish("me", episodes=4), wait=False))
+    group = waiting(queue.claim(ClaimWish("me", episodes=2, as_group=True, claim_key="k"), wait=True))
+    single = waiting(queue.claim(ClaimWish("another"), wait=True))
+    # its client's last poll is shorter than the others
+    assert isinstance(await queue.wait(group, 0.01), Refusal)
+    free(queue, pool, full)
     assert single.granted.done()
 
 
