@@ -28,6 +28,12 @@ def user_digest(user: str) -> str:
     return hashlib.blake2b(user.encode("utf-8", "replace"), digest_size=16).hexdigest() if user else ""
 
 
+def session_names(session: str) -> tuple[str, ...]:
+    """What a session is called that an application calls so: its name, or where names are masked (``redact:
+    before_sampling``) and this one is private, its digest."""
+    return (session, user_digest(session)) if session else ("",)
+
+
 class Subject(Model):
     """Everything that fits all names which are given; at least one is, or it is a :class:`RequestError`."""
 
@@ -48,13 +54,18 @@ class Subject(Model):
             if value := getattr(self, name):
                 yield name, value
 
+    def noted(self) -> Iterator[tuple[Named, tuple[str, ...]]]:
+        """For each name that is given, what notes may have of it."""
+        for name, value in self.names():
+            yield name, session_names(value) if name == "session" else (value,)
+
     def fits(self, notes: Notes) -> bool:
         """Whether an episode with these notes is the subject's."""
-        return all(getattr(notes, name) == value for name, value in self.names())
+        return all(getattr(notes, name) in values for name, values in self.noted())
 
-    def needles(self) -> list[str]:
-        """Parts that the JSON of such notes has."""
-        return [json.dumps({name: value})[1:-1] for name, value in self.names()]
+    def needles(self) -> list[list[str]]:
+        """Parts that the JSON of such notes has, one of each list."""
+        return [[json.dumps({name: value})[1:-1] for value in values] for name, values in self.noted()]
 
 
 class Tombstone(Model):
@@ -82,8 +93,9 @@ class Deletions:
 
     def add(self, subject: Subject, until: float) -> None:
         """Note that what was begun ``until`` then is deleted."""
-        names = tuple(getattr(subject, name) for name in _NAMES)
-        self._until[names] = max(until, self._until.get(names, -math.inf))
+        noted = dict(subject.noted())
+        for names in product(*(noted.get(name, ("",)) for name in _NAMES)):
+            self._until[names] = max(until, self._until.get(names, -math.inf))
 
     def cover(self, notes: Notes, begun: float) -> bool:
         """Whether what was ``begun`` then with these notes is deleted; costs the same however many deletions there

@@ -40,7 +40,7 @@ from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
 from swarm.concurrency import Background
 from swarm.errors import HookError
-from swarm.subjects import Subject, user_digest
+from swarm.subjects import Subject, session_names
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Sessions:
         mine = [
             conversation
             for conversation in self._memory
-            if conversation.scope.key_id == key_id and conversation.session_id in _names_of(session_id)
+            if conversation.scope.key_id == key_id and conversation.session_id in session_names(session_id)
         ]
         for conversation in mine:
             conversation.feedback = feedback or conversation.feedback
@@ -238,7 +238,7 @@ class Sessions:
 
     def reports(self, session_id: str, key_id: str) -> list[SessionReport]:
         """What became of the tokens of a key's session ``session_id``, for each of its routes."""
-        names = _names_of(session_id)
+        names = session_names(session_id)
         return [report for key, report in self._reports.items() if key[0] == key_id and key[1] in names]
 
     async def __aenter__(self) -> Self:
@@ -416,11 +416,6 @@ class SessionLink:
     async def closing(self, groups: OpenGroups) -> Closing:
         """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it."""
         return Closing({}, 0.0) if self.turn is None else await self.turn.closing(groups)
-
-
-def _names_of(session_id: str) -> tuple[str, str]:
-    """What a session may be called that an application calls so: where names are masked, a private one has a digest."""
-    return session_id, user_digest(session_id)
 
 
 def plain_id(completion_id: str) -> str:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,11 +52,11 @@ class Match(NamedTuple):
 def find(connection: sqlite3.Connection, subject: Subject, until: float = math.inf) -> Iterator[Match]:
     """The episodes of ``subject`` that are over and were claimed ``until`` then."""
     needles = subject.needles()
-    condition = " AND ".join(["instr(output, ?)"] * len(needles))
+    condition = " AND ".join(f"({' OR '.join(['instr(output, ?)'] * len(parts))})" for parts in needles)
     for uuid, state, batch_id, claimed_at, output in connection.execute(
         "SELECT uuid, state, batch_id, claimed_at, output FROM episodes"
         f" WHERE claimed_at <= ? AND ended IS NOT NULL AND {condition}",
-        (until, *needles),
+        (until, *chain.from_iterable(needles)),
     ):
         notes = notes_of(json.loads(output))
         if subject.fits(notes):

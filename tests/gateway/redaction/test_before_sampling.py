@@ -93,7 +93,9 @@ async def test_the_model_sees_placeholders_and_the_user_the_values(
     assert traces(tmp_path, EMAIL.encode()) == set()
 
 
-async def test_a_session_whose_name_is_private_is_ended_and_told_by_that_name(rig: server.Rig, tmp_path: Path) -> None:
+async def test_a_session_whose_name_is_private_is_ended_told_and_deleted_by_that_name(
+    rig: server.Rig, tmp_path: Path
+) -> None:
     rig.vllm.default = said({"content": "Hello."})
     async with gateway_before(str(rig.client.base_url), tmp_path, data={"redact": "before_sampling"}) as http:
         asked = {"model": "tiny", **DIALECTS[CHAT], "metadata": {"session_id": EMAIL}}
@@ -102,7 +104,11 @@ async def test_a_session_whose_name_is_private_is_ended_and_told_by_that_name(ri
         assert ended.json() == {"session_id": EMAIL, "ended": True}
         [report] = (await http.get(f"/v1/sessions/{EMAIL}")).json()["on"]
         assert report["ended"] == "endpoint"
-    assert traces(tmp_path, EMAIL.encode()) == set()
+        assert traces(tmp_path, EMAIL.encode()) == set()
+        await rig.eventually(lambda: rig.controller.pool.information().completed_episodes == 2)
+        deleted = (await rig.client.post("/data/delete", params={"session": EMAIL})).json()
+        assert deleted["episodes"] == {"waiting": 2}
+    assert rig.controller.pool.information().completed_episodes == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
