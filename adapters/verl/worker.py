@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,10 +62,15 @@ class CpuEngine(SharedPrefixEngine or FSDPEngineWithLMHead):
         if not (base_sync_done and isinstance(module, PeftModel)) or self.model_config.lora.get("merge", False):
             return super().get_per_tensor_param(layered_summon, base_sync_done, **more)
         # for an adapter verl moves each weight of the model to where it is, and gathers them all
-        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        adapter = convert_weight_keys(get_peft_model_state_dict(module, trained), module)
-        weights = ((name, _whole(weight).detach()) for name, weight in adapter.items())
-        return weights, module.peft_config["default"].to_dict()
+        weights = dict(module.named_parameters())
+        sent = ((name, _whole(weights[own]).detach()) for name, own in self._adapter_names.items())
+        return sent, module.peft_config["default"].to_dict()
+
+    @cached_property
+    def _adapter_names(self) -> dict[str, str]:
+        """The names under which the weights of the adapter are sent, with their names in the model."""
+        trained = {name: name for name, weight in self.module.named_parameters() if weight.requires_grad}
+        return convert_weight_keys(get_peft_model_state_dict(self.module, trained), self.module)
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
         # verl rounds them to bf16, in which small changes of a weight are none; here vLLM computes in fp32
