@@ -26,7 +26,7 @@ STEP = "global_step_"
 NOTE = "score.json"
 _HELD = "held.json"
 #: begins the name of one that is being removed
-REMOVED = ".removed-"
+_REMOVED = ".removed-"
 
 
 def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
@@ -198,6 +198,11 @@ def remove(folder: Path, step: int) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    checkpoint(folder, step).rename(folder / f"{REMOVED}{step}")
-    for gone in folder.glob(f"{REMOVED}*"):
+    checkpoint(folder, step).rename(folder / f"{_REMOVED}{step}")
+    for gone in half_removed(folder):
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def half_removed(folder: Path) -> list[Path]:
+    """What is being removed, or was by somebody who was killed."""
+    return list(folder.glob(f"{_REMOVED}*"))

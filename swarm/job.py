@@ -338,8 +338,12 @@ def read_job(path: str | os.PathLike[str], **keywords: Any) -> TrainJob:
 def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
     """The YAML text from which :func:`parse_job` reads an equal job; ``only_set``: of the fields that were given, so
     that a server's defaults may fill the others."""
-    # the JSON of a model has null for an infinity
-    return yaml.safe_dump(to_jsonable_python(job.model_dump(exclude_unset=only_set)), sort_keys=False)
+    return yaml.safe_dump(plain_fields(job, only_set=only_set), sort_keys=False)
+
+
+def plain_fields(job: TrainJob, *, only_set: bool = False) -> dict[str, Any]:
+    """The fields as plain data, an infinity too, for which a model's own JSON has null; ``only_set`` as there."""
+    return to_jsonable_python(job.model_dump(exclude_unset=only_set))
 
 
 class Layered(NamedTuple):

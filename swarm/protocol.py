@@ -57,6 +57,8 @@ MAX_SECONDS = 30 * 86400.0
 #: Seconds of one long poll of a client that goes on polling; its last one is shorter. Short, because an abandoned claim
 #: keeps its turn in the queue until the poll ends.
 LONG_POLL = 5.0
+#: Codes of the error that an end gets whose episode is over already.
+LATE_CODES = frozenset({"episode_timed_out", "episode_expired", "episode_aborted", "episode_deleted"})
 
 
 class WireRequest(TolerantModel):

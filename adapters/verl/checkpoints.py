@@ -17,10 +17,10 @@ from adapters.verl.cpu import CPU_BUILD, version_of
 from swarm.checkpoints import (
     LATEST,
     NOTE,
-    REMOVED,
     STEP,
     check_kept,
     checkpoint,
+    half_removed,
     kept_steps,
     latest_step,
     noted_step,
@@ -156,7 +156,7 @@ class Checkpoints:
 
     def _left(self) -> list[Path]:
         """What a save or a removal that was killed may have left, which goes before the next save."""
-        return [self._folder / _ASIDE, *self._folder.glob(f"{REMOVED}*")]
+        return [self._folder / _ASIDE, *half_removed(self._folder)]
 
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):

@@ -137,14 +137,14 @@ class Refusals:
         """Whether a request's key or session says no, by its ``headers`` or before; then so does ``own``, the session's
         name that a sub-agent has of its own: its sub-agents name that alone."""
         says_no = headers.get(TRAIN_HEADER, "").lower() == NO_SESSION
-        if session and (says_no or self.refuses(key_id, session)):
-            for name in (session, own):
-                if name and not self.refuses(key_id, name):
-                    try:
-                        await self.add(key_id, name)
-                    except ConfigError as exc:
-                        logger.error("a session's no holds until this gateway ends, and here alone: %s", exc.message)
-        return self.refuses(key_id, session)
+        refuses = self.refuses(key_id, session) or bool(session and says_no)
+        for name in (session, own) if session and refuses else ():
+            if name and not self.refuses(key_id, name):
+                try:
+                    await self.add(key_id, name)
+                except ConfigError as exc:
+                    logger.error("a session's no holds until this gateway ends, and here alone: %s", exc.message)
+        return refuses
 
     async def add(self, key_id: str, session: str) -> None:
         """Note a no: of this session of the key, whatever the key if that is empty; without a session of the key.

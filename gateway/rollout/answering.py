@@ -332,7 +332,7 @@ async def _decide(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> De
     reward = values.get(delivered[0])
     if session is not None:
         session.delivered(
-            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.shaped.drop is None
+            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.shaped.may_train
         )
     # a group that waits for stragglers or for its user does not end in time for a header
     waits = run.sampling or (session is not None and run.training.window_seconds > 0)
@@ -369,7 +369,7 @@ def _choice(run: GroupRun, answers: int, *, judged: bool) -> Choice:
         return Choice.SINGLE
     if not judged:
         return Choice.UNJUDGED
-    return Choice.JUDGED if run.shaped.drop is None else Choice.JUDGED_UNTRAINED
+    return Choice.JUDGED if run.shaped.may_train else Choice.JUDGED_UNTRAINED
 
 
 def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report: GroupReport) -> Decided:

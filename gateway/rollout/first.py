@@ -66,7 +66,7 @@ async def _whole(run: GroupRun, incoming: Incoming) -> Decided:
     run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[index].answer for index in delivered]
     if (session := run.session) is not None:
-        trains = run.shaped.drop is None
+        trains = run.shaped.may_train
         session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered), trains=trains)
     run.settle((), None, delivered)
     chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
@@ -76,7 +76,7 @@ async def _whole(run: GroupRun, incoming: Incoming) -> Decided:
 
 def _report(run: GroupRun, version: int | None) -> GroupReport:
     """What is known of a group that goes on."""
-    if run.shaped.drop is None:
+    if run.shaped.may_train:
         return GroupReport(policy_version=version)
     return GroupReport(policy_version=version, trained=False, drop_reason=run.shaped.drop)
 
@@ -180,7 +180,7 @@ class _Broadcast:
             if (session := self._run.session) is not None:
                 message = self._assemblies[0].answer().message
                 session.delivered(
-                    self._run.shaped.answer_id, message, None, choices=self._count, trains=self._run.shaped.drop is None
+                    self._run.shaped.answer_id, message, None, choices=self._count, trains=self._run.shaped.may_train
                 )
                 if self._left:
                     session.abandoned()

@@ -121,6 +121,11 @@ class Shaped:
         )
 
     @property
+    def may_train(self) -> bool:
+        """Whether nothing is known yet that keeps the group from being trained."""
+        return self.drop is None
+
+    @property
     def answer_id(self) -> str:
         """The ``id`` of the resulting ``chat.completion``."""
         return f"{ChatDialect.id_prefix}{self.group_id}"

@@ -30,7 +30,7 @@ from swarm.client.portal import BlockingCall
 from swarm.client.workflow import output_of
 from swarm.errors import ConfigError, ConflictError, RequestError, StateError, SwarmGatewayError, UnavailableError
 from swarm.job import layered
-from swarm.protocol import EpisodeType, SwarmThrottlePolicy
+from swarm.protocol import LATE_CODES, EpisodeType, SwarmThrottlePolicy
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, PoolInformation, ServerStatus
 
@@ -43,8 +43,6 @@ ResultT = TypeVar("ResultT")
 _PATIENCE = 3600.0
 #: Seconds between two looks whether clients agreed in vain.
 _LOOK_SECONDS = 5.0
-#: Codes of the end of an episode that is over.
-_TOO_LATE = frozenset({"episode_timed_out", "episode_expired", "episode_aborted", "episode_deleted"})
 #: Episodes at once in :func:`auto_train_with_dataset`, AgentJet's number.
 _TRAIN_PARALLEL = 64
 
@@ -126,7 +124,7 @@ class SwarmClient:
         try:
             dropped = self._client.end_episode(task_id_of(task), episode_uuid, output)
         except ConflictError as exc:
-            if exc.code not in _TOO_LATE:
+            if exc.code not in LATE_CODES:
                 raise
             # an error would make the loops run the task again
             dropped = exc.message

@@ -20,6 +20,7 @@ from swarm.concurrency import until_gone
 from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
+    LATE_CODES,
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
     BoolResponse,
@@ -47,7 +48,7 @@ from swarm.server.api.engine import BACKLOG
 from swarm.server.auth import ClientNames, ControlRoute
 from swarm.server.config import ServerConfig
 from swarm.server.engine.requests import EpisodeRequests
-from swarm.server.episodes.episode import LATE_CODES, ClaimWish, Grant
+from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts

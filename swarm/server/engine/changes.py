@@ -18,11 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from swarm.control_protocol import CodeStatus, ResolvedJob, SyncTrainCodeResponse, SyncTrainConfigResponse
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
-from swarm.job import Layered, TrainJob, layered, read_fields
+from swarm.job import Layered, TrainJob, layered, plain_fields, read_fields
 from swarm.link.imported import top_level
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
@@ -277,7 +275,7 @@ async def check_job(config: ServerConfig, job: TrainJob) -> None:
         ConfigError: names what is wrong.
         EngineError: as for :meth:`Resolver.resolve`.
     """
-    layers = layered(to_jsonable_python(job.model_dump(exclude_unset=True)), server=read_defaults(config.job_defaults))
+    layers = layered(plain_fields(job, only_set=True), server=read_defaults(config.job_defaults))
     snapshots = Snapshots(config.run_dir)
     code: Path | None = None
     # a server whose selected code is gone says so when it starts an engine

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from swarm.control_protocol import ResolvedJob
 from swarm.errors import ConfigError, EngineError
-from swarm.job import OURS, Layered
+from swarm.job import OURS, Layered, plain_fields
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 
 _SECONDS = 60.0
@@ -53,7 +51,7 @@ class Resolver:
             EngineError: the process failed, or took longer than a minute, its turn included.
         """
         question = {
-            "job": to_jsonable_python(layers.job.model_dump()),
+            "job": plain_fields(layers.job),
             "fields": layers.fields,
             "overrides": layers.overrides,
             "run_dir": str(self._run_dir),

@@ -191,14 +191,13 @@ def group_uuid_of(key: str) -> str:
 #: the code of an episode that the engine's next phase deleted
 DELETED = "episode_deleted"
 
-#: how -> code and words for a result that comes after it
+#: how -> code, of :data:`swarm.protocol.LATE_CODES`, and words for a result that comes after it
 TOO_LATE: dict[EndedHow, tuple[str, str]] = {
     "aborted": ("episode_aborted", "was aborted by its client"),
     "idle": ("episode_timed_out", "was idle for longer than its discard_episode_timeout and was taken back"),
     "capped": ("episode_expired", "ran for longer than its max_episode_seconds and was taken back"),
     "engine": (DELETED, "was deleted, because its batch left without it or another training run began"),
 }
-LATE_CODES = frozenset(code for code, _ in TOO_LATE.values())
 
 
 def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_key: str) -> Ending:

@@ -8,8 +8,8 @@ import pytest
 
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError
 from swarm.job import TrainJob
-from swarm.protocol import EpisodeEnd, EpisodeType
-from swarm.server.episodes.episode import ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
+from swarm.protocol import LATE_CODES, EpisodeEnd, EpisodeType
+from swarm.server.episodes.episode import TOO_LATE, ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvidenceRow, JournalRow
 from swarm.states import EngineStates, TrainerState, VllmState
@@ -265,3 +265,7 @@ def test_an_evaluation_of_weights_that_are_lost_counts_for_no_others() -> None:
     pool.end("me", "a", ends(evaluation(pool, 2), reward=0.0))
     [told] = pool.evaluations.results()
     assert (told.step, told.episodes, told.metrics["eval/reward_mean"]) == (2, 1, 0.0)
+
+
+def test_clients_know_the_codes_of_all_ends_that_come_too_late() -> None:
+    assert {code for code, _ in TOO_LATE.values()} == LATE_CODES
