@@ -25,6 +25,8 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 0.01)
+    # a log that a test reads just then is emptied at the next look
+    monkeypatch.setattr("swarm.server.journal.writer.AGE_SECONDS", 0.05)
 
 
 async def until(condition: Callable[[], bool]) -> None:
