@@ -5,6 +5,7 @@ The fast suite runs property tests with few examples and leaves out :data:`HEAVY
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -12,8 +13,10 @@ import shutil
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 #: Tests whose imports (torch, verl, transformers, SDKs) or work take seconds. The fast suite runs them only when named.
@@ -41,6 +44,9 @@ _ALL_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow\b", re.MULTILINE)
 
 # a shell that runs the tests in the background has SIGINT ignored for them, and so for every process they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# typer puts all commands together anew for each command that a test runs; this stands before typer.testing is imported
+patch("typer.main.get_command", functools.cache(typer.main.get_command)).start()
 
 # how long an example takes says more of the machine than of the code
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
