@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +31,7 @@ from swarm.errors import ConfigError, ConflictError, RequestError, StateError, S
 from swarm.job import layered
 from swarm.protocol import LATE_CODES, EpisodeType, SwarmThrottlePolicy
 from swarm.states import EngineState
-from swarm.status import BufferedEpisode, PoolInformation, ServerStatus
+from swarm.status import ServerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +46,9 @@ _LOOK_SECONDS = 5.0
 _TRAIN_PARALLEL = 64
 
 
-class SwarmClient:
-    """AgentJet's client of a swarm server; any number of threads may share it.
+class SwarmClient(client.SwarmClient):
+    """AgentJet's client of a swarm server; any number of threads may share it. What does not stand here is as in
+    :class:`swarm.client.SwarmClient`.
 
     Args:
         server_url: address of the server; a token is the password in it (``http://x:TOKEN@host:10086``), or
@@ -67,23 +67,7 @@ class SwarmClient:
     ) -> None:
         self.verbose = verbose
         self._job = agentjet_job
-        self._client = client.SwarmClient(
-            server_url, boot_timeout=_PATIENCE, auto_start_swarm_server=auto_start_swarm_server
-        )
-
-    @property
-    def server_url(self) -> str:
-        """The address of the server."""
-        return self._client.server_url
-
-    @property
-    def client_uuid(self) -> str:
-        """The name of this client at the server."""
-        return self._client.client_uuid
-
-    def close(self) -> None:
-        """See :meth:`swarm.client.SwarmClient.close`; it happens by itself when the process ends."""
-        self._client.close()
+        super().__init__(server_url, boot_timeout=_PATIENCE, auto_start_swarm_server=auto_start_swarm_server)
 
     # ------------------------------------------------------------------ episodes
 
@@ -95,7 +79,7 @@ class SwarmClient:
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
         """Claim an episode; see :meth:`swarm.client.AsyncSwarmClient.begin_episode`. In a loop over tasks, Ctrl-C ends
         the wait."""
-        here = self._client.connection
+        here = self.connection
         claim = here.client.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
         episode_uuid, api = BlockingCall(here, claim).result(interrupted())
         note_begun(episode_uuid, self.abort_episode)
@@ -122,7 +106,7 @@ class SwarmClient:
             )
         output = output_of(workflow_output, "the agent")
         try:
-            dropped = self._client.end_episode(task_id_of(task), episode_uuid, output)
+            dropped = super().end_episode(task_id_of(task), episode_uuid, output)
         except ConflictError as exc:
             if exc.code not in LATE_CODES:
                 raise
@@ -136,43 +120,23 @@ class SwarmClient:
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Give up an episode."""
-        self._client.abort_episode(episode_uuid)
+        super().abort_episode(episode_uuid)
         note_over(episode_uuid)
-
-    def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Whether the episode still runs."""
-        return self._client.can_continue_episode(episode_uuid)
-
-    def get_episode_buffer(self) -> list[BufferedEpisode]:
-        """The episodes that run."""
-        return self._client.get_episode_buffer()
 
     # ------------------------------------------------------------------ the engine
 
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
         """The engine's state, and with details; ``ENGINE.CANNOT_CONNECT`` if no server answers."""
         try:
-            status = self._client.get_engine_status()
+            status = super().get_engine_status()
         except UnavailableError as exc:
             logger.error("%s", exc.message)
             return "ENGINE.CANNOT_CONNECT", {}
         return str(status.engine_status), status.model_dump(mode="json")
 
-    def get_global_step(self) -> int:
-        """How many training steps are complete."""
-        return self._client.get_global_step()
-
-    def get_rollout_stat(self) -> PoolInformation:
-        """What the current batch has and needs."""
-        return self._client.get_rollout_stat()
-
-    def print_rollout_stat(self) -> None:
-        """Print :meth:`get_rollout_stat`."""
-        self._client.print_rollout_stat()
-
     def check_group_size(self, episodes: int) -> None:
         """Log a warning where a batch is of groups of more than these ``episodes`` of a task."""
-        pool = self._client.status(episodes=0, steps=0).pool
+        pool = self.status(episodes=0, steps=0).pool
         if pool is not None and pool.whole_groups and episodes < pool.num_repeat:
             logger.warning(
                 "local_grpo_n is %d, and the job trains groups of %d episodes of one task: a task is trained once it "
@@ -189,16 +153,8 @@ class SwarmClient:
     def sync_train_config(self, agentjet_job: AgentJetJob) -> None:
         """Hand over the job that the next :meth:`start_engine` runs."""
         agentjet_job.train_job()  # refused and warned about here, where its author sees it
-        self._client.sync_train_config(agentjet_job.to_yaml(), set=agentjet_job.extras)
+        super().sync_train_config(agentjet_job.to_yaml(), set=agentjet_job.extras)
         self._job = agentjet_job
-
-    def start_engine(self) -> None:
-        """Start the engine, and wait until it is ROLLING."""
-        self._client.start_engine()
-
-    def stop_engine(self) -> None:
-        """Stop the engine from any state."""
-        self._client.stop_engine()
 
     def auto_sync_train_config_and_start_engine(
         self, agentjet_job: AgentJetJob | None = None, force_restart: bool = False
@@ -209,26 +165,26 @@ class SwarmClient:
         if job is None:
             raise ConfigError("there is no job: give an AgentJetJob")
         wanted = job.train_job()
-        status = self._client.status()
+        status = self.status()
         if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
-            self._client.stop_engine()
-            status = self._client.wait_for_state(EngineState.OFFLINE, wait_seconds=_PATIENCE)
+            self.stop_engine()
+            status = self.wait_for_state(EngineState.OFFLINE, wait_seconds=_PATIENCE)
         if status.engine.engine_status is EngineState.OFFLINE:
             try:
                 self.sync_train_config(job)
-                self._client.start_engine(wait=False)
+                self.start_engine(wait=False)
             except RequestError:
                 # another client may have started it meanwhile
-                if self._client.status().engine.engine_status is EngineState.OFFLINE:
+                if self.status().engine.engine_status is EngineState.OFFLINE:
                     raise
-        status = self._client.wait_for_state(EngineState.ROLLING, EngineState.ROLLING_POST, wait_seconds=_PATIENCE)
+        status = self.wait_for_state(EngineState.ROLLING, EngineState.ROLLING_POST, wait_seconds=_PATIENCE)
         self._job = job
         expected = layered(wanted.model_dump(exclude_unset=True), server=status.job_defaults).job
         if status.job is not None and (differing := differences(expected, status.job)):
             logger.warning("the engine runs another job, and is used as it is: %s differ", ", ".join(differing))
 
     @staticmethod
-    def async_and_start_multi_engine(
+    def async_and_start_multi_engine(  # pyright: ignore[reportIncompatibleMethodOverride]
         client_job_pairs: Sequence[tuple[SwarmClient, AgentJetJob]], force_restart: bool = False
     ) -> None:
         """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
@@ -247,15 +203,7 @@ class SwarmClient:
 
     def sync_train_code(self, archive: bytes | str, force_restart: bool = False) -> None:
         """See :meth:`swarm.client.AsyncSwarmClient.sync_train_code`."""
-        self._client.sync_train_code(archive, force_restart=force_restart)
-
-    def sync_train_code_from_dir(self, directory: str | Path, force_restart: bool = False) -> dict[str, str]:
-        """See :meth:`swarm.client.AsyncSwarmClient.sync_train_code_from_dir`."""
-        return self._client.sync_train_code_from_dir(directory, force_restart)
-
-    def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` in a thread, once for each time that the engine begins to sync weights."""
-        self._client.add_entering_weight_sync_callback(callback)
+        super().sync_train_code(archive, force_restart=force_restart)
 
     def agree_sync_weight(self) -> bool:
         """Say that this client has no more for the current batch, and wait until the engine syncs weights, or ends, or
@@ -272,9 +220,9 @@ class SwarmClient:
             if over or (before is not None and status.weight_syncs > before):
                 synced.set()
 
-        with self._client.watching_status(observe) as status:
+        with self.watching_status(observe) as status:
             before = status.weight_syncs
-            answer = self._client.agree_sync_weight()
+            answer = super().agree_sync_weight()
             if not answer.success:
                 logger.warning("the agreement does not count: %s", answer.failure_reason)
                 return False
@@ -291,7 +239,7 @@ class SwarmClient:
     def _agreed_in_vain(self, syncs: int) -> bool:
         """Whether the agreement of this client is over without a sync; there had been ``syncs`` before."""
         try:
-            status = self._client.status(episodes=0)
+            status = self.status(episodes=0)
         except StateError:
             # this client was closed
             raise

@@ -138,14 +138,14 @@ async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_co
     client = await run(SwarmClient, swarm.url)
     # its token is refused at first, and a proxy has lost the server then
     troubles: list[SwarmGatewayError] = [UpstreamError("HTTP 502"), AuthenticationError("unknown token")]
-    ask = client._client.status
+    ask = client.status
 
     def status(**query: Any) -> ServerStatus:
         if troubles:
             raise troubles.pop()
         return ask(**query)
 
-    monkeypatch.setattr(client._client, "status", status)
+    monkeypatch.setattr(client, "status", status)
     try:
         episode = (await run(client.begin_episode))[0] if runs else ""
         agreeing = asyncio.create_task(run(client.agree_sync_weight))

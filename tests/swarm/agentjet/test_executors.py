@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,8 @@ def test_ctrl_c_ends_a_loop_over_tasks(ending: threading.Event, monkeypatch: pyt
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_ctrl_c_ends_the_wait_for_an_episode(drained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient = partial(client.SwarmClient, begin_timeout=5.0)
-    monkeypatch.setattr("swarm.agentjet.client.client.SwarmClient", impatient)
+    impatient = partialmethod(client.SwarmClient.__init__, begin_timeout=5.0)
+    monkeypatch.setattr(client.SwarmClient, "__init__", impatient)
     ended: list[type[BaseException]] = []
 
     def begin(_: int) -> None:
