@@ -59,6 +59,7 @@ class BatchFeed:
         self._stopped = False
         self._step = 0
         self._log: Callable[[Mapping[str, float], int], None] = lambda metrics, step: None
+        self._arrived: Callable[[], None] = lambda: None
         #: the latest step that the run has done, see :class:`swarm.link.messages.BatchReady`
         self.newest_step = 0
         #: our metrics of the batch that was collected last
@@ -68,10 +69,17 @@ class BatchFeed:
         self.rewards: dict[str, float] = {}
         self.credits: dict[str, float] = {}
 
-    def attach(self, replicas: VllmServers, log: Callable[[Mapping[str, float], int], None]) -> None:
-        """Tell the feed where vLLM serves, once it does, and where the metrics of a step's weights are logged."""
+    def attach(
+        self,
+        replicas: VllmServers,
+        log: Callable[[Mapping[str, float], int], None],
+        arrived: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Tell the feed where vLLM serves, once it does, where the metrics of a step's weights are logged, and what to
+        call when a batch has come."""
         self._replicas = replicas
         self._log = log
+        self._arrived = arrived
 
     def sample_tokens(self) -> None:
         """Have each replica sample a token, before vLLM is said to serve.
@@ -101,6 +109,8 @@ class BatchFeed:
             ValueError: a trajectory of the batch holds no sampled token.
         """
         batch = self._wait()
+        # the queue answers, or is waited for without an end: its process may have died since the last step
+        self._arrived()
         self.metrics = batch_metrics(batch, self._step)
         # verl announced batch_size prompts; how many groups there are is for the collection method to say
         spare = self._uids[len(batch.groups) :]

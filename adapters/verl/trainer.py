@@ -120,7 +120,9 @@ class SwarmTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         self._replicas = VllmServers(self.llm_server_manager, self._run_dir)
-        self._feed.attach(self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step))
+        self._feed.attach(
+            self._replicas, lambda metrics, step: self.logger.log(data=dict(metrics), step=step), self._limit_step
+        )
         self.stage("first weight sync", "trainer to vLLM")
         taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())
         paused = self._requests_held({}) if taken_over else nullcontext()
@@ -141,9 +143,11 @@ class SwarmTrainer(PPOTrainerSync):
         if self._serves_on:
             self._feed.serve_on(self.global_steps)
 
+    def _limit_step(self) -> None:
+        self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
+
     def on_sample_end(self) -> None:
         self._checkpoints.reward(self._feed.metrics[REWARD])
-        self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         if not self._feed.stays_awake:
             super().on_sample_end()

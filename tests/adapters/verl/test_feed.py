@@ -62,3 +62,25 @@ def test_it_serves_on_until_it_is_stopped_and_logs_what_was_evaluated(monkeypatc
     [asked] = link.sent
     assert isinstance(asked, RolloutReady) and (asked.policy_version, asked.next_step) == (4, 5)
     assert logged == [(4, {"eval/reward_mean": 0.5, "eval/episodes": 6.0})]
+
+
+def test_a_step_has_its_time_limit_before_its_rows_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        # verl imports what Ray has moved
+        warnings.simplefilter("ignore")
+        from adapters.verl import feed as module
+
+    done: list[str] = []
+
+    class Queue:
+        def __getattr__(self, name: str) -> Any:
+            return lambda **_: done.append(name)
+
+    monkeypatch.setattr(module, "HealthWatch", no_watch)
+    monkeypatch.setattr(module, "tq", Queue())
+    link = Link(BatchReady(batch=batch("b", t=["e"])))
+    feed = module.BatchFeed(link, "tiny", "between_steps", SimpleNamespace(free_cache_engine=False))  # type: ignore[arg-type]
+    replicas: Any = SimpleNamespace(addresses=["127.0.0.1:1"], policy_version=lambda: 0)
+    feed.attach(replicas, lambda metrics, step: None, lambda: done.append("arrived"))
+    assert feed.collect() == 1
+    assert done == ["arrived", "kv_batch_put", "kv_put"]
