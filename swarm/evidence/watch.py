@@ -33,14 +33,15 @@ from swarm.measures import (
 from swarm.types import EvalResult, StepResult
 
 _SURE, _SURE_OF_BEST = 3.0, 5.0
-_ENTROPY, _LENGTH = "actor/entropy", "response_length/mean"
+_EPISODES, _ROWS = f"{TRAIN}episodes", f"{TRAIN}rows"
+_ENTROPY, _BASE_KL = "actor/entropy", "actor/kl_loss"
 #: The alarms of single steps: verl's metric, and what it is.
 _LEVELS = {
     "weights": ("rollout_corr/rollout_is_mean", "the mean weight of the step's tokens, trainer over sampler,"),
     "sample_size": ("rollout_corr/rollout_is_eff_sample_size", "the effective sample size, as a share of the tokens,"),
     "sampler_kl": ("rollout_corr/kl", "the KL divergence of the sampler from the trainer"),
     "chi2": ("rollout_corr/chi2_token", "the chi-squared divergence of the sampler from the trainer"),
-    "base_kl": ("actor/kl_loss", "the KL divergence of a token from the first weights"),
+    "base_kl": (_BASE_KL, "the KL divergence of a token from the first weights"),
 }
 #: steps in a row without a signal
 _SILENT_STEPS = 2
@@ -52,7 +53,7 @@ def watched(
     evaluations: Sequence[EvalResult],
     rules: WatchRules,
     *,
-    summed_entropy: bool = False,
+    summed_over: int = 0,
 ) -> list[Alarm]:
     """What is beyond its limit after the last of ``steps``.
 
@@ -60,13 +61,14 @@ def watched(
         steps: in order, each as the journal has it; of those that were done again the last time counts.
         evaluations: by version, the oldest first.
         rules: limits; what has the action ``off`` is left out.
-        summed_entropy: verl's entropy is a sum over the tokens of an answer, as it is with ``dr_grpo``.
+        summed_over: by this number verl divides its entropy and KL loss, which are sums over the sampled tokens of a
+            row, as they are with ``dr_grpo``; 0: they are of a token.
     """
     if not steps:
         return []
     steps = line_of(steps)
     alarms: list[Alarm] = []
-    for name, says in _Steps(steps, rules, summed_entropy).rules():
+    for name, says in _Steps(steps, rules, summed_over).rules():
         index = len(steps) - 1
         if text := says(index):
             while index and says(index - 1):
@@ -122,9 +124,9 @@ class _Curve:
 class _Steps:
     """The rules about steps: each says what is wrong after the step at an index, as a sentence; empty: nothing."""
 
-    def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_entropy: bool) -> None:
-        self._steps, self._rules = steps, rules
-        self._entropy = _Curve([_entropy(step, summed_entropy) for step in steps], rules.window)
+    def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_over: int) -> None:
+        self._steps, self._rules, self._summed_over = steps, rules, summed_over
+        self._entropy = _Curve([_of_token(step, _ENTROPY, summed_over) for step in steps], rules.window)
         self._reward, self._spread = self._curve(REWARD), self._curve(SPREAD)
         self._tokens, self._repetition = self._curve(RESPONSE_TOKENS), self._curve(REPETITION)
         logged = TRAIN + LOGGED
@@ -227,7 +229,8 @@ class _Steps:
 
     def _beyond(self, name: str, index: int) -> str:
         metric, about = _LEVELS[name]
-        value, limit = self._steps[index].metrics.get(metric), self._rules.of(name).limit
+        summed_over = self._summed_over if metric == _BASE_KL else 0
+        value, limit = _of_token(self._steps[index], metric, summed_over), self._rules.of(name).limit
         if value is None:
             return ""
         match name:
@@ -242,12 +245,13 @@ class _Steps:
         return f"{about} is {value:.3g}, and its limit is {limit:g}"
 
 
-def _entropy(step: StepResult, summed: bool) -> float | None:
-    """Of a token; where it is a sum, up to a factor that is the same in all steps."""
-    entropy, length = step.metrics.get(_ENTROPY), step.metrics.get(_LENGTH)
-    if not summed or entropy is None:
-        return entropy
-    return entropy / length if length else None
+def _of_token(step: StepResult, metric: str, summed_over: int) -> float | None:
+    """What a step measured, of a token; ``summed_over`` as of :func:`watched`."""
+    value = step.metrics.get(metric)
+    if not summed_over or value is None:
+        return value
+    tokens, episodes, rows = (step.metrics.get(name, 0.0) for name in (RESPONSE_TOKENS, _EPISODES, _ROWS))
+    return value * summed_over * rows / (tokens * episodes) if tokens * episodes * rows else None
 
 
 def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: WatchRules) -> list[Alarm]:

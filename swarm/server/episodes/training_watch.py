@@ -61,14 +61,14 @@ class TrainingWatch:
     def look(self, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob) -> list[Alarm]:
         """See what ``steps`` come to, the last of which is new; returns the alarms that begin."""
         before = {alarm.kind for alarm in self.alarms}
-        summed = job.advantage == "dr_grpo"
+        summed_over = job.max_response_length if job.advantage == "dr_grpo" else 0
         step = steps[-1].step if steps else 0
         if 0 < step <= self._step and step <= self._resumed:
             # the engine went back: what begins from here on is another alarm
             self._resumed = step - 0.5
             self._append(ResumptionRow(self._run_id, self._resumed))
         self._step = step
-        alarms = self._watched(steps, evaluations, self._rules, summed_entropy=summed) if self._watched else []
+        alarms = self._watched(steps, evaluations, self._rules, summed_over=summed_over) if self._watched else []
         self.alarms = [
             alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > self._resumed})
             for alarm in alarms

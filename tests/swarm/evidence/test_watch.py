@@ -214,9 +214,20 @@ def test_the_best_of_many_evaluations_is_one_that_chance_was_kind_to() -> None:
 def test_a_summed_entropy_falls_with_the_length_alone() -> None:
     steps = run(truth(tokens=ramp(40, 15), entropy=ramp(48, 18)), 3)
     for one in steps:
-        one.metrics["response_length/mean"] = one.metrics["swarm/response_tokens_mean"]
+        one.metrics.update({"swarm/episodes": 32.0, "swarm/rows": 32.0})
     assert [alarm.kind for alarm in watched(steps, [], RULES)] == ["entropy"]
-    assert watched(steps, [], RULES, summed_entropy=True) == []
+    assert watched(steps, [], RULES, summed_over=1000) == []
+
+
+def test_a_summed_kl_loss_is_told_of_a_token() -> None:
+    # 12 sampled tokens in a row: 2 rows of an episode
+    counts = {"swarm__response_tokens_mean": 24.0, "swarm__episodes": 4.0, "swarm__rows": 8.0}
+    drifted = step(actor__kl_loss=0.6 * 12 / 1000, **counts)
+    assert watched([drifted], [], RULES) == []
+    [alarm] = watched([drifted], [], RULES, summed_over=1000)
+    assert alarm.kind == "base_kl" and "is 0.6, and its limit is 0.5" in alarm.text
+    assert watched([step(actor__kl_loss=0.4 * 12 / 1000, **counts)], [], RULES, summed_over=1000) == []
+    assert watched([step(actor__kl_loss=9.0)], [], RULES, summed_over=1000) == [], "nobody counted its tokens"
 
 
 def test_rules_say_only_what_differs() -> None:
