@@ -29,6 +29,7 @@ from swarm.checkpoints import (
     size_of,
     surplus,
 )
+from swarm.errors import EngineError
 from swarm.files import flush, nearest, replace_file
 
 _ASIDE = ".incomplete"
@@ -49,15 +50,24 @@ class Checkpoints:
         model: path of the model, to estimate the size of the first checkpoint.
         keep_gb: what all of them may take, in GB, see :func:`swarm.checkpoints.surplus`.
         with_adapter: LoRA is trained.
+        ranks: how many processes write a checkpoint together.
     """
 
     def __init__(
-        self, folder: Path, keep: int, model: Path, keep_gb: float | None = None, *, with_adapter: bool = False
+        self,
+        folder: Path,
+        keep: int,
+        model: Path,
+        keep_gb: float | None = None,
+        *,
+        with_adapter: bool = False,
+        ranks: int = 1,
     ) -> None:
         self._folder = folder
         self._keep, self._keep_gb = keep, keep_gb
         self._model = model
         self._most_over_model = _MOST_WITH_ADAPTER if with_adapter else _MOST_OVER_MODEL
+        self._ranks = ranks
         self._rewards: list[float] = []
         #: the step of the last attempt, and whether it found no room
         self._tried, self._failing = 0, False
@@ -100,6 +110,9 @@ class Checkpoints:
 
         Returns:
             What is to be told: why it is not written, if the disk lacks room and that is new; that it is written again.
+
+        Raises:
+            EngineError: the disk was full before all of several ranks had written.
         """
         self._tried, failed = step, self._failing
         why = self.lacking() or self._written(step, batch_id, write)
@@ -123,7 +136,11 @@ class Checkpoints:
             # before what was written is removed
             if not self._is_full(exc):
                 raise
-            return f"the disk of {self._folder} is full"
+            why = f"the disk of {self._folder} is full"
+            if self._ranks > 1:
+                # a rank that had room waits for the others, and computes nothing more
+                raise EngineError(f"the checkpoint of step {step} could not be written: {why}") from None
+            return why
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         self._rewards.clear()

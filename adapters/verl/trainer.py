@@ -65,6 +65,7 @@ class SwarmTrainer(PPOTrainerSync):
             Path(model.path),
             trainer.keep_gb,
             with_adapter=model.lora_rank > 0,
+            ranks=trainer.nnodes * trainer.n_gpus_per_node,
         )
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
         self._tolerance = agreement.tolerance(config)

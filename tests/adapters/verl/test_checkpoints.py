@@ -20,7 +20,7 @@ from swarm.checkpoints import (
     score_of,
     why_kept,
 )
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, EngineError
 from swarm.job import TrainJob
 from tests.disks import fill, small_disk
 
@@ -224,6 +224,22 @@ def test_a_full_disk_costs_checkpoints_and_no_training_and_each_step_tries_again
         (folder / "ballast").unlink()
         assert write(checkpoints, 24, 0.7, size=1) == "the disk has room again: the checkpoint of step 24 is written"
         assert not checkpoints.overdue(25)
+
+
+def test_no_rank_goes_on_where_one_of_several_found_the_disk_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24) as folder:
+        (tmp_path / "model.safetensors").write_bytes(b"x" * (1 << 20))
+        checkpoints = Checkpoints(folder, 2, tmp_path, ranks=2)
+
+        def fills(aside: Path) -> None:
+            fill(folder)
+            writer(1, 6 << 20)(aside)
+
+        with pytest.raises(EngineError, match=f"of step 1 could not be written: the disk of {folder} is full"):
+            checkpoints.save(1, "b1", fills)
+        assert names(folder) == ["ballast"], "no part is left"
+        # it was noticed before anybody wrote: the others wait for nobody
+        assert "the checkpoint of step 2 is not written" in checkpoints.save(2, "b2", writer(2, 6 << 20))
 
 
 def test_a_run_that_begins_anew_neither_sees_nor_loses_those_of_an_earlier_one(tmp_path: Path) -> None:
