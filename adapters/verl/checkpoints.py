@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from adapters.models import weight_bytes
 from adapters.verl.cpu import CPU_BUILD, version_of
 from swarm.checkpoints import (
     LATEST,
@@ -47,7 +48,7 @@ class Checkpoints:
     Args:
         folder: holds them.
         keep: how many of the latest are kept; the best one and those that are held are kept beside them.
-        model: path of the model, to estimate the size of the first checkpoint.
+        model: path or hub name of the model, to estimate the size of the first checkpoint.
         keep_gb: what all of them may take, in GB, see :func:`swarm.checkpoints.surplus`.
         with_adapter: LoRA is trained.
         ranks: how many processes write a checkpoint together.
@@ -178,9 +179,7 @@ class Checkpoints:
     def _needed(self) -> int:
         if steps := kept_steps(self._folder):
             return size_of(checkpoint(self._folder, steps[-1]))
-        return self._most_over_model * sum(
-            path.stat().st_size for kind in ("*.safetensors", "*.bin") for path in self._model.glob(kind)
-        )
+        return self._most_over_model * weight_bytes(str(self._model))
 
 
 def roll_back(folder: Path, step: int) -> Path | None:

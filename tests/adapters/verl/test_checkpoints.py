@@ -163,6 +163,8 @@ def test_room_is_asked_for_by_the_last_checkpoint_or_by_the_model(
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"x" * 100)
+    # the same weights once more
+    (model / "pytorch_model.bin").write_bytes(b"x" * 100)
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1, model)
     free = 599
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, free))
