@@ -109,7 +109,7 @@ def check(config: Any) -> None:
     Raises:
         ConfigError: it refuses it, and would each time.
     """
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -123,10 +123,21 @@ def check(config: Any) -> None:
         # verl looks for them in its first step; a library of the user's, which may bring others, is not imported yet
         if not config.actor_rollout_ref.model.external_lib:
             get_adv_estimator_fn(config.algorithm.adv_estimator)
-            get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+            _try_loss(config.actor_rollout_ref.actor)
         _try_formulas(config)
     except Exception as exc:  # of verl, of hydra, and assertions
         raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
+
+
+def _try_loss(actor: Any) -> None:
+    """Compute the loss of one token; it raises what would end the first update."""
+    import torch
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
+
+    loss, token = get_policy_loss_fn(actor.policy_loss.loss_mode), torch.ones(1, 1)
+    one_token = dict.fromkeys(("old_log_prob", "log_prob", "advantages", "response_mask"), token)
+    loss(**one_token, loss_agg_mode=actor.loss_agg_mode, config=omega_conf_to_dataclass(actor))
 
 
 def _try_formulas(config: Any) -> None:

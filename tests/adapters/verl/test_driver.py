@@ -120,29 +120,34 @@ def test_what_no_step_reads_is_not_tried(model: Path, overrides: dict[str, Any])
 # of verl
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("key", "why"),
+    ("key", "value", "why"),
     [
-        ("actor_rollout_ref.actor.loss_agg_mode", "Invalid loss_agg_mode"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "nonsense", "Invalid loss_agg_mode"),
         # of the first step
-        ("algorithm.adv_estimator", "Unknown advantage estimator"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "Unsupported loss mode"),
-        ("actor_rollout_ref.actor.kl_loss_type", "there is no KL penalty 'nonsense'"),
-        ("algorithm.rollout_correction.rollout_is", "Invalid rollout_is: nonsense"),
-        ("algorithm.rollout_correction.rollout_is_threshold", "could not convert string to float: 'nonsense'"),
-        ("algorithm.rollout_correction.rollout_rs", "rollout_rs_threshold must be"),
+        ("algorithm.adv_estimator", "nonsense", "Unknown advantage estimator"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "nonsense", "Unsupported loss mode"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "dro", "policy_loss.dro_beta must be a positive value"),
+        ("actor_rollout_ref.actor.clip_ratio_c", 1.0, "clip_ratio_c for dual-clip PPO should be greater than 1.0"),
+        ("actor_rollout_ref.actor.kl_loss_type", "nonsense", "there is no KL penalty 'nonsense'"),
+        ("algorithm.rollout_correction.rollout_is", "nonsense", "Invalid rollout_is: nonsense"),
+        (
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "nonsense",
+            "could not convert string to float: 'nonsense'",
+        ),
+        ("algorithm.rollout_correction.rollout_rs", "nonsense", "rollout_rs_threshold must be"),
     ],
 )
-def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key: str, why: str) -> None:
+def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key: str, value: Any, why: str) -> None:
     from adapters.verl.causes import is_final
     from adapters.verl.config import verl_config
     from adapters.verl.task_runner import check
 
-    wrong = {key: "nonsense"}
     fields: dict[str, Any] = {
         "kl_coef": 0.01,
         "tool_call_parser": "none",
         "reasoning_parser": "none",
-        "overrides": wrong,
+        "overrides": {key: value},
     }
     job = TrainJob(model=str(model), device="cpu", **fields)
     with pytest.raises(ConfigError, match=rf"verl refuses the job's configuration: .*{why}") as refused:
