@@ -60,10 +60,12 @@ _OF_THE_SERVER = {
     "trainer.total_training_steps": "total_training_steps",
 }
 
-#: Estimators of verl that its trainer gives too little, so that the first step would fail.
+#: Estimators of verl that its trainer gives too little, so that the first step, or a later one, would fail.
 _LACKING = {
     "remax": "the reward of a greedy answer",
     "gdpo": "the parts of each reward",
+    # a row that fills a batch up is one, too
+    "grpo_passk": "a second row where a group has one",
     **dict.fromkeys(("optimal_token_baseline", "tir_optimal_token_baseline"), "the squares of all probabilities"),
 }
 
@@ -362,7 +364,7 @@ def _check(config: DictConfig) -> None:
     if config.algorithm.adv_estimator in _LACKING:
         raise ConfigError(
             f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "
-            f"{_LACKING[config.algorithm.adv_estimator]}, which nobody computes here"
+            f"{_LACKING[config.algorithm.adv_estimator]}, and gets none here"
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         raise ConfigError(

@@ -248,6 +248,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"critic.enable": True}, "need a critic"),
         ({"algorithm.adv_estimator": "remax"}, "needs the reward of a greedy answer"),
         ({"algorithm.adv_estimator": "gdpo"}, "needs the parts of each reward"),
+        ({"algorithm.adv_estimator": "grpo_passk"}, "needs a second row where a group has one, and gets none here"),
         ({"actor_rollout_ref.model.lora.rank": 8}, r"declare it by job\.lora"),
         ({"actor_rollout_ref.model.lora_adapter_path": "/an/adapter"}, r"declare it by job\.lora"),
         ({"algorithm.filter_groups.enable": True}, "set job.collection to finish_enough_non_dummy_tasks"),
