@@ -141,11 +141,11 @@ class Memory:
 def memory(job: TrainJob, shape: Shape, gpu: float) -> Memory:
     """What ``job`` takes of a GPU of ``gpu`` bytes, see the top of this file."""
     ranks, per_replica = job.n_gpu * job.nnodes, job.tensor_parallel_size
-    rank = job.lora.rank if job.lora else int(job.overrides.get(_RANK, 0))
+    rank = job.lora.rank if job.lora else int(job.flat_overrides.get(_RANK, 0))
     adapter = shape.adapter(rank) if rank else 0
     trained = adapter or shape.weights
     longest = job.max_prompt_length + job.max_response_length
-    tokens = max(longest, int(job.overrides.get(_TOKENS, MICRO_BATCH_TOKENS)))
+    tokens = max(longest, int(job.flat_overrides.get(_TOKENS, MICRO_BATCH_TOKENS)))
     h, k, m = shape.hidden, shape.keys, shape.inner
     vllm, own = job.gpu_memory_utilization * gpu, 2 * shape.weights / per_replica
     kv_cache, per_token = vllm - own - VLLM_OWN, 4 * shape.layers * k / per_replica

@@ -85,6 +85,10 @@ def test_more_gpus_share_what_the_trainer_holds_and_lora_holds_less() -> None:
     for name in ("weights", "gradients", "adam"):
         assert asdict(one)[name] == 4 * asdict(four)[name]
     assert one.weights + one.gradients + one.adam == 16 * shape.weights
+    small: dict[str, Any] = {"actor_rollout_ref": {"actor": {"ppo_max_token_len_per_gpu": 18432}}}
+    written = [{"overrides": small}, {"overrides": {"+actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 18432}}]
+    for overrides in written:
+        assert memory(whole.model_copy(update=overrides), shape, 80e9).logits == 6 * 18432 * shape.vocabulary
     lora = memory(whole.model_copy(update={"lora": LoraSettings(rank=32)}), shape, 80e9)
     assert lora.gradients + lora.adam == 12 * shape.adapter(32) < one.gradients / 20
     assert math.isclose(one.kv_cache, 0.6 * 80e9 - 2 * shape.weights - 2e9)
