@@ -184,7 +184,7 @@ def percentiles(kind: str, latencies: list[float]) -> dict[str, float]:
     """Median, 99th percentile and maximum of ``latencies`` (seconds), in milliseconds; nothing of too few."""
     if len(latencies) < 2:
         return {}
-    quantiles = statistics.quantiles(latencies, n=100)
+    quantiles = statistics.quantiles(latencies, n=100, method="inclusive")
     named = {"p50": quantiles[49], "p99": quantiles[98], "max": max(latencies)}
     return {f"{kind}_{name}_ms": round(value * 1000, 2) for name, value in named.items()}
 

@@ -272,7 +272,7 @@ def cpu_per_request(subject: Subject, before: tuple[float, float], count: int) -
 
 
 def percentiles(latencies: list[float]) -> dict[str, float]:
-    quantiles = statistics.quantiles(latencies, n=100)
+    quantiles = statistics.quantiles(latencies, n=100, method="inclusive")
     return {"p50_ms": round(quantiles[49] * 1000, 2), "p99_ms": round(quantiles[98] * 1000, 2)}
 
 

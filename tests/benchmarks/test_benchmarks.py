@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import boot, credit, loop, overhead, turns
+from benchmarks import boot, credit, lifecycle, loop, overhead, turns
 from benchmarks.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -44,6 +44,12 @@ def test_boots_are_compared_round_by_round() -> None:
     assert report["seconds_ratio"] == report["cpu_seconds_ratio"] == {"median": 0.625, "each": [0.5, 0.75]}
     assert report["medians"]["mine"] == {"seconds": 20.0, "cpu_seconds": 40.0, "stages": {"ray": 5.0}}
     assert report["medians"]["other"]["stages"] == {"ray": 2.0, "vllm": 4.5}
+
+
+def test_a_percentile_of_few_requests_is_no_longer_than_the_longest() -> None:
+    seconds = [0.01] * 19 + [0.05]
+    assert 10 < overhead.percentiles(seconds)["p99_ms"] <= 50
+    assert 10 < lifecycle.percentiles("end", seconds)["end_p99_ms"] <= 50
 
 
 def test_soak(tmp_path: Path) -> None:
