@@ -35,6 +35,7 @@ from typing import Any
 import httpx
 
 from benchmarks.processes import up
+from swarm.intervals import mean_interval
 
 ARMS = ("session", "answers", "shuffled")
 TURNS, ANSWERS = 3, 2
@@ -42,8 +43,6 @@ DIGITS = "0123456789"
 #: of the answers that the model learns from; the others are any digit
 TAUGHT_RIGHT, TAUGHT_STEPS = 0.3, 300
 ANSWER_SECONDS, STEP_SECONDS = 300.0, 120.0
-#: Student's t for 95 %, by the number of seeds
-_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 REWARD = """\
 def on_compute_relative_reward(task, candidates, context):
     return [float(one.text.strip() in tuple("0123456789")) for one in candidates]
@@ -166,10 +165,10 @@ def summary(arms: list[Arm]) -> dict[str, Any]:
 
 
 def interval(values: list[float]) -> dict[str, float]:
-    """The mean of a few values with its 95 % interval."""
-    mean = statistics.fmean(values)
-    half = _T[len(values)] * statistics.stdev(values) / len(values) ** 0.5 if len(values) in _T else float("nan")
-    return {"mean": round(mean, 3), "low": round(mean - half, 3), "high": round(mean + half, 3)}
+    """The mean of a few values with its 95 % interval, which one value alone has not."""
+    mean, low, high = mean_interval(values, 0.95)
+    ends = {"low": round(low, 3), "high": round(high, 3)} if len(values) > 1 else {}
+    return {"mean": round(mean, 3), **ends}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,19 @@ def test_a_percentile_of_few_requests_is_no_longer_than_the_longest() -> None:
     assert 10 < lifecycle.percentiles("end", seconds)["end_p99_ms"] <= 50
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([0.5], {"mean": 0.5}),
+        ([0.4, 0.6, 0.5], {"mean": 0.5, "low": 0.252, "high": 0.748}),
+        ([0.4, 0.6] * 4, {"mean": 0.5, "low": 0.411, "high": 0.589}),
+    ],
+    ids=["1", "3", "8"],
+)
+def test_any_number_of_seeds_has_a_mean_and_two_have_an_interval(values: list[float], found: dict[str, float]) -> None:
+    assert credit.interval(values) == found
+
+
 def test_soak(tmp_path: Path) -> None:
     report, picture = tmp_path / "report.json", tmp_path / "plot.png"
     sizes = ("--clients", "12", "--servers", "2", "--seconds", "4", "--warmup", "1", "--pause", "0.1")
