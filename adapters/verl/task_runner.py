@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from swarm.job import ServingMode
 from swarm.link.engine import EngineEnd
 from swarm.link.imported import ImportedCode, imported
 from swarm.link.messages import BootProgress, CodeImported
+
+#: Loggers of verl that are packages of their name.
+_PACKAGES = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")
 
 
 @ray.remote(num_cpus=1)
@@ -125,6 +130,7 @@ def check(config: Any) -> None:
             get_adv_estimator_fn(config.algorithm.adv_estimator)
             _try_loss(config.actor_rollout_ref.actor)
         _try_formulas(config)
+        _find_loggers(config.trainer.logger)
     except Exception as exc:  # of verl, of hydra, and assertions
         raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
 
@@ -165,6 +171,17 @@ def _try_formulas(config: Any) -> None:
         names = ("old_log_probs", "rollout_log_probs", "response_mask")
         one_row = DataProto.from_dict(tensors=dict.fromkeys(names, token))
         compute_rollout_correction_and_add_to_batch(one_row, correction)
+
+
+def _find_loggers(names: Any) -> None:
+    """Raise what verl would once all has started: it has no such logger, or its package is not installed."""
+    from verl.utils.tracking import Tracking
+
+    for name in [names] if isinstance(names, str) else names:
+        if name not in Tracking.supported_backend:
+            raise ValueError(f"job.logger: there is no {name!r}; there are {', '.join(Tracking.supported_backend)}")
+        if name in _PACKAGES and find_spec(name) is None:
+            raise ValueError(f"job.logger: {name} is not installed: pip install {name} for {sys.executable}")
 
 
 def _leave() -> None:

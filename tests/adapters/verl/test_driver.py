@@ -136,13 +136,23 @@ def test_what_no_step_reads_is_not_tried(model: Path, overrides: dict[str, Any])
             "could not convert string to float: 'nonsense'",
         ),
         ("algorithm.rollout_correction.rollout_rs", "nonsense", "rollout_rs_threshold must be"),
+        # of what comes before the first step, when all has started
+        ("trainer.logger", ["console", "nonsense"], "job.logger: there is no 'nonsense'; there are wandb, mlflow"),
+        ("trainer.logger", "absent", "job.logger: absent is not installed: pip install absent for "),
     ],
 )
-def test_no_other_trainer_is_started_where_the_job_is_at_fault(model: Path, key: str, value: Any, why: str) -> None:
+def test_no_other_trainer_is_started_where_the_job_is_at_fault(
+    model: Path, key: str, value: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.utils.tracking import Tracking
+
+    from adapters.verl import task_runner
     from adapters.verl.causes import is_final
     from adapters.verl.config import verl_config
     from adapters.verl.task_runner import check
 
+    monkeypatch.setattr(task_runner, "_PACKAGES", ("absent",))
+    monkeypatch.setattr(Tracking, "supported_backend", [*Tracking.supported_backend, "absent"])
     fields: dict[str, Any] = {
         "kl_coef": 0.01,
         "tool_call_parser": "none",
