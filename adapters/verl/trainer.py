@@ -152,6 +152,9 @@ class SwarmTrainer(PPOTrainerSync):
         # vLLM sleeps while the trainer computes only where it has to free memory of a device that both share
         if not self._feed.stays_awake:
             super().on_sample_end()
+        elif self.curr_step_profile:
+            # verl does so beside
+            self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
         if self._checkpoints.overdue(self.global_steps):

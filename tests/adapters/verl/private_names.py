@@ -73,7 +73,7 @@ TABLE: tuple[Names, ...] = (
     Names(
         "verl.trainer.ppo.v1:PPOTrainerSync",
         "role_worker_mapping llm_server_manager checkpoint_manager resource_pool_manager timing_raw trainer_mode "
-        "logger global_steps config init",
+        "logger global_steps config init curr_step_profile _stop_rollout_profiling",
         "the trainer's parts",
     ),
     Names("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "sample", "overridden: waits for the swarm's batch"),

@@ -10,6 +10,7 @@ import pytest
 
 from swarm.job import TrainJob
 from swarm.link.engine import BatchRequests
+from swarm.measures import REWARD
 
 
 # verl imports what Ray has moved
@@ -36,3 +37,21 @@ def test_a_run_that_died_behind_its_last_checkpoint_reports_that_step(
 
     # of an earlier step the server sends the batch again, and is told then
     assert [reported(6), reported(7)] == [[], [(7, "batch 7")]]
+
+
+# verl imports what Ray has moved
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_a_profile_of_a_vllm_that_stays_awake_ends_with_the_batch(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    from adapters.verl.config import verl_config
+    from tests.adapters.verl.compute_advantages import trainer_of
+
+    trainer = trainer_of(verl_config(TrainJob(model="m", device="cpu"), "m", tmp_path, "cpu"), {}, {})
+    done: list[str] = []
+    trainer._feed = SimpleNamespace(stays_awake=True, metrics={REWARD: 0.5})
+    trainer.llm_server_manager = SimpleNamespace(stop_profile=lambda: done.append("profile"))
+    for profiled, ends in ((False, []), (True, ["profile"])):
+        trainer.curr_step_profile = profiled
+        trainer.on_sample_end()
+        assert done == ends
