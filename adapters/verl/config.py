@@ -47,7 +47,7 @@ PACKED_TYPES = (
 CAPPED_TYPES = ("gemma2", "vaultgemma")
 
 #: Keys of verl that the swarm server knows as fields of the job: it tells vLLM how to sample, counts by sizes, and
-#: looks for checkpoints.
+#: looks for checkpoints, which go on with as many ranks only.
 _OF_THE_SERVER = {
     "actor_rollout_ref.model.path": "model",
     f"{ROLLOUT}.n": "num_repeat",
@@ -58,6 +58,9 @@ _OF_THE_SERVER = {
     **dict.fromkeys(("data.max_response_length", f"{ROLLOUT}.response_length"), "max_response_length"),
     "trainer.default_local_dir": "checkpoint_dir",
     "trainer.total_training_steps": "total_training_steps",
+    "trainer.n_gpus_per_node": "n_gpu",
+    "trainer.nnodes": "nnodes",
+    f"{ROLLOUT}.tensor_model_parallel_size": "tensor_parallel_size",
 }
 
 #: Estimators of verl that its trainer gives too little, so that the first step, or a later one, would fail.
@@ -101,7 +104,7 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     apply_overrides(config, job.overrides)
-    for key, name in _OF_THE_SERVER.items():
+    for key, name in (_OF_THE_SERVER | dict.fromkeys(lora_values(job), "lora")).items():
         if OmegaConf.select(config, key) != values.get(key, getattr(job, name)):
             raise ConfigError(
                 f"overrides: the swarm server goes by job.{name}, too: set that in place of {key}", param=key

@@ -39,7 +39,7 @@ MODEL = "actor_rollout_ref.model"
 def lora_values(job: TrainJob) -> dict[str, Any]:
     """What ``job.lora`` implies, as dotted verl keys."""
     if job.lora is None:
-        return {}
+        return {f"{MODEL}.lora_rank": 0}
     targets = job.lora.targets
     return {
         f"{MODEL}.lora_rank": job.lora.rank,

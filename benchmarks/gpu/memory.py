@@ -42,7 +42,6 @@ VLLM_OWN, CUDA_OWN = 2e9, 1e9
 #: Tokens of a micro-batch on a GPU, at least, as ``adapters/verl/config.py`` sets them.
 MICRO_BATCH_TOKENS = 16384
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-_RANK = "actor_rollout_ref.model.lora_rank"
 _GPU = re.compile(r"# .* GPUs? of (\d+) GB")
 
 
@@ -141,8 +140,7 @@ class Memory:
 def memory(job: TrainJob, shape: Shape, gpu: float) -> Memory:
     """What ``job`` takes of a GPU of ``gpu`` bytes, see the top of this file."""
     ranks, per_replica = job.n_gpu * job.nnodes, job.tensor_parallel_size
-    rank = job.lora.rank if job.lora else int(job.flat_overrides.get(_RANK, 0))
-    adapter = shape.adapter(rank) if rank else 0
+    adapter = shape.adapter(job.lora.rank) if job.lora else 0
     trained = adapter or shape.weights
     longest = job.max_prompt_length + job.max_response_length
     tokens = max(longest, int(job.flat_overrides.get(_TOKENS, MICRO_BATCH_TOKENS)))

@@ -86,6 +86,11 @@ def test_an_adapter(tmp_path: Path, lora: dict[str, Any] | None, trained: tuple[
     assert syncs_adapter(verl) is (lora is not None)
     merged = compose(tmp_path, lora=lora, overrides={"actor_rollout_ref.model.lora.merge": True})
     assert not syncs_adapter(merged)
+    if lora is not None:
+        # a run goes on with the same adapter only
+        for changed in ({"lora_alpha": 8}, {"target_modules": ["o_proj"]}):
+            with pytest.raises(ConfigError, match=r"goes by job\.lora, too"):
+                compose(tmp_path, lora=lora, overrides={"actor_rollout_ref": {"model": changed}})
 
 
 def test_without_the_pack_of_shared_prefixes_rows_are_computed_alone(tmp_path: Path, without_pack: None) -> None:
@@ -232,6 +237,10 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"actor_rollout_ref.model.path": "/models/other"}, r"goes by job\.model, too"),
         ({"trainer.default_local_dir": "/big/disk"}, r"goes by job\.checkpoint_dir, too"),
         ({"trainer.total_training_steps": 5}, r"goes by job\.total_training_steps, too"),
+        ({"trainer.n_gpus_per_node": 2}, r"goes by job\.n_gpu, too"),
+        ({"trainer": {"nnodes": 2}}, r"goes by job\.nnodes, too"),
+        ({"actor_rollout_ref.rollout.tensor_model_parallel_size": 2}, r"goes by job\.tensor_parallel_size, too"),
+        ({"actor_rollout_ref.model.lora_rank": 8}, r"goes by job\.lora, too"),
         ({"trainer.resume_mode": "resume_path"}, r"set job\.resume \(`policies fork` begins"),
         # also what the job implies at its first start, for after a death it implies another
         ({"trainer": {"resume_mode": "disable"}}, "the run has to go on from its own last checkpoint"),
