@@ -26,6 +26,7 @@ from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.lora import syncs_adapter
+from adapters.verl.output import SparingLoggers
 from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
 from swarm.link.engine import EngineEnd
@@ -80,6 +81,15 @@ class SwarmTrainer(PPOTrainerSync):
             # an override may name it beside a job whose advantage is over the deviation
             config.algorithm.adv_estimator, config.algorithm.norm_adv_by_std_in_grpo = GRPO, False
         super().__init__(config=config)
+
+    @property
+    def logger(self) -> SparingLoggers:
+        """What verl logs to; it makes it at the start of the loop."""
+        return self._loggers
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        self._loggers = SparingLoggers(tracking)
 
     def stage(self, stage: str, detail: str = "") -> None:
         """Tell people what the boot is doing."""

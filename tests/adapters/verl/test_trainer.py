@@ -55,3 +55,26 @@ def test_a_profile_of_a_vllm_that_stays_awake_ends_with_the_batch(tmp_path: Path
         trainer.curr_step_profile = profiled
         trainer.on_sample_end()
         assert done == ends
+
+
+# verl imports what Ray has moved
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_a_full_disk_takes_a_loggers_lines_and_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("verl", reason="needs the cpu extra")
+    from verl.utils.tracking import FileLogger, Tracking
+
+    from adapters.verl.config import verl_config
+    from tests.adapters.verl.compute_advantages import trainer_of
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/dev/full")
+    trainer = trainer_of(verl_config(TrainJob(model="m", device="cpu"), "m", tmp_path, "cpu"), {}, {})
+    tracking, logged = Tracking("p", "e", "console"), list[Any]()
+    tracking.logger = {"file": FileLogger("p", "e"), "other": SimpleNamespace(log=lambda **line: logged.append(line))}
+    trainer.logger = tracking
+    trainer.logger.log(data={"a": 1.0}, step=3)
+    trainer.logger.finish(exit_code=0)
+    assert logged == [{"data": {"a": 1.0}, "step": 3}], "the others have it"
+    assert "the logger file has lost step 3: [Errno 28]" in capsys.readouterr().err
