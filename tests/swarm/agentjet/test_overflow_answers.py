@@ -272,6 +272,19 @@ async def test_a_token_may_be_the_password_of_the_address(guarded: tuple[Rig, st
                 await sdk.chat.completions.create(model="m", messages=[HI])
 
 
+async def test_the_address_opens_an_episode_after_a_restart_too(tmp_path: Path) -> None:
+    mine = TokenFile(tmp_path).create("mine", ["claim"])
+    async with rolling(JOB, tmp_path) as before:
+        before.client.headers["authorization"] = f"Bearer {mine}"
+        episode = await before.claim()
+    async with rolling(JOB, tmp_path) as after:
+        # a call is the first that the new server hears of the client
+        base_url = after.client.base_url.copy_with(path=httpx.URL(episode.base_url).path)
+        async with sdk_of(episode, at(base_url, mine)) as sdk:
+            answer = await sdk.chat.completions.create(model="m", messages=[HI])
+    assert answer.choices[0].message.content == "t1 t2"
+
+
 @pytest.mark.parametrize("header", ["Basic", "Basic !", "Basic eDo=", "Basic \xff", "basic bm8gY29sb24="])
 async def test_what_is_no_password_opens_nothing(guarded: tuple[Rig, str, str], header: str) -> None:
     rig, *_ = guarded
