@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import tempfile
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from swarm.code_snapshots import ArchiveLimits, check_and_extract
 from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.control_protocol import CodeSnapshot
 from swarm.errors import ConflictError, NotFoundError
+from swarm.files import replace_file
 from swarm.link.imported import ABOUT
 from swarm.types import Model
 
@@ -117,9 +117,8 @@ class Snapshots:
         It was just added, or passed :meth:`check`.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        partial = self._folder / f"{PARTIAL}{secrets.token_hex(8)}"
-        partial.write_text(snapshot or "")
-        partial.replace(self._selected)
+        # else a loss of power may leave an empty file, which selects the server's own code
+        replace_file(self._selected, (snapshot or "").encode())
         others = [stored.id for stored in self.all() if stored.id != snapshot]
         for old in others[: max(0, len(others) - KEPT)]:
             # as one step, so that a snapshot is never there in part

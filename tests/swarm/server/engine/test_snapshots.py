@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,23 @@ def test_only_the_latest_are_kept_and_the_selected_one(tmp_path: Path) -> None:
     newest = snapshots.add(packed(tmp_path, "new")).id
     snapshots.select(newest)
     assert [one.id for one in snapshots.all()] == [*ids[3:], newest]
+
+
+def test_what_is_selected_is_on_disk_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = Snapshots(tmp_path / "run")
+    first, second = (snapshots.add(packed(tmp_path, text)) for text in "12")
+    snapshots.select(first.id)
+    there = sorted((tmp_path / "run" / "code").iterdir())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            snapshots.select(second.id)
+    assert snapshots.selected() == first
+    assert sorted((tmp_path / "run" / "code").iterdir()) == there, "nothing is left of it"
 
 
 def test_what_a_killed_server_left_is_cleaned_away(tmp_path: Path) -> None:
