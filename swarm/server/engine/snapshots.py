@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ PARTIAL = ".partial-"
 #: in the folder of a snapshot: its files
 FILES = "files"
 _NAME = re.compile(r"\d{8}_\d{6}_\d{6}-[0-9a-f]{16}")
+#: The time in such a name, in UTC.
+_TIME = "%Y%m%d_%H%M%S_%f"
 
 
 class Stored(Model):
@@ -88,8 +90,11 @@ class Snapshots:
                 if (old := self.selected()) is not None and old.digest == digest and self._is_whole(old):
                     return old
             sent = sent or Sent()
+            # names give the order, also where the clock was ahead when an earlier one came
+            earlier = (datetime.strptime(stored.id.partition("-")[0], _TIME) for stored in self.all())
+            named = max([now.replace(tzinfo=None), *(time + timedelta(microseconds=1) for time in earlier)])
             about = CodeSnapshot(
-                id=f"{now:%Y%m%d_%H%M%S_%f}-{digest[:16]}",
+                id=f"{named.strftime(_TIME)}-{digest[:16]}",
                 digest=digest,
                 created=now.timestamp(),
                 sender=sent.sender,

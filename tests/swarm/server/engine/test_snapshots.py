@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
+from swarm.server.engine import snapshots as module
 from swarm.server.engine.snapshots import KEPT, Sent, Snapshots
 from tests.kill.researcher import half_applied
 from tests.swarm.code_snapshots.making import zipped
@@ -70,6 +72,26 @@ def test_only_the_latest_are_kept_and_the_selected_one(tmp_path: Path) -> None:
     newest = snapshots.add(packed(tmp_path, "new")).id
     snapshots.select(newest)
     assert [one.id for one in snapshots.all()] == [*ids[3:], newest]
+
+
+def test_the_later_one_comes_behind_an_earlier_one_of_a_clock_that_was_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.now(tz) + timedelta(hours=5)
+
+    snapshots = Snapshots(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "datetime", Ahead)
+        earlier = [snapshots.add(packed(tmp_path, str(n))).id for n in range(KEPT)]
+    later = snapshots.add(packed(tmp_path, "later"))
+    assert [one.id for one in snapshots.all()] == [*earlier, later.id]
+    assert later.about.created < datetime.now(UTC).timestamp() + 1
+    latest = snapshots.add(packed(tmp_path, "latest")).id
+    snapshots.select(latest)
+    assert [one.id for one in snapshots.all()] == [*earlier[1:], later.id, latest], "the oldest goes"
 
 
 def test_what_is_selected_is_on_disk_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
