@@ -302,6 +302,14 @@ class Conversations:
         if len(self._asked) > _MOST_ASKED:
             self._asked.popitem(last=False)
 
+    def forget(self, episode_uuids: Iterable[str]) -> None:
+        """Forget what was sampled in these episodes."""
+        names = set(episode_uuids)
+        for after, alike in list(self._answers.items()):
+            self._tokens -= _size([alike.pop(name) for name in list(alike) if name in names])
+            if not alike:
+                del self._answers[after]
+
 
 def _size(answers: Iterable[tuple[TokenIds, TokenIds]]) -> int:
     return sum(len(prompt) + len(answer) for prompt, answer in answers)

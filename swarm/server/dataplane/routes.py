@@ -70,6 +70,7 @@ class DataPlane:
         )
         self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
         self._conversations = Conversations()
+        controller.episodes.on_erased = self._conversations.forget
 
     async def close(self) -> None:
         """Close the connections to vLLM."""

@@ -79,6 +79,8 @@ class EpisodeRequests:
         self.claims = ClaimQueue(lambda: run.found_pool)
         #: deletions; what they mean ends later than them, too
         self.deletions = Deletions()
+        #: called with the names of the episodes whose data is deleted
+        self.on_erased: Callable[[Iterable[str]], None] = lambda names: None
 
     async def synced(self) -> None:
         """Return when everything that has happened so far is on disk.
@@ -163,6 +165,7 @@ class EpisodeRequests:
             if any(self._erased(end.episode_uuid, end.workflow_output.notes) for end in ends):
                 for end in ends:
                     pool.abort(client_uuid, end.episode_uuid, ERASED)
+                self.on_erased(end.episode_uuid for end in ends)
                 return ERASED
             return pool.end(client_uuid, task_id, ends, as_group=as_group, end_key=end_key, past=past, pair=pair)
         finally:
@@ -173,7 +176,10 @@ class EpisodeRequests:
         """Give an episode up, see :meth:`EpisodePool.abort`; without a job there is nothing left to give up."""
         if (pool := self.run.found_pool) is None:
             return ""
-        note = pool.abort(client_uuid, episode_uuid, reason, None if self._erased(episode_uuid, notes) else notes)
+        erased = self._erased(episode_uuid, notes)
+        note = pool.abort(client_uuid, episode_uuid, reason, None if erased else notes)
+        if erased:
+            self.on_erased([episode_uuid])
         await self._changed()
         return note
 
@@ -196,7 +202,8 @@ class EpisodeRequests:
         matches = await journal.matches(subject, until)
         stone = Tombstone(id=uuid4().hex, subject=subject, until=until)
         if pool is not None:
-            pool.collection.forget({match.uuid for match in matches}, ERASED)
+            pool.collection.forget(names := {match.uuid for match in matches}, ERASED)
+            self.on_erased(names)
             self.pool_changed()
         # that looks again: meanwhile a batch may have been taken, and trained
         after = await journal.erase(stone)

@@ -15,6 +15,7 @@ from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.journal.rows import EpisodeRow
 from swarm.tokens import EARLIER_IDS, ModelCall
 from tests.standins.vllm import (
+    PROMPT,
     chat_chunk,
     completion_chunk,
     plain,
@@ -92,6 +93,33 @@ async def test_the_next_turn_is_told_the_tokens_of_the_answer(rig: Rig) -> None:
         }
     }
     assert (await one.end())["tokens"] == ended["tokens"], "a repetition is answered alike"
+
+
+async def test_what_is_deleted_is_not_remembered_either(rig: Rig) -> None:
+    async def ended(session: str, *, deleted_first: bool = False) -> None:
+        one = await rig.claim()
+        await one.chat(messages=[{"role": "user", "content": session}])
+        delete = rig.client.post("/data/delete", params={"session": session})
+        if deleted_first:
+            assert (await delete).status_code == 200
+        output = {"reward": 1.0, "notes": {"session": session}}
+        about = {"client_uuid": one.client, "episode_uuid": one.uuid, "task_id": session}
+        await rig.post("/end_episode", **about, workflow_output=output)
+        if not deleted_first:
+            assert (await delete).json()["deleted"]
+
+    async def next_turn(session: str) -> list[int] | None:
+        talk = [{"role": "user", "content": session}, said("t1 t2"), USER]
+        await (await rig.claim()).chat(messages=talk)
+        return earlier(rig)
+
+    other = await rig.claim()
+    await other.chat(messages=[{"role": "user", "content": "others"}])
+    await ended("hers")
+    assert await next_turn("hers") is None
+    await ended("ran on", deleted_first=True)
+    assert await next_turn("ran on") is None
+    assert await next_turn("others") == [*PROMPT, 1, 2]
 
 
 async def test_a_streamed_tool_call_comes_back_written_anew(rig: Rig) -> None:
