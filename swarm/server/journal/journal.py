@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from swarm.errors import UnavailableError
+from swarm.errors import ConfigError, UnavailableError
 from swarm.server.config import RouteRetention
 from swarm.server.journal.erasure import (
     TOMBSTONES,
@@ -86,7 +86,8 @@ class Journal:
             keep_routes: less than that for the routes with these names.
 
         Raises:
-            ConfigError: another server has it, it is unreadable or no journal, or another version wrote it.
+            ConfigError: another server has it, it is unreadable or no journal, another version wrote it, or the disk
+                refuses what a deletion that was cut short still has to note.
         """
         lock = FolderLock(path)
         try:
@@ -113,6 +114,8 @@ class Journal:
                 connection.close()
                 if isinstance(exc, sqlite3.Error):
                     raise unreadable(path, exc) from exc
+                if isinstance(exc, UnavailableError):
+                    raise ConfigError(exc.message) from exc
                 raise
         except BaseException:
             lock.release()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import random
 import shutil
 import sqlite3
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import UnavailableError
+from swarm.errors import ConfigError, UnavailableError
 from swarm.server.journal import erasure
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, JournalRow, RunRow
@@ -253,6 +255,26 @@ async def test_without_a_tombstone_nothing_is_deleted(tmp_path: Path) -> None:
         await journal.erase(stone())
     (tmp_path / erasure.TOMBSTONES).rmdir()
     assert (await journal.report(HERS)).episodes == {"waiting": len(hers)}
+    await journal.close()
+
+
+async def test_a_server_that_cannot_finish_a_deletion_says_why_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    journal, hers = await filled(path, 5, 20)
+    await journal.close()
+    erasure.bury(tmp_path, stone())
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"cannot write .*tombstones\.jsonl: No space"):
+            Journal.open(path)
+    journal = Journal.open(path)
+    assert hers and (await journal.report(HERS)).episodes == {}
     await journal.close()
 
 
