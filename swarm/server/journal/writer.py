@@ -115,9 +115,9 @@ class Retention:
         removed = self._remove(2 * _CHECK_ENDS)
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
-        execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,))
-        # a verdict needs all pairs and ratings of its run
-        for table in ("pairs", "ratings"):
+        gone = execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,)).rowcount
+        # a verdict needs all pairs and ratings of its run; a look at them takes a second for a million
+        for table in ("pairs", "ratings") if gone > 0 else ():
             execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         if removed > 0 or self._shrink():

@@ -12,7 +12,7 @@ import pytest
 from swarm.server.config import RouteRetention
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.recovery import recover
-from swarm.server.journal.rows import CountsRow, EvaluationRow, RunRow
+from swarm.server.journal.rows import CountsRow, EvaluationRow, PairRow, RatingRow, RunRow
 from swarm.server.journal.schema import open_to_write
 from swarm.server.journal.sqlite import write
 from swarm.server.journal.writer import Retention
@@ -124,6 +124,39 @@ def test_the_first_evaluation_stays_however_many_episodes_the_later_ones_have(
         connection.execute("COMMIT")
         Retention(connection, 100, 2**30).tidy()
         assert [(row.step, row.sums["reward_mean"][0]) for row in recover(connection).evaluations] == [(0, 1), (8, 29)]
+
+
+def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer._KEEP_RUNS", 1)
+    with closing(open_to_write(tmp_path / "journal.db")) as connection:
+
+        def pairs(run_id: str, count: int) -> None:
+            write(connection, [RunRow(run_id, "")])
+            write(connection, [PairRow(run_id, f"{run_id}-{number}", "terms", "{}") for number in range(count)])
+            write(connection, [RatingRow(run_id, f"{run_id}-{number}", "terms", "{}") for number in range(count)])
+
+        def instructions() -> int:
+            done = 0
+
+            def one() -> None:
+                nonlocal done
+                done += 1
+
+            connection.set_progress_handler(one, 1)
+            Retention(connection, 100, 1 << 30).tidy()
+            connection.set_progress_handler(None, 1)
+            return done
+
+        pairs("earlier", 10)
+        few = instructions()
+        pairs("earlier", 1000)
+        assert instructions() < few + 100, "what is written waits for it"
+        pairs("latest", 10)
+        instructions()
+        for table in ("pairs", "ratings"):
+            assert connection.execute(f"SELECT run_id, count(*) FROM {table}").fetchall() == [("latest", 10)]
 
 
 @pytest.mark.parametrize("of_route", [False, True])
