@@ -1,6 +1,6 @@
 """The episodes of a journal as a file of rows, read beside the server that writes it.
 
-Invariant: the file appears under its name when it is whole.
+Invariant: the file appears under its name when it is whole, and only its owner reads it.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def export(
         with reading(journal) as connection:
             condition = _condition(connection, state, run_id)
             note_export(journal.parent, str(out.absolute()))
+            # it has what people wrote: only its owner reads it
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o600))
             sink = opener(beside)
             try:
                 rows, timelines, tokens = _copy(connection, condition, sink, progress)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_each_state_has_its_episodes(path: Path, tmp_path: Path, state: ExportSt
     assert [row["episode_uuid"] for row in lines(tmp_path / "x.jsonl")] == names
     assert report.rows == len(names)
     assert report.bytes == (tmp_path / "x.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_only_the_owner_may_read_what_people_wrote(path: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    out.write_text("an earlier one, for all to read")
+    out.chmod(0o644)
+    assert export(path, out).rows == 1
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
 def test_a_row_says_all_of_an_episode(path: Path, tmp_path: Path) -> None:
