@@ -37,7 +37,7 @@ from swarm.protocol import (
 from swarm.server.engine.board import EngineBoard
 from swarm.server.engine.runs import TrainingRun
 from swarm.server.episodes.claims import ClaimQueue, WaitingClaim
-from swarm.server.episodes.episode import ClaimWish, Grant, Refusal
+from swarm.server.episodes.episode import ERASED, ClaimWish, Grant, Refusal
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.rows import Ending
 from swarm.states import EngineState
@@ -54,8 +54,6 @@ _LOOK_SECONDS = 0.1
 _MOST_REFUSED = 10
 #: agreements whose repetition is known
 _MOST_AGREED = 10_000
-#: why episodes of a subject are not trained
-ERASED = "its data was deleted"
 _IN_VAIN = "no task has two finished episodes: nothing is trained, and what waits keeps waiting"
 
 

@@ -188,6 +188,8 @@ def group_uuid_of(key: str) -> str:
     return digest(key).hex()
 
 
+#: why episodes of a subject are not trained
+ERASED = "its data was deleted"
 #: the code of an episode that the engine's next phase deleted
 DELETED = "episode_deleted"
 
@@ -215,6 +217,9 @@ def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_
                 f"episode {episode_uuid} was ended by another call: this result comes too late and is not counted",
                 code="episode_ended",
             )
+        return ending
+    if ending.drop_reason == ERASED:
+        # the end that was answered so gave it up
         return ending
     code, words = TOO_LATE[ending.how]
     raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)

@@ -428,9 +428,8 @@ class EpisodePool:
         )
         self._append(row)
         self.running.remove(episode)
-        reason = row.drop_reason if how == "ended" else ""
         self._endings[episode.episode_uuid] = Ending(
-            episode.client_uuid, how, reason, row.end_key, tokens, tuple(episode.key_digests)
+            episode.client_uuid, how, row.drop_reason, row.end_key, tokens, tuple(episode.key_digests)
         )
         if len(self._endings) > MAX_ENDINGS:
             self._endings.popitem(last=False)

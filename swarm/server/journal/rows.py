@@ -208,8 +208,8 @@ class ResumptionRow(JournalRow, frozen=True, gc=False):
 
 
 class Ending(NamedTuple):
-    """How an episode ended, and what became of its tokens; ``drop_reason`` is empty unless its client was told that its
-    reward is not trained. ``keys`` are digests of keys that opened it."""
+    """How an episode ended, and what became of its tokens; ``drop_reason`` is that of its :class:`EndRow`. ``keys`` are
+    digests of keys that opened it."""
 
     client_uuid: str
     how: EndedHow
