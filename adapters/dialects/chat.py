@@ -207,11 +207,13 @@ def meaning_of(message: Any) -> bytes:
 def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> tuple[dict[str, Any], list[str]]:
     """A body in chat form without the lines at the head of its instructions that one of ``patterns`` fits as a whole,
     and these lines. What is sampled and trained is what is left."""
-    messages: list[dict[str, Any]] = body.get("messages") or []
-    if not patterns or not messages or messages[0].get("role") not in ("system", "developer"):
-        return body, []
-    content: Any = messages[0].get("content")
-    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    # of a body that nobody has checked
+    match body.get("messages"):
+        case [{"role": "system" | "developer", "content": str() | list() as content} as first, *others] if patterns:
+            pass
+        case _:
+            return body, []
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
     dropped: list[str] = []
     while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
         line, _, rest = text.partition("\n")
@@ -219,10 +221,10 @@ def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> 
             break
         dropped.append(line)
         parts[:1] = [{**parts[0], "text": rest}] if rest else []
-    if not dropped or (not parts and len(messages) == 1):
+    if not dropped or not (parts or others):
         return body, []
     left = parts[0]["text"] if parts and isinstance(content, str) else parts
-    return {**body, "messages": [*([{**messages[0], "content": left}] if parts else []), *messages[1:]]}, dropped
+    return {**body, "messages": [*([{**first, "content": left}] if parts else []), *others]}, dropped
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -256,6 +256,27 @@ async def test_only_lines_at_the_head_are_left_out(gateway: Http, swarm: Swarm, 
     assert answer.headers.get("x-swarm-left-out") == (DROPPED if left != system else None)
 
 
+@pytest.mark.parametrize(
+    "messages", [[{"role": "system", "content": 5}, HI], [{"role": "system"}, HI], ["hi"], "hi", 5]
+)
+async def test_where_no_line_can_stand_the_engine_finds_the_fault(
+    rig: server.Rig, tmp_path: Path, messages: Any
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def refusing(body: dict[str, Any]) -> JSONResponse:
+        asked.append(body)
+        return JSONResponse({"error": {"message": "no messages", "type": "BadRequestError", "code": 400}}, 400)
+
+    rig.vllm.default = refusing
+    async with gateway_before(str(rig.client.base_url), tmp_path) as http:
+        refused = await http.post("/tokenize", json={"messages": messages})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "no messages")
+        assert asked[0]["messages"] == messages
+        refused = await http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
+
+
 async def test_a_route_drops_the_lines_that_it_names(open_gateway: OpenGateway, swarm: Swarm) -> None:
     body = {"model": "tiny", "max_tokens": 9, "system": "Session \u00e9;1: x\n" + BILLING, "messages": [HI]}
     for lines, kept in (([], body["system"]), (["Session .*"], BILLING)):
