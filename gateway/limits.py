@@ -139,11 +139,12 @@ class Admission:
 @dataclass(frozen=True, slots=True)
 class Retryable:
     """How a retry of the request is recognised: by a ``key`` that holds its ``idempotency-key`` (``keyed``) or its
-    ``digest`` (of path, body, ``x-swarm-`` headers, and those that name a session); ``attempt`` is 0 for the first."""
+    ``digest`` (of path, body, ``x-swarm-`` headers, and those that name a session); ``again``: it says that it is
+    one."""
 
     key: tuple[str, str, str]
     digest: str
-    attempt: int
+    again: bool
     keyed: bool
 
     @classmethod
@@ -160,7 +161,7 @@ class Retryable:
         return cls(
             key=(route, incoming.caller.key_id, keyed or digest),
             digest=digest,
-            attempt=int(count) if count is not None and count.isdecimal() else 0,
+            again=count is not None and count.isdecimal() and bool(count.strip("0")),
             keyed=bool(keyed),
         )
 
@@ -208,7 +209,7 @@ class RetryDedup:
                     "this idempotency-key came with another request before: give each request its own",
                     code="idempotency_key_reused",
                 )
-            if retry.keyed or retry.attempt:
+            if retry.keyed or retry.again:
                 self.joined += 1
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
                 answered_by(route, "joined")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -22,6 +23,8 @@ from swarm.errors import RequestError
 POLICY_HEADER = "x-swarm-policy"
 WAITS_HEADER = "x-swarm-when-batch-waits"
 _LONGEST_DEADLINE = 3600.0
+#: Python reads no number of more than 4,300 digits
+_QUORUM = re.compile("[0-9]{1,9}")
 _TRAINED = {True: "true", False: "false", None: "pending"}
 
 
@@ -69,7 +72,7 @@ class ReturnPolicy:
         deadline: float | None = None
         for option in options:
             key, _, value = option.partition("=")
-            if key == "quorum" and quorum is None and value.isascii() and value.isdigit() and int(value) > 0:
+            if key == "quorum" and quorum is None and _QUORUM.fullmatch(value) and int(value) > 0:
                 quorum = int(value)
             elif key == "deadline" and deadline is None:
                 deadline = _seconds(value, header)

@@ -140,11 +140,12 @@ async def test_a_retry_joins_nothing_of_another_session_or_agent(retries: RetryD
     assert await taken(asking(retries, retry(**{name: "one"}), work)) == "0"
 
 
-async def test_a_retry_in_flight_gets_the_same_outcome(retries: RetryDedup) -> None:
+@pytest.mark.parametrize("count", ["1", "10", "1" * 5000])
+async def test_a_retry_in_flight_gets_the_same_outcome(retries: RetryDedup, count: str) -> None:
     work = Work()
     asked = asking(retries, first(), work)
     await settled()
-    again = asking(retries, retry(), work)
+    again = asking(retries, request(**{COUNT: count}), work)
     await settled()
     work.go.set()
     assert [await taken(asked), await taken(again)] == ["0", "0"]
