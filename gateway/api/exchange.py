@@ -24,7 +24,7 @@ from adapters.dialects.sse import whole_events
 from gateway.types import Decided, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
-from swarm.http.asgi import error_response, internal_error
+from swarm.http.asgi import error_response, internal_error, stopping
 
 logger = logging.getLogger(__name__)
 
@@ -92,32 +92,39 @@ async def deliver(
             way for ``keepalive`` seconds. ``None``: the headers wait for the outcome.
     """
 
+    events = rendering.events() if rendering.streamed else None
+    out = _Sender(send, rendering.more_headers)
+
+    async def fail(error: SwarmGatewayError) -> None:
+        on_error(error)
+        if not out.started:
+            await rendering.refusal(error)(scope, receive, send)
+            return
+        logger.warning("an answer broke off: %s", error)
+        if out.has_events:
+            await out.write((events or rendering.events()).fail(error))
+            await out.finish()
+        # else the server breaks the connection, which alone shows that a body is not whole
+
     async def exchange() -> None:
-        events = rendering.events() if rendering.streamed else None
-        out = _Sender(send, rendering.more_headers)
         beats = asyncio.create_task(out.beat(events.keepalive, keepalive, prospect)) if events is not None else None
         try:
             await _send_outcome(out, await produce(), rendering, events)
         except Exception as exc:
             request_id = scope.get("state", {}).get("request_id", "-")
-            error = exc if isinstance(exc, SwarmGatewayError) else internal_error(request_id, exc)
-            on_error(error)
             if beats is not None:
                 beats.cancel()
-            if not out.started:
-                await rendering.refusal(error)(scope, receive, send)
-                return
-            logger.warning("an answer broke off: %s", error)
-            if out.has_events:
-                await out.write((events or rendering.events()).fail(error))
-                await out.finish()
-            # else the server breaks the connection, which alone shows that a body is not whole
+            await fail(exc if isinstance(exc, SwarmGatewayError) else internal_error(request_id, exc))
         finally:
             if beats is not None:
                 beats.cancel()
 
-    with suppress(ClientGoneError):
-        await until_gone(receive, exchange())
+    try:
+        with suppress(ClientGoneError):
+            await until_gone(receive, exchange())
+    except asyncio.CancelledError:
+        # only uvicorn cancels a request: the time that it gives requests at its end is over
+        await fail(stopping())
 
 
 async def _send_outcome(out: _Sender, outcome: Outcome, rendering: Rendering, events: EventStream | None) -> None:

@@ -198,8 +198,7 @@ class ErrorMiddleware:
             # only uvicorn cancels a request: the time that it gives requests at its end is over
             if exchange.begun:
                 raise
-            error = UnavailableError("the server is being stopped; ask again soon", code="stopping", retry_after=5)
-            await error_response(error)(scope, exchange.receive, exchange.send)
+            await error_response(stopping())(scope, exchange.receive, exchange.send)
 
     def _response(self, request: Request, exc: Exception) -> Response:
         match exc:
@@ -380,6 +379,11 @@ def _methods_at(request: Request) -> str:
     fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = [method for route in fitting if route.path == fitting[0].path for method in route.methods or ()]
     return ", ".join(sorted({*methods}))
+
+
+def stopping() -> UnavailableError:
+    """The error of a request for which the server, at its end, has no time left."""
+    return UnavailableError("the server is being stopped; ask again soon", code="stopping", retry_after=5)
 
 
 def internal_error(request_id: str, exc: Exception) -> SwarmGatewayError:

@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -17,10 +19,14 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import ChatDialect, CompletionsDialect, Dialect, MessagesDialect, ResponsesDialect
 from adapters.dialects.sse import SseDecoder
 from gateway.api.exchange import Rendering, deliver
+from gateway.app import create_app
+from gateway.config.gateway import GatewayConfig
 from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import SwarmGatewayError, UpstreamError
+from swarm.http.asgi import stopping
+from swarm.http.serve import bind, url_of, uvicorn_config
 from tests.gateway.api.conftest import calling, saying
-from tests.gateway.conftest import Http, OpenGateway, serving
+from tests.gateway.conftest import Http, OpenGateway, serving, write_hooks
 from tests.standins.swarm import Swarm, completion, error, hanging, once, said
 
 pytestmark = pytest.mark.anyio
@@ -91,6 +97,39 @@ async def test_who_leaves_cancels_what_is_sampled_for_him(
         asking.cancel()
         await swarm.until(lambda: swarm.cancelled == 4 and not swarm.open_episodes)
         assert (await http.get("/status")).json()["in_flight"] == 0
+
+
+async def test_who_is_answered_as_the_gateway_stops_is_told_in_the_dialect(swarm: Swarm, tmp_path: Path) -> None:
+    """uvicorn cancels what still runs once the time for it is over."""
+    swarm.answer = hanging
+    config = {"swarm_url": swarm.url, "hooks": str(write_hooks(tmp_path / "hooks")), "keepalive_seconds": 0.05}
+    app = create_app(GatewayConfig.model_validate(config))
+    with bind("127.0.0.1", 0) as sock:
+        server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=0, log_level="critical"))
+        running = asyncio.create_task(server.serve(sockets=[sock]))
+        async with httpx.AsyncClient(base_url=url_of(*sock.getsockname()), timeout=30, trust_env=False) as http:
+
+            async def told(path: str, streaming: asyncio.Event) -> tuple[int, str]:
+                async with http.stream("POST", path, json={**ASKS[path], "stream": True}) as response:
+                    parts = response.aiter_text()
+                    begun = await anext(parts)
+                    streaming.set()
+                    return response.status_code, begun + "".join([part async for part in parts])
+
+            begun = {path: asyncio.Event() for path in ASKS}
+            streams = [asyncio.create_task(told(path, begun[path])) for path in ASKS]
+            plain = [asyncio.create_task(http.post(path, json=ASKS[path])) for path in ASKS]
+            await asyncio.gather(*(event.wait() for event in begun.values()))
+            await swarm.until(lambda: swarm.sampling == 4 * 2 * len(ASKS))
+            server.should_exit = True
+            for dialect, stream, whole in zip(DIALECTS, streams, plain, strict=True):
+                status, text = await stream
+                assert status == 200 and "the server is being stopped" in text and "[DONE]" not in text, text
+                answer = await whole
+                assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true")
+                assert answer.json() == dialect.error(stopping())
+        await running
+    assert not swarm.open_episodes and not swarm.ends
 
 
 async def test_a_response_goes_on_from_the_one_before(swarm: Swarm, gateway: Http) -> None:
