@@ -15,6 +15,7 @@ import gc
 import json
 import logging
 import random
+import re
 import resource
 import socket
 import ssl
@@ -26,6 +27,7 @@ from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from swarm.errors import ConfigError, RequestError
 from swarm.http.asgi import App
@@ -39,6 +41,7 @@ SHUTDOWN_SECONDS = 10
 _OPEN_FILES = 65_536
 #: below the ports that systems give to connections and to servers at port 0, unless somebody has set it otherwise
 _LASTING_PORTS = range(20_000, 29_000)
+_HTTP2_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,17 @@ def free_port() -> int:
     return next(free_ports())
 
 
+class Http11(HttpToolsProtocol):
+    """HTTP 1.1 for clients that offer to go on in HTTP 2 (``Upgrade: h2c``), as Java's own does with each request: with
+    the offer in its head, httptools drops a request's body."""
+
+    def data_received(self, data: bytes) -> None:
+        if not self.cycle or self.cycle.response_complete:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _HTTP2_OFFER.sub(b"", head + end) + rest
+        super().data_received(data)
+
+
 class NoWebSockets(asyncio.Protocol):
     """Answers a request for a WebSocket with 426, upon which clients that try one first (Codex) ask by HTTP at once."""
 
@@ -150,7 +164,7 @@ def uvicorn_config(
     header."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=Http11,
         ws=NoWebSockets,
         lifespan="on",
         access_log=False,

@@ -10,10 +10,17 @@ from collections.abc import Callable
 
 import pytest
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
 from swarm.http.serve import allow_connections, bind, free_port, run_app, uvicorn_config
+
+WEBSOCKET = (
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 def test_port_zero_takes_a_free_one_and_listens() -> None:
@@ -75,30 +82,42 @@ def test_who_wants_a_websocket_is_told_at_once_to_use_http(
     loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
 ) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
-        answer = runner.run(_upgrading())
+        answer = runner.run(_answer_to(b"GET /v1/responses", WEBSOCKET))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 426 ") and b"content-length: %d" % len(body) in head
     assert json.loads(body)["error"]["code"] == "no_websockets"
     assert not caplog.records
 
 
-async def _upgrading() -> bytes:
-    """The answer to a request for a WebSocket."""
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "body", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+async def test_who_offers_http_2_is_answered_in_http_1(caplog: pytest.LogCaptureFixture, body: bytes) -> None:
+    """Java's client does with each request, unless it is told not to."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+    answer = await _answer_to(b"POST /v1/responses", offer + body)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\n{}")
+    assert not caplog.records
+
+
+async def _answer_to(line: bytes, rest: bytes) -> bytes:
+    """The answer to a request, which is its body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "lifespan", "the app need not know of it"
-        for what in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{what}.complete"})
+        if scope["type"] == "lifespan":
+            for what in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{what}.complete"})
+            return
+        body = await Request(scope, receive).body()
+        await Response(body, headers={"connection": "close"})(scope, receive, send)
 
     with bind("127.0.0.1", 0) as sock:
         server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=1, log_level="warning"))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
-        writer.write(
-            b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        )
+        writer.write(line + b" HTTP/1.1\r\nhost: localhost\r\n" + rest)
         async with asyncio.timeout(10):
             answer = await reader.read()
         writer.close()
