@@ -79,6 +79,9 @@ class Telemetry:
             log_access(record)
         if self.request_log is not None and not record.deleted:
             self.request_log.request_over(record)
+        # timers and tasks behind the answer keep the record
+        record.request.clear()
+        record.response.clear()
 
     async def __aenter__(self) -> Self:
         if self._config.tracing is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -68,6 +69,18 @@ async def test_a_request_and_its_answer_are_a_line(open_gateway: OpenGateway, tm
         "outcome": "ok",
         "error": "",
     }
+
+
+@pytest.mark.anyio
+async def test_what_goes_on_behind_an_answer_keeps_no_texts_for_the_log(
+    open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    """A session that is open keeps the record of its last request until it idles: there may be 10,000."""
+    async with open_gateway(request_log={"path": tmp_path / "log"}) as http:
+        await http.post(CHAT, json=BODY)
+        assert (await http.get("/status")).json()["sessions"]["open"] == 1
+        kept = [one for one in gc.get_objects() if type(one) is RequestRecord and one.path == CHAT]
+        assert kept and not any(one.request or one.response for one in kept)
 
 
 @pytest.mark.parametrize(
