@@ -210,7 +210,8 @@ class RouteTable:
 
     async def _read_statuses(self) -> None:
         swarms = {route.swarm for route in self._by_served if route.swarm is not None}
-        await asyncio.gather(*(swarm.fresh_report() for swarm in swarms))
+        # of a server that has named its model, the last known will do: requests of other routes are not to wait for it
+        await asyncio.gather(*(swarm.last_known() if swarm.report.model else swarm.fresh_report() for swarm in swarms))
 
     async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
         mine = [route for route in self.routes if caller.opens(route.name)]

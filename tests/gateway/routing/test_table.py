@@ -17,6 +17,7 @@ from gateway.config.gateway import read_config
 from gateway.keys.store import KeyFile
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
+from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, REWARD, Http, OpenGateway, serving, write_hooks
 from tests.standins.swarm import Swarm
 from tests.standins.upstream import Upstream
@@ -190,6 +191,27 @@ async def test_a_name_that_a_silent_server_may_serve_is_not_said_to_be_unknown(t
     async with team.gateway(routes=routes) as http:
         answer = await ask(http, "plan-1")
     assert (answer.status_code, nobody in answer.json()["error"]["message"]) == (503, True)
+
+
+async def test_a_server_that_hangs_holds_up_no_request_of_another_route(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.rollout.server._STATUS_STALE", 0.0)
+    monkeypatch.setattr("gateway.rollout.server._STATUS_AGE", 0.0)
+    routes = [
+        {"name": "one", "swarm_url": team.planner.url, "models": ["gpt-*"]},
+        {"name": "two", "swarm_url": team.coder.url},
+    ]
+    async with team.gateway(routes=routes) as http:
+        assert (await ask(http, "code-1")).status_code == 200
+        team.coder.silent = True
+        assert (await ask(http, "gpt-5")).status_code == 200
+        one, two = (await http.get("/status")).json()["swarms"]
+        # nobody knows yet
+        assert (one["down_since"], two["down_since"]) == (None, None)
+        team.coder.silent = False
+        await team.coder.set_state(EngineState.ROLLING)
+    assert team.asked == (1, 1, 0)
 
 
 async def test_the_models_are_listed_once_the_first_server_has_a_job(team: Team) -> None:
