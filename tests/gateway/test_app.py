@@ -182,10 +182,17 @@ async def test_a_page_that_is_named_uses_the_gateway(open_gateway: OpenGateway, 
             assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (401, PAGE["origin"])
 
 
-async def test_without_the_setting_a_preflight_is_told_of_it(gateway: Http) -> None:
-    answer = await gateway.options(CHAT, headers={"access-control-request-method": "POST"})
-    assert answer.status_code == 405 and "cors_origins" in answer.json()["error"]["message"]
-    assert "access-control-allow-origin" not in answer.headers
+@pytest.mark.parametrize(("keys", "origin"), [([], "http://localhost:3000"), (["secret"], "https://app.example")])
+async def test_without_the_setting_a_preflight_is_told_of_it(
+    open_gateway: OpenGateway, keys: list[str], origin: str
+) -> None:
+    """It never has a key."""
+    asked = {"origin": origin, "access-control-request-method": "POST"}
+    async with open_gateway(api_keys=keys) as http:
+        for path in (CHAT, "/v1/embeddings", "/admin/reload", "/status"):
+            answer = await http.options(path, headers=asked)
+            assert answer.status_code == 405 and "cors_origins" in answer.json()["error"]["message"]
+            assert "access-control-allow-origin" not in answer.headers
 
 
 @pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "https://a/b"])
