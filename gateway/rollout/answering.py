@@ -375,18 +375,16 @@ def _choice(run: GroupRun, answers: int, *, judged: bool) -> Choice:
 def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report: GroupReport) -> Decided:
     answer_id = run.shaped.answer_id
     answers = [run.samples[index].answer for index in delivered]
+    # an answer that a retry may share is remembered, without its request
+    include_usage = incoming.call.include_usage
+    continuous = (incoming.call.body.get("stream_options") or {}).get("continuous_usage_stats") is True
     # nobody learns whether a plain answer arrives
     whole = not incoming.call.stream
 
     def chunks() -> Iterator[dict[str, Any]]:
         nonlocal whole
-        yield from chunks_of(
-            answers,
-            answer_id,
-            include_usage=incoming.call.include_usage,
-            continuous_usage=(incoming.call.body.get("stream_options") or {}).get("continuous_usage_stats") is True,
-            last={"swarm": report.as_dict()},
-        )
+        last = {"swarm": report.as_dict()}
+        yield from chunks_of(answers, answer_id, include_usage=include_usage, continuous_usage=continuous, last=last)
         whole = True
 
     async def close() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.rollout.sampling import Sampler
+from gateway.types import Incoming
 from swarm.client import EpisodeEndpoint, EpisodeGroup
 from swarm.errors import UpstreamError
 from swarm.http.client import HttpClient
@@ -28,6 +30,12 @@ SUBMIT = "def on_user_submit_new_requests(request, context):\n    return "
 
 async def groups_of(http: Http) -> dict[str, Any]:
     return (await http.get("/status")).json()["groups"]
+
+
+async def in_flight(http: Http) -> int:
+    """Requests, and work behind them."""
+    status = (await http.get("/status")).json()
+    return status["in_flight"] + status["background"]
 
 
 async def test_the_best_of_the_group_comes_back_and_all_rewards_are_submitted(swarm: Swarm, gateway: Http) -> None:
@@ -109,6 +117,22 @@ async def test_calls_go_out_as_the_model_wrote_them_and_broken_ones_are_counted(
         message = (await http.post("/v1/messages", json=BODY | {"max_tokens": 9})).json()
         assert [block["input"] for block in message["content"]] == [{"INVALID_JSON": '{"city": "Ro'}, {"city": "Oslo"}]
         assert (await http.get("/status")).json()["malformed_calls"] == 2 * (3 * 2 + 1)
+
+
+@pytest.mark.parametrize("policy", ["best", "first"])
+async def test_an_answer_that_a_retry_may_share_is_remembered_without_its_request(
+    swarm: Swarm, gateway: Http, policy: str
+) -> None:
+    """Which may be 16 MiB long, with 128 of them remembered for 20 s."""
+    headers = {"x-swarm-policy": policy, "x-stainless-retry-count": "0"}
+    answer = await ask(gateway, headers)
+    async with asyncio.timeout(30):
+        while await in_flight(gateway):
+            pass
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Incoming]
+    assert (await ask(gateway, headers | {"x-stainless-retry-count": "1"})).json() == answer.json()
+    assert len(swarm.claims) == 1
 
 
 async def test_every_request_is_a_task_of_its_own(swarm: Swarm, gateway: Http) -> None:
