@@ -77,6 +77,7 @@ CODE_BYTES = ArchiveLimits().max_archive_bytes
 #: a change may first stop the engine, and a status may wait
 _SECONDS = 240.0
 _PASSED_ON = ("content-type", "x-should-retry", "retry-after")
+_OF_BODY = ("content-type", "content-encoding")
 
 
 def routes() -> list[BaseRoute]:
@@ -233,7 +234,8 @@ async def _sent(request: Request, route: PlannedRoute, path: str, caller: Caller
     if method == "POST":
         body = bytes(await read_body(request.receive)) or None
         if body is not None:
-            headers["content-type"] = request.headers.get("content-type", "application/json")
+            about = {name: request.headers[name] for name in _OF_BODY if name in request.headers}
+            headers |= {"content-type": "application/json", **about}
     http = HttpClient()
     try:
         answer = await http.request(method, f"{url.rstrip('/')}{path}?{urlencode(query)}", body, headers, _SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -69,6 +70,17 @@ async def test_only_an_admin_key_commands_and_is_named_in_the_log(server: str, t
     assert log.pop()["sender"].startswith("gateway key key {'admin': True} for xxx")
     assert {entry["sender"] for entry in log} == {"gateway key key {'admin': True}"}
     assert [entry["result"].partition(":")[0] for entry in log] == ["done", "refused", "done"]
+
+
+async def test_a_compressed_command_is_read(server: str, tmp_path: Path) -> None:
+    admin = key(tmp_path, admin=True) | {"content-type": "application/json"}
+    body = json.dumps({"step": -1}).encode()
+    async with gateway_before(server, tmp_path, keys_file=tmp_path / "keys.json", swarm_token="secret") as http:
+        plain = await http.post("/admin/policies/delete", content=body, headers=admin)
+        packed = await http.post(
+            "/admin/policies/delete", content=gzip.compress(body), headers=admin | {"content-encoding": "gzip"}
+        )
+    assert (packed.status_code, packed.json()) == (plain.status_code, plain.json())
 
 
 async def test_no_proxy_of_the_environment_stands_before_the_swarm_server(
