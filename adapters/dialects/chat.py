@@ -7,7 +7,6 @@ or is a 400 that names the field if the answer would be another one without it. 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +15,10 @@ from typing import Any, cast
 import orjson
 
 from adapters.dialects.assembly import answer_of_chunks
-from adapters.dialects.conversation import carried, unread
+from adapters.dialects.conversation import carried, meant, unread
 from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer
 from adapters.dialects.fields import Fields, check_depth, refuse
-from adapters.dialects.jsons import decode, to_json
+from adapters.dialects.jsons import to_json
 from adapters.dialects.sse import encode_event
 
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
@@ -186,7 +185,8 @@ def meaning_of(message: Any) -> bytes:
     """What a message means: its role, text, calls, and content that is not text, as JSON; of anything else its JSON.
 
     Two messages have one meaning exactly when they say the same, whatever form a client gave an answer when it sent it
-    back: parts for a string, absent for null, other white space or field order in a call's arguments, other ids.
+    back: parts for a string, absent for null, other white space or field order in a call's arguments, other ids, and an
+    object for arguments that are none (:func:`adapters.dialects.conversation.carried`).
     """
     if not isinstance(message, dict):
         return canonical(message)
@@ -253,9 +253,4 @@ def _meaning_of_call(call: object) -> Any:
             arguments = cast("Any", named.get("arguments"))
         case _:
             return call
-    if isinstance(arguments, str):
-        text = arguments.strip()
-        arguments = text
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = decode(text)
-    return [named.get("name"), arguments]
+    return [named.get("name"), meant(arguments) if isinstance(arguments, str) else arguments]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from adapters.dialects.jsons import decode
+
 Message = dict[str, Any]
 Part = dict[str, Any]
 Content = str | list[Part]
@@ -129,6 +131,22 @@ def carried(arguments: str) -> str:
     """A call's arguments as vLLM takes them back: as the model wrote them, or wrapped in a JSON object."""
     value = as_object(arguments)
     return json.dumps(value, ensure_ascii=False) if value == {_NO_JSON: arguments} else arguments
+
+
+def meant(arguments: str) -> Any:
+    """What a call's arguments say, be they as the model wrote them or as they come back, see :func:`carried`: JSON, or
+    a text that is none."""
+    value = _read(arguments)
+    if isinstance(value, dict) and value.keys() == {_NO_JSON}:
+        value = _read(str(value[_NO_JSON]))
+    return {} if value in (None, "") else value
+
+
+def _read(text: str) -> Any:
+    try:
+        return decode(text.strip())
+    except (ValueError, RecursionError):
+        return text.strip()
 
 
 def written(value: object) -> str:

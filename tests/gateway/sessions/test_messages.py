@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects.chat import text_of
+from adapters.dialects.conversation import as_object, carried, written
 from gateway.sessions.conversation import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
@@ -60,6 +61,15 @@ def test_broken_arguments_are_compared_as_text() -> None:
     known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[call("{broken")]))
     assert digests_of([user("add"), assistant(None, tool_calls=[call("{broken ")])]).digest == known
     assert digests_of([user("add"), assistant(None, tool_calls=[call("{other")])]).digest != known
+
+
+@pytest.mark.parametrize("arguments", ["{broken ", "[1]", '"a"', "null", "", '{"a": NaN}', '{"a": "\\ud83d"}'])
+def test_a_call_is_known_though_its_arguments_are_no_object(arguments: str) -> None:
+    """They come back in one: vLLM takes no others, nor has Anthropic's format any."""
+    known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[call(arguments)]))
+    for back in (carried(arguments), written(as_object(arguments))):
+        assert digests_of([user("add"), assistant(None, tool_calls=[call(back)])]).digest == known
+    assert digests_of([user("add"), assistant(None, tool_calls=[call('{"a": 1}')])]).digest != known
 
 
 def test_numbers_beyond_64_bits_have_a_digest() -> None:
