@@ -128,7 +128,7 @@ class Http11(HttpToolsProtocol):
     the offer in its head, httptools drops a request's body."""
 
     def data_received(self, data: bytes) -> None:
-        if not self.cycle or self.cycle.response_complete:
+        if b"h2c" in data and (not self.cycle or self.cycle.response_complete):
             head, end, rest = data.partition(b"\r\n\r\n")
             data = _HTTP2_OFFER.sub(b"", head + end) + rest
         super().data_received(data)
