@@ -42,6 +42,8 @@ AGE_SECONDS = 30.0
 _PAUSE = 0.01
 #: rows that are kept of the small tables, whose rows have at most some kilobytes
 _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
+#: Pairs and ratings that are kept, of about a kilobyte each: more than any comparison has. Episodes get the other room.
+_KEEP_EVIDENCE = 1_000_000
 #: written ends and token ids after which the limits are checked again
 _CHECK_ENDS, _CHECK_TOKENS = 128, 64 * 1024
 #: share of time that a server may spend on writing its file anew, without copies of what became too old
@@ -116,9 +118,10 @@ class Retention:
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
         gone = execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,)).rowcount
-        # a verdict needs all pairs and ratings of its run; a look at them takes a second for a million
-        for table in ("pairs", "ratings") if gone > 0 else ():
-            execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
+        for table in ("pairs", "ratings"):
+            execute(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (_KEEP_EVIDENCE,))
+            if gone > 0:  # to look for them takes a second for a million
+                execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         if removed > 0 or self._shrink():
             self.unclean = True

@@ -126,6 +126,18 @@ def test_the_first_evaluation_stays_however_many_episodes_the_later_ones_have(
         assert [(row.step, row.sums["reward_mean"][0]) for row in recover(connection).evaluations] == [(0, 1), (8, 29)]
 
 
+def test_evidence_does_not_take_the_room_of_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer._KEEP_EVIDENCE", 10)
+    with closing(open_to_write(tmp_path / "journal.db")) as connection:
+        write(connection, [RunRow("r", "")])
+        for number in range(30):
+            write(connection, [PairRow("r", f"{number}", "terms", "{}"), RatingRow("r", f"{number}", "terms", "{}")])
+        Retention(connection, 100, 1 << 30).tidy()
+        for column, table in (("group_id", "pairs"), ("answer", "ratings")):
+            left = connection.execute(f"SELECT {column} FROM {table} ORDER BY rowid").fetchall()
+            assert left == [(f"{number}",) for number in range(20, 30)], "the latest are kept"
+
+
 def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
