@@ -51,8 +51,11 @@ _TOKEN = re.compile(
     r"|(?P<operator>[-+*/^=<>|,()\[\]{}_%])|(?P<prose>[A-Za-z]+|\S)"
 )
 _GROUP = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
-#: a number, perhaps with a unit
-_MEASURED = re.compile(r"-?[\d.,]+[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
+#: a number, perhaps with a unit; no unit is one of these letters
+_MEASURED = re.compile(r"-?[\d.,]+(?![iknxyz](?![A-Za-z]))[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
+#: math-verify reads these in no box
+_WITH_SIGN = re.compile(r"-?\d[\d.,]*\s?[%°]")
+_TAG = re.compile(r"<(/?)([A-Za-z_]{4,})>")
 
 
 #: Words that may stand between "or" and the alternative.
@@ -80,6 +83,9 @@ _LIMIT = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|neg|lnot)(?![a-z])")
 #: Characters at the end of a text that are read.
 _MOST_READ = 20_000
 _UNIT = re.compile(r"(?:.*\s)?(-?(?:\d[\d.,/]*|\.\d+)\s*[A-Za-z°%]+(?:\s[A-Za-z]+)?)", re.DOTALL)
+#: Numbers joined by commas alone.
+_ROW = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?){2,}(?![\w,])")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MIXED = re.compile(r"(?<![\w./,^])(\d+)\s+([1-9]\d*)/(\d+)(?![\w./]|,\d)")
 
 
@@ -118,7 +124,7 @@ def answer(text: str) -> Statement:
     Raises:
         Denial: it says what the answer is not, or only limits it.
     """
-    text = plain_signs(text[-_MOST_READ:])
+    text = plain_signs(_TAG.sub(lambda tag: " " if tag[1] else f"{tag[2]}: ", text[-_MOST_READ:]))
     if (boxed := _last_boxes(text)) is not None:
         return _of_boxes(*boxed)
     line = _bare(_last_line(text))
@@ -144,7 +150,8 @@ def _of_boxes(before: str, boxes: list[str]) -> Statement:
         either = either or joined
     if len(pieces) > 1:
         return Statement([_forms(piece) for piece in pieces], either=either)
-    return Statement([[rf"$\boxed{{{boxes[0]}}}$"]])
+    box = boxes[0].strip().rstrip(".")
+    return Statement([[box if _WITH_SIGN.fullmatch(box) else rf"$\boxed{{{box}}}$"]])
 
 
 def _unmarked(text: str) -> Statement:
@@ -163,7 +170,7 @@ def _unmarked(text: str) -> Statement:
 
 
 def _forms(piece: str, text: str = "") -> list[str]:
-    return [_marked(piece), text or piece] if _needs_marks(piece) else [text or piece]
+    return [_marked(piece) if _needs_marks(piece) else re.sub(r"^-\s+", "-", piece), text or piece]
 
 
 def _last_boxes(text: str) -> tuple[str, list[str]] | None:
@@ -265,6 +272,7 @@ def _check(clause: str, piece: str) -> None:
 
 def plain_signs(text: str) -> str:
     """``text`` with ASCII or LaTeX in place of other digits, signs, fractions, powers and roots."""
+    text = _latex_signs(text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀-₎]+", lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
     text = re.sub(r"(\d*)\s?([¼-¾⅐-⅞↉])", _fraction, text)
@@ -275,7 +283,21 @@ def plain_signs(text: str) -> str:
     # as a sign, not as a dash between words or in a range
     text = re.sub("(?<![\\w)\\]}])[\N{EN DASH}\N{EM DASH}](?=[\\d.(\\\\])", "-", text)
     text = re.sub(r"(?<=[\w)}]) ?[·⋅∙] ?(?=[\w(\\])", "*", text)
+    text = re.sub(r"(?<![\w.)\]}])\.(?=\d)", "0.", text)
+    text = re.sub(r"(?<=\d)(?: : |:)(?=\d)", "/", text)
+    # neither the comma of a decimal nor that of thousands
+    text = re.sub(r"(?<=\d),(?=-\d)", ", ", text)
+    text = _ROW.sub(lambda row: row[0] if _THOUSANDS.fullmatch(row[0]) else row[0].replace(",", ", "), text)
     return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1*10^(\2)", text).replace("^(+", "^(")
+
+
+def _latex_signs(text: str) -> str:
+    r"""Without ``\$``, blanks of LaTeX within a number or before its unit, and ``%`` where no plain number is before
+    it."""
+    text = re.sub(r"(?<!\\)\\\$", "", text)
+    text = re.sub(r"(?<=\d)\\,(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?<=\d)~(?=\\)", " ", text)
+    return re.sub(r"([})]|\d/\d+) ?%", r"\1", re.sub(r"(?<!\\)\\%", "%", text))
 
 
 def _mixed(match: re.Match[str]) -> str:
@@ -290,7 +312,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 def _last_piece(line: str) -> str:
     """The mathematics at the end of ``line``; empty if the line ends in prose, or the brackets do not match."""
-    line = re.sub(r"(?<!\S)\*\*(.+?)\*\*(?!\w)", r"\1", line.replace("`", " ")).strip()
+    line = re.sub(r"(?<!\S)(\*\*?|__)(?=\S)(.{1,200}?)(?<=\S)\1(?!\w)", r"\2", line.replace("`", " ")).strip()
     line = re.sub(r"^[-*•]\s+", "", line).rstrip(".,;:!? ")
     start = after = len(line)
     kind = "operator"

@@ -116,6 +116,27 @@ def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
         ),
         ("42", ["x is 6 by 7: 42", "f(6) = 42", "I have a 42", "A = 42", "The answer: 42\nI hope that helps."], ["24"]),
         ("\\boxed{7}", ["7", "\\boxed{7}"], ["8"]),
+        # marks of LaTeX, of Markdown and of a template around a number
+        ("12%", ["\\boxed{12\\%}", "\\boxed{12%}", "\\boxed{12}\\%", "$\\boxed{12 \\%}$"], ["\\boxed{13\\%}"]),
+        ("0.12", ["$12\\%$", "\\boxed{12\\%}", "12\\%"], ["\\boxed{1.2\\%}"]),
+        ("33\\frac{1}{3}\\%", ["\\boxed{33\\frac{1}{3}\\%}", "33 1/3%"], ["33"]),
+        ("45^\\circ", ["\\boxed{45°}", "45°"], ["\\boxed{46°}"]),
+        ("1,000", ["1\\,000", "\\boxed{1\\,000}", "$1\\,000$", "\\$1,000", "\\boxed{\\$1,000.}"], ["1", "0"]),
+        (
+            "18",
+            [
+                *("The answer is \\$18.", "It is **\\$18**", "The answer is `18`.", "*18*", "\\boxed{18.}"),
+                *("\\boxed{18~\\text{cm}}", "<think>\n3\n</think>\n<answer>18</answer>", "<answer>\n18\n</answer>"),
+            ],
+            ["18x", "18i", "18x^2", "<answer>3</answer>", "18:30"],
+        ),
+        ("-0.5", ["-.5", "The answer is - .5"], [".5"]),
+        ("5", ["5"], ["The answer is - 5"]),
+        # ratios, and lists without blanks
+        ("3:4", ["3:4", "3 : 4", "$3:4$", "\\boxed{3:4}", "The ratio is 3:4."], ["3", "4", "3:5", "4:3"]),
+        ("1:2:3", ["1:2:3", "\\boxed{1:2:3}"], ["1:2:4", "1"]),
+        ("1,-2", ["-2, 1", "$1,-2$", "\\boxed{1,-2}"], ["1", "1,2"]),
+        ("1,2,3", ["1, 2, 3", "\\boxed{1,2,3}", "{3,2,1}", "3,2,1"], ["1,2", "1.2", "1,2,4"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
