@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from gateway.api.endpoint import caller_of
 from gateway.runtime import Gateway
-from gateway.sessions.conversation import SessionReport
+from gateway.sessions.conversation import SessionReport, heard
 from reward_hooks import Feedback
 from swarm.errors import NotFoundError, RequestError
 from swarm.types import Model
@@ -124,7 +124,7 @@ async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
             param=param,
         )
     replaced = choice in turn.choice_feedback
-    turn.choice_feedback[choice] = feedback
+    turn.choice_feedback[choice] = heard(feedback, turn.rules)
     sessions.counts.feedback["counts" if turn.open else "late"] += 1
     return FeedbackTaken(completion_id=body.completion_id, trains=turn.open, replaced=replaced, compares=compares)
 

@@ -23,6 +23,7 @@ from pydantic import Field
 from gateway.observability.request_log import Erasure
 from gateway.observability.scrubbing import text_without_secrets
 from gateway.page.kept_groups import MOST_TEXT, KeptGroup
+from gateway.sessions.conversation import heard
 from reward_hooks import Feedback
 from swarm.credentials import append_private
 from swarm.errors import ConflictError, NotFoundError, RequestError
@@ -201,7 +202,8 @@ def _apply(group: KeptGroup) -> None:
     group.turn.judgements = {}
     for latest in list(group.picks.values())[-1:]:
         judgement = GivenJudgement.model_validate({name: latest[name] for name in GivenJudgement.model_fields})
-        group.turn.judgements = judgement.feedback(list(group.answers))
+        rated = judgement.feedback(list(group.answers))
+        group.turn.judgements = {index: heard(feedback, group.turn.rules) for index, feedback in rated.items()}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -343,6 +343,9 @@ class GroupRun:
             (outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)), None
         )
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
+        if failed is not None and (rules := self.training.settings.data.rules) is not None and rules.private(details):
+            # a hook's exception may quote the answer for which the group is not kept
+            details = f": {failed.code}"
         episodes = [self._claimed[index] for index in going]
         self.swarm.abort(episodes, sendable(f"{reason}{details}"), self._notes)
 

@@ -18,6 +18,7 @@ import orjson
 
 from adapters.dialects.chat import canonical, meaning_of
 from gateway.config.route import RouteSettings
+from gateway.data.consent import PrivacyRules
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
 from gateway.stats import Accounted
 from gateway.types import Incoming
@@ -116,6 +117,13 @@ class Scope(NamedTuple):
     name: str
 
 
+def heard(feedback: Feedback, rules: PrivacyRules | None) -> Feedback:
+    """What hooks hear of ``feedback``: not its texts where one of them is private, since what a hook says is kept."""
+    if rules is None or not rules.private([feedback.comment, feedback.better]):
+        return feedback
+    return feedback.model_copy(update={"comment": "", "better": ""})
+
+
 @dataclass(eq=False)
 class DeliveredTurn:
     """One request of a conversation (in Chat Completions form) and the message that was delivered for it.
@@ -128,6 +136,7 @@ class DeliveredTurn:
         choices: how many answers were delivered.
         size: bytes that only this turn needs.
         notes: whose request it was.
+        rules: what is private in what people say of it.
         choice_feedback: the caller's feedback, by index among the delivered answers.
         judgements: of people who looked at the group, by index of the answer in it.
         observed: signals about the best delivered answer, by name.
@@ -150,6 +159,7 @@ class DeliveredTurn:
     choices: int = 1
     size: int = 0
     notes: Notes = field(default_factory=Notes)
+    rules: PrivacyRules | None = None
     choice_feedback: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     judgements: dict[int, Feedback] = field(default_factory=dict[int, Feedback])
     observed: dict[str, float] = field(default_factory=dict[str, float])

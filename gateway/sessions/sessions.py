@@ -26,6 +26,7 @@ from gateway.sessions.conversation import (
     SessionReport,
     answered,
     digests_of,
+    heard,
     is_of,
     names_of,
     sharing,
@@ -171,6 +172,7 @@ class Sessions:
             choices=choices,
             size=size + answer_size,
             notes=notes(),
+            rules=settings.data.rules,
         )
         if trains:
             now = asyncio.get_running_loop().time()
@@ -220,7 +222,8 @@ class Sessions:
             if conversation.scope.key_id == key_id and conversation.session_id in session_names(session_id)
         ]
         for conversation in mine:
-            conversation.feedback = feedback or conversation.feedback
+            if feedback is not None:
+                conversation.feedback = heard(feedback, conversation.settings.data.rules)
             conversation.task = task
             self._end(conversation, "endpoint")
         return len(mine)

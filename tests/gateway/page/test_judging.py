@@ -174,7 +174,7 @@ async def test_a_group_that_closes_while_its_judgement_is_written_is_told_so_in_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judgements, group = Judgements(tmp_path / "j.jsonl"), rated(1.0, 0.0)
-    group.turn = cast("DeliveredTurn", SimpleNamespace(judgements={}, open=True))
+    group.turn = cast("DeliveredTurn", SimpleNamespace(judgements={}, open=True, rules=None))
 
     def close(path: Path, entry: dict[str, Any]) -> None:
         append_private(path, entry)

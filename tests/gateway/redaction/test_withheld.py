@@ -11,6 +11,7 @@ import pytest
 from gateway.data.consent import Consent
 from gateway.redaction.rules import Rules
 from tests.gateway.conftest import CHAT, ask, gateway_before
+from tests.gateway.data.test_erasure import traces
 from tests.standins.vllm import (
     completion_chunk,
     plain,
@@ -40,6 +41,17 @@ def on_user_submit_new_requests(request, context):
     words = [*request.body["messages"], {"role": "user", "content": "Signed, anna.schmidt@example.org"}]
     bodies = [{**request.body, "messages": words}] * context.num_repeat
     return Submission(task=Task(task_id=request.request_id), requests=bodies)
+"""
+
+
+#: Says why, in the user's words.
+QUOTES = """
+from reward_hooks import Reward
+
+def on_compute_relative_reward(task, candidates, context):
+    given = [c.feedback for c in candidates]
+    said = [f"rated {f.rating} {f.comment} {f.better}" if f else "" for f in given]
+    return [Reward(value=place, reason=reason) for place, reason in enumerate(said)]
 """
 
 
@@ -95,6 +107,39 @@ async def test_a_group_with_one_private_answer_is_not_trained(rig: server.Rig, t
         assert (counts["withheld"], counts["groups"]["dropped"]) == ({"answer": 1}, {"private_data": 1})
         await ended(rig)
         assert rig.controller.pool.information().completed_episodes == 0
+
+
+async def test_a_hook_that_quotes_the_private_answer_it_fails_on_is_not_quoted(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = answers(EMAIL, BEST)
+    fails = "def on_compute_relative_reward(task, candidates, context): int(candidates[0].text)"
+    async with gateway_before(str(rig.client.base_url), tmp_path, reward=fails, **REDACT) as http:
+        assert fate(await ask(http)) == ("false", "private_data")
+        await ended(rig)
+    assert traces(tmp_path, EMAIL.encode()) == set()
+
+
+@pytest.mark.parametrize("redact", ["group", "before_sampling"])
+async def test_what_is_private_in_feedback_reaches_no_hook_and_no_journal(
+    rig: server.Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture, redact: str
+) -> None:
+    async with gateway_before(
+        str(rig.client.base_url),
+        tmp_path,
+        reward=QUOTES,
+        session_end='def on_session_end(session, context): assert "@" not in str(session)',
+        data={"redact": redact},
+        feedback_window_seconds=600,
+        session_window_seconds=600,
+        acknowledge_seconds=0,
+    ) as http:
+        answer = await ask(http, {"x-swarm-session": "chat-1"})
+        given = {"score": 1, "comment": f"say {EMAIL}", "better": f"Ask {EMAIL}."}
+        rated = await http.post("/v1/feedback", json={"completion_id": answer.json()["id"], **given})
+        assert rated.json()["trains"] is True
+        assert (await http.post("/v1/sessions/chat-1/end", json=given)).json()["ended"]
+    await rig.eventually(lambda: rig.controller.pool.information().completed_episodes == 2)
+    assert traces(tmp_path, b"rated 1.0") and "hook fails" not in caplog.text
+    assert traces(tmp_path, EMAIL.encode()) == set()
 
 
 async def test_a_private_answer_is_in_no_session_and_not_kept(rig: server.Rig, tmp_path: Path) -> None:
