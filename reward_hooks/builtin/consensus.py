@@ -11,8 +11,11 @@ must agree: whole texts hardly ever do.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Literal
+
+import regex
 
 from reward_hooks.builtin.verifiable.match import compiled, last_match, normalised
 from reward_hooks.contract import Candidate, HookContext, Reward
@@ -21,8 +24,8 @@ from swarm.types import Task
 
 #: Ways to find the answer in a text, by name.
 EXTRACTORS = {
-    "number": r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)",
-    "boxed": r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}",
+    "number": r"[-\N{MINUS SIGN}]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)",
+    "boxed": r"\\boxed\{((?:[^{}]++|(\{(?:[^{}]++|(?2))*+\}))*+)\}",
     # the first repetition gives nothing back: else a line of spaces would be tried in every way
     "answer": r"(?:final answer|answer)\s*(?:is|:|=)[\s*]*+([^\n]*[^\s*.])",
     "choice": r"\b([A-E])\b",
@@ -35,7 +38,8 @@ class Consensus:
     Args:
         extract: ``number`` (the last), ``boxed``, ``answer`` (after "answer:" or "answer is"), ``choice`` (the last
             capital letter from A to E that stands alone), ``text`` (all of it), or a regular expression whose last
-            match counts, by its first group if it has one.
+            match counts, by its first group if it has one. What has digits, or is boxed, agrees if it is
+            the same number or formula; other texts agree without regard to case, punctuation and articles.
         by: ``share`` or ``majority``.
     """
 
@@ -44,6 +48,8 @@ class Consensus:
             raise ConfigError(f"Consensus: by is {by!r}; use share or majority")
         self._by = by
         self._number = extract == "number"
+        #: signs, points and powers are all that tells -3 from 3, and 1.5 from 15
+        self._formulas = re.compile("" if extract == "boxed" else r"[\d\\^=]")
         flags = "(?i)" if extract == "answer" else ""
         self._pattern = None if extract == "text" else compiled(flags + EXTRACTORS.get(extract, extract), "Consensus")
 
@@ -71,14 +77,23 @@ class Consensus:
         answer = text if self._pattern is None else last_match(self._pattern, text)
         if answer is None or not answer.strip():
             return None
-        return _plain_number(answer) if self._number else normalised(answer)
+        if self._number:
+            return _plain_number(answer)
+        is_formula = self._pattern is not None and self._formulas.search(answer)
+        return _plain_formula(answer) if is_formula else normalised(answer)
 
     __call__ = on_compute_relative_reward
 
 
+def _plain_formula(text: str) -> str:
+    """Without white space and what may stand around it, as a number where it is one."""
+    text = re.sub(r"[\s$`]+", "", text.lower()).rstrip(".")
+    return _plain_number(text) if regex.fullmatch(EXTRACTORS["number"], text) else text
+
+
 def _plain_number(text: str) -> str:
     """One spelling for one number: ``1,000.50`` and ``1000.5``."""
-    whole, _, fraction = text.replace(",", "").partition(".")
+    whole, _, fraction = text.replace(",", "").replace("\N{MINUS SIGN}", "-").partition(".")
     sign, digits = ("-", whole[1:]) if whole.startswith("-") else ("", whole)
     fraction = fraction.rstrip("0")
     number = (digits.lstrip("0") or "0") + (f".{fraction}" if fraction else "")

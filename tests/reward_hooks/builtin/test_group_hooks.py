@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - signs that look like others are what is tested
 """Hooks that look at a group or at history: consensus, feedback, diversity, novelty; and sessions."""
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ def test_consensus_by_share_and_by_majority() -> None:
     ("extract", "texts"),
     [
         ("boxed", ["\\boxed{\\frac{1}{2}}", "so \\boxed{ \\frac{1}{2} }", "\\boxed{3}"]),
+        ("boxed", ["\\boxed{\\frac{1}{\\sqrt{2}}}", "so \\boxed{\\frac{1}{ \\sqrt{2} }}", "\\boxed{\\frac{1}{2}}"]),
+        ("boxed", ["\\boxed{-5}", "\\boxed{-5.0}", "\\boxed{5}"]),
+        ("boxed", ["\\boxed{.5}", "\\boxed{ .5}", "\\boxed{5}"]),
+        ("boxed", ["\\boxed{a-b}", "\\boxed{a - b}", "\\boxed{a+b}"]),
+        ("boxed", ["\\boxed{1.5}", "\\boxed{1.50}", "\\boxed{15}"]),
+        ("boxed", ["\\boxed{x^2-1}", "\\boxed{x^2 - 1}", "\\boxed{x^2+1}"]),
+        ("answer", ["The answer is −5.", "Answer: **-5**", "Answer: $5$"]),
+        ("number", ["−5", "It is -5.", "5"]),
         ("answer", ["The answer is **Paris**.", "Final answer: paris", "Answer: Rome"]),
         ("choice", ["I think A, no: B", "B.", "C"]),
         ("text", ["The same!", "same", "other"]),
