@@ -26,7 +26,7 @@ from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError
 from swarm.types import Task
 
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 class Matches(Rule):

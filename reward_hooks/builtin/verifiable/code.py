@@ -1,8 +1,9 @@
 """``code``: the share of a task's tests that the answer's Python code passes, run in a sandbox.
 
 The reward is ``passed / tests`` (unit tests as in HumanEval, Chen et al. 2021, arXiv:2107.03374; the share of them as
-in APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer, or all
-of it where there is none. ``task.metadata["tests"]`` is a list of
+in APPS, arXiv:2105.09938), or 1 or 0 with ``all_or_nothing``. The code is the last fenced block of the answer that
+says that it is Python, else the last that names no language, or all of the answer where there is neither.
+``task.metadata["tests"]`` is a list of
 
 * ``{"call": "add(1, 2)", "returns": 3}``: an expression and its JSON value. Integers, strings and so on must be equal;
   where a float is expected, 1e-9 of it (or 1e-9, if that is more) is allowed;
@@ -40,8 +41,8 @@ from swarm.types import Task
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
 # one of another language begins a line, and holds no Python: the end of it is not the beginning of the next
 _BLOCK = re.compile(
-    r"(?:^[ \t]*)?```[ \t]*(?:(?:python3?|py)[ \t]*)?\n(.*?)```"
-    r"|^[ \t]*```[^\n`]*\n(?:(?!```).)*```(?![ \t]*(?:python3?|py)[ \t]*\n)",
+    r"(?:^[ \t]*)?```[ \t]*(?:(?P<python>python3?|py)[ \t]*)?\r?\n(?P<code>.*?)```"
+    r"|^[ \t]*```[^\n`]*\n(?:(?!```).)*```(?![ \t]*(?:python3?|py)[ \t]*\r?\n)",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
 #: The share of the hook's time in which all answers are to be judged.
@@ -172,6 +173,8 @@ class Code:
 
 
 def code_of(text: str) -> str:
-    """The last fenced Python block of an answer, or the whole answer."""
-    blocks = [block[1] for block in _BLOCK.finditer(text) if block[1] is not None]
-    return blocks[-1] if blocks else text
+    """The last fenced block of an answer that says that it is Python, or that says nothing, or the whole answer."""
+    blocks = [block for block in _BLOCK.finditer(text) if block["code"] is not None]
+    # what says nothing beside Python is what it prints, or how it is called
+    named = [block for block in blocks if block["python"]]
+    return (named or blocks)[-1]["code"] if blocks else text

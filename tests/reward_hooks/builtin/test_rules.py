@@ -93,6 +93,7 @@ def test_rules_accept_any_text_and_are_bounded(text: str, question: str, finish_
         (Json(), "[" * 100_000, 0.0),
         (Json(), '```json\n{"a": 1}\n```', 0.0),
         (Json(fenced=True), '```json\n{"a": 1}\n```', 1.0),
+        (Json(fenced=True), '```JSON\r\n{"a": 1}\r\n```', 1.0),
         (Json(fenced=True), 'Here: ```json\n{"a": 1}\n```', 0.0),
         (Json(("a", "b")), '{"a": 1, "b": 2}', 1.0),
         (Json(("a", "b")), '{"a": 1}', 0.0),
