@@ -31,6 +31,9 @@ _IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
 #: Where a value may begin that is known: no part of a word, but for the escape before it in JSON. A letter behind one
 #: backslash is part of an escape, unless it stands in no JSON.
 _BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=(?<!\\)\\\\)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4})|(?P<no_json>(?<!\w)))"
+#: Beyond these a text, which is read once in each, is private as a whole: a row of numbers without blanks would take
+#: minutes.
+_MOST_ROUNDS = 30
 #: Fields of the first chunk that a further one has, too.
 _HEAD = ("id", "object", "created", "model")
 
@@ -48,7 +51,6 @@ class Masking:
         self._taken: set[str] = set()
         #: by value, and by value as it stands in JSON
         self._placeholders: dict[str, str] = {}
-        self._literals: re.Pattern[str] | None = None
         self._counts: dict[str, int] = {}
 
     def masked(self, value: T) -> T:
@@ -61,13 +63,20 @@ class Masking:
         return _mapped(value, self._masked) if self.values else value
 
     def _masked(self, text: str, in_json: bool) -> str:
-        if self._literals is not None:
-            text = self._literals.sub(
+        whole, rounds = text, 0
+        # those that the text has: thousands of them in one pattern take minutes
+        if literals := sorted((value for value in self._placeholders if value in text), key=len, reverse=True):
+            text = re.sub(
+                rf"{_BEGIN}(?:{'|'.join(map(re.escape, literals))})(?!\w)",
                 lambda match: match[0] if in_json and match["no_json"] is not None else self._placeholders[match[0]],
                 text,
             )
         # where a part is gone, its neighbour may stand free and become one
         while private := self._rules.spans(text, in_json=in_json):
+            rounds += 1
+            if rounds > _MOST_ROUNDS:
+                text = self._placeholder("private", whole, in_json)
+                break
             parts, end = [], 0
             for span in private:
                 placeholder = self._placeholder(span.kind, text[span.start : span.end], in_json)
@@ -83,8 +92,6 @@ class Masking:
         if value not in self._placeholders:
             plain = _unescaped(value) if in_json else value
             self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
-            literals = sorted(self._placeholders, key=len, reverse=True)
-            self._literals = re.compile(rf"{_BEGIN}(?:{'|'.join(map(re.escape, literals))})(?!\w)")
         return self._placeholders[value]
 
     def _new(self, kind: str, value: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from typing import Any
 
 from adapters.dialects.assembly import Assembly
@@ -54,6 +55,21 @@ def test_arguments_stay_json_whatever_stands_before_a_value() -> None:
         assert read["more"][1:] == [-1, "[1]"] and masked[1] == "I am [EMAIL_1]"
         back = json.loads(unmasked(masked[0], masking.values)["tool_calls"][0]["function"]["arguments"])
         assert back == said | {"card": "4111111111111111"}
+
+
+def test_many_values_take_no_long_time() -> None:
+    """Nobody else is answered meanwhile."""
+    began = time.perf_counter()
+    addresses = "\n".join(f"anna{number}@example.org" for number in range(2_000))
+    masking = Masking(Rules())
+    assert unmasked(masking.masked(addresses), masking.values) == addresses
+    assert len(masking.values) == 2_000
+    in_a_row = "".join(f"+49151{number:07}" for number in range(4_000))
+    masking = Masking(Rules())
+    assert masking.masked(in_a_row) == "[PRIVATE_1]"
+    assert unmasked("[PRIVATE_1]", masking.values) == in_a_row
+    # it takes a small part of that, and took minutes
+    assert time.perf_counter() - began < 10.0
 
 
 def test_a_picture_is_not_read() -> None:
