@@ -108,7 +108,8 @@ def _problem(call: Mapping[str, Any], checkers: Mapping[str, SchemaChecker]) -> 
     if name not in checkers:
         return f"{name!r} is no tool of this request"
     try:
-        value = read_json(arguments)
+        # some engines give none where a tool takes none
+        value = read_json(arguments or "{}")
     except ValueError as exc:
         return f"{name}: arguments are no JSON: {exc}"
     if not isinstance(value, dict):

@@ -217,6 +217,8 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}
     [
         ([call("look", '{"n": 1}')], 1.0, ""),
         ([call("wait", "{}")], 1.0, ""),
+        ([call("wait", "")], 1.0, ""),
+        ([call("look", "")], 0.0, "'n' is a required property"),
         ([call("look", '{"n": 1}'), call("look", "{}")], 0.5, "'n' is a required property"),
         ([call("see", "{}")], 0.0, "'see' is no tool"),
         ([call("look", "{n: 1}")], 0.0, "arguments are no JSON"),
