@@ -90,7 +90,8 @@ class Masking:
 
     def _placeholder(self, kind: str, value: str, in_json: bool) -> str:
         if value not in self._placeholders:
-            plain = _unescaped(value) if in_json else value
+            # a phone has a backslash only where the text quotes JSON
+            plain = _unescaped(value) if in_json or kind == "phone" else value
             self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
         return self._placeholders[value]
 

@@ -29,7 +29,9 @@ Finder = Callable[[str], Iterable[Span]]
 #: What stands for a private part, see :mod:`gateway.redaction.masking`.
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_]*_[0-9]+\]")
 #: Of JSON that stands in a text: what is written so is no part of what stands beside it.
-_ESCAPE = re.compile(r"\\(?:[nrt]|u[0-9a-fA-F]{4})")
+_ESCAPE = re.compile(r"\\(?:[nrt/]|u[0-9a-fA-F]{4})")
+#: What some write in place of a plus.
+_PLUS = "\\u002b"
 #: All of them, so that none begins at the second backslash of two.
 _ANY_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 #: Parts of a message whose texts are data of another kind, such as a picture in base64.
@@ -77,6 +79,8 @@ class Rules:
         inside = {at for escape in escapes for at in range(escape.start() + 1, escape.end())}
         cover = bytearray(len(text))
         for span in self._found_in(_ESCAPE.sub(_letter_or_blank if in_json else _blank, text)):
+            if text[(plus := span.start + 1 - len(_PLUS)) : span.start + 1].lower() == _PLUS:
+                span = span._replace(start=plus)
             if inside.isdisjoint((span.start, span.end)):
                 cover[span.start : span.end] = b"x" * (span.end - span.start)
                 yield span
@@ -100,7 +104,11 @@ class Rules:
 
 
 def _blank(escape: re.Match[str]) -> str:
-    """As long as ``escape``."""
+    """As long as ``escape``; a plus or slash is a part of a number."""
+    if escape[0].lower() == _PLUS:
+        return "+".rjust(len(_PLUS))
+    if escape[0][1] == "/":
+        return " /"
     return (" " if escape[0][1] in "tu" else "\n") * len(escape[0])
 
 

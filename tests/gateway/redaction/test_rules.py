@@ -57,6 +57,19 @@ def test_in_json_a_value_is_found_behind_an_escape(before: str, value: str) -> N
     assert seen.partition(" ")[2] == value
 
 
+@pytest.mark.parametrize("in_json", [False, True])
+@pytest.mark.parametrize("number", ["\\u002B49 30 1234567", "\\u002b4915112345678", "030\\/1234567", "(030\\/1234567)"])
+def test_a_number_is_found_whose_plus_or_slash_is_escaped(number: str, in_json: bool) -> None:
+    """As serialisers of .NET and PHP write it."""
+    text = f'{{"said": "call {number} now"}}'
+    (seen,) = Rules().spans(text, in_json=in_json)
+    assert (seen.kind, text[seen.start : seen.end]) == ("phone", number.strip("()"))
+    masking = Masking(Rules())
+    masked = masking.masked({"arguments" if in_json else "content": text})
+    assert masking.values == {"[PHONE_1]": json.loads(f'"{number}"').strip("()")}
+    assert [json.loads(said) for said in unmasked(masked, masking.values).values()] == [json.loads(text)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
