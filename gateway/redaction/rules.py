@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
+import regex
+
 from gateway.redaction.addresses import emails, ip_addresses
 from gateway.redaction.numbers import numbers
 from gateway.redaction.secrets import secrets
@@ -39,6 +41,8 @@ _MEDIA = frozenset({"image_url", "input_audio", "video_url", "file"})
 #: Gives kind, start and end of each private part of a text.
 Find = Callable[[str], Iterable[tuple[str, int, int]]]
 PRESIDIO = "presidio"
+#: Seconds that a pattern may take on one text; nobody else is answered meanwhile.
+_MATCH_SECONDS = 1.0
 #: What Presidio gives to a form that says little by itself, such as eight digits, once a word beside it fits.
 _LEAST_SCORE = 0.4
 _NO_LETTER = re.compile(r"[^a-z]+")
@@ -140,14 +144,31 @@ def rules_of(patterns: Mapping[str, re.Pattern[str]], finders: Iterable[str]) ->
     """The built-in rules, ``patterns`` by the names of their kinds, and ``finders`` as a configuration names them.
 
     Raises:
-        ConfigError: a finder cannot be imported.
+        ConfigError: a finder cannot be imported, or a pattern not be read.
     """
     return Rules((*(by_pattern(*named) for named in patterns.items()), *map(finder, finders)))
 
 
 def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:
-    """Finds what ``pattern`` fits, as the kind ``name``."""
-    return lambda text: (Span(name, *match.span()) for match in pattern.finditer(text) if match[0])
+    """Finds what ``pattern`` fits, as the kind ``name``.
+
+    Raises:
+        ConfigError: the ``regex`` package, whose patterns can be given a deadline, does not read it.
+    """
+    try:
+        bounded = regex.compile(pattern.pattern, pattern.flags)
+    except regex.error as exc:
+        raise ConfigError(f"patterns: {name}: {exc}") from exc
+
+    def spans(text: str) -> list[Span]:
+        try:
+            matches = bounded.finditer(text, timeout=_MATCH_SECONDS)
+            return [Span(name, *match.span()) for match in matches if match[0]]
+        except TimeoutError:
+            logger.error("the pattern %s takes more than %g s at a text, which counts as private", name, _MATCH_SECONDS)
+            return [Span("private", 0, len(text))]
+
+    return spans
 
 
 def finder(spec: str) -> Finder:

@@ -62,6 +62,13 @@ def test_a_text_at_which_a_finder_fails_is_private(caplog: pytest.LogCaptureFixt
     assert "secretly" not in caplog.text
 
 
+def test_a_text_on_which_a_pattern_takes_too_long_is_private(caplog: pytest.LogCaptureFixture) -> None:
+    rules = data(patterns={"code": r"(a|aa)+$"}).rules
+    assert rules is not None
+    assert Masking(rules).masked(["aa", "a" * 60 + "b"]) == ["[CODE_1]", "[PRIVATE_1]"]
+    assert "the pattern code takes more than 1 s" in caplog.text and "aaa" not in caplog.text
+
+
 def test_a_pattern_that_fits_placeholders_does_not_mask_them_again() -> None:
     rules = data(patterns={"word": r"\S+"}).rules
     assert rules is not None and Masking(rules).masked("a bc") == "[WORD_1] [WORD_2]"
