@@ -127,7 +127,11 @@ def answer(text: str) -> Statement:
     text = plain_signs(_TAG.sub(lambda tag: " " if tag[1] else f"{tag[2]}: ", text[-_MOST_READ:]))
     if (boxed := _last_boxes(text)) is not None:
         return _of_boxes(*boxed)
-    line = _bare(_last_line(text))
+    last = _last_line(text)
+    if "answer" in last.lower() and not _MARKED.search(last) and _last_piece(last):
+        # formulas elsewhere, such as in a check of it, are not the answer
+        text = last
+    line = _bare(last)
     clause = _without_denied_end(line)
     pieces, either = _listed(clause)
     if pieces:

@@ -170,6 +170,7 @@ def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, righ
                 "٥",
                 "5 percent",
                 "Answer: 6\nAnswer: 5",
+                "Answer: 5\nCheck: $2 \\cdot 5 = 10$",
             ],
             [
                 "5 or 6",
