@@ -270,19 +270,18 @@ class EngineSetup:
         """Let a challenger answer more of the users. Needs the admin scope, as all that moves a stage.
 
         Args:
-            wanted: which, and why; where it says no share or no version, those of the stage now are read first, so that
-                a call that is repeated moves it once.
+            wanted: which, and why; where it says no version, that of the stage now is read first, so that a call that
+                is repeated moves it once.
             sender: on whose behalf, for the audit log; empty: this user.
 
         Raises:
             ConflictError: it moved since ``version``, is live, or nobody is promoted there.
             NotFoundError, RequestError: see :meth:`explain_policy`.
         """
-        if wanted.share is None or wanted.version is None:
+        if wanted.version is None:
             stage = (await self.explain_policy(wanted.route, wanted.incumbent)).stage
             share = stage.rules.after(stage.share) if wanted.share is None and stage.share < 1 else wanted.share
-            version = stage.version if wanted.version is None else wanted.version
-            wanted = wanted.model_copy(update={"share": share, "version": version})
+            wanted = wanted.model_copy(update={"share": share, "version": stage.version})
         return await self._command("promote", PolicyStatus, wanted, sender)
 
     async def roll_back_policy(self, wanted: RollBackPolicyRequest, sender: str = "") -> PolicyStatus:
