@@ -82,7 +82,7 @@ export function empty(title, ...next) {
   return h("div.empty", {}, h("h2", {}, title), ...next.map((text) => (typeof text === "string" ? h("p", {}, text) : text)));
 }
 
-/** Ask before something is done: `does` runs once `words` is pressed; what goes wrong is said where it was asked. */
+/** Ask before something is done: `does` runs once `words` is pressed, once at a time; what goes wrong is said where it was asked. */
 export function confirm(title, words, does, ...inside) {
   const wrong = h("p.note.warn", { role: "alert" });
   const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
@@ -90,8 +90,11 @@ export function confirm(title, words, does, ...inside) {
   const dialog = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form));
   document.body.append(dialog);
   dialog.showModal();
+  let sending = false;
   async function send(event) {
     event.preventDefault();
+    if (sending) return;
+    sending = true;
     try {
       await does();
       dialog.close();
@@ -99,6 +102,8 @@ export function confirm(title, words, does, ...inside) {
       wrong.textContent = failure.message;
       // the login that is shown then is behind the dialog
       if (failure.status === 401) dialog.close();
+    } finally {
+      sending = false;
     }
   }
 }
