@@ -68,6 +68,7 @@ export function stream(last, does) {
   const source = new EventSource(`/ui/api/events?last=${encodeURIComponent(last)}`);
   let timer = 0;
   let backoff = 2000;
+  let closed = false;
   const alive = () => {
     backoff = 2000;
     does.live();
@@ -92,13 +93,11 @@ export function stream(last, does) {
     if (source.readyState !== EventSource.CLOSED || timer) return;
     timer = setTimeout(async () => {
       timer = 0;
-      try {
-        await ask("/me");
-        next = stream(last, does);
-      } catch (failure) {
-        backoff = Math.min(30_000, backoff * 1.5);
-        if (failure.status !== 401) broken();
-      }
+      const failure = await ask("/me").then(() => null, (failure) => failure);
+      if (closed || failure?.status === 401) return;
+      if (!failure) return void (next = stream(last, does));
+      backoff = Math.min(30_000, backoff * 1.5);
+      broken();
     }, backoff);
   };
   source.onerror = broken;
@@ -106,6 +105,7 @@ export function stream(last, does) {
     /** The id of the last event. */
     last: () => next?.last() ?? last,
     close() {
+      closed = true;
       clearTimeout(timer);
       source.close();
       next?.close();

@@ -25,30 +25,32 @@ export async function openData(main, app) {
     panel("Other ways to opt out", 0, h("p", {}, "A request with the header ", h("code", {}, "x-swarm-train: false"), " is answered, and neither kept nor trained; with ", h("code", {}, "x-swarm-train: false; session"), " all that follows in its session too. A key can be made so: ", h("code", {}, "swarm-gateway keys create NAME --no-train"), ". Where people have to agree first: ", h("code", {}, "data: {consent: opt_in}"), " in the settings of a route.")),
   );
 
-  /** Do what the form says, with what is wrong in words. */
+  /** Do what the form says, with what is wrong in words; what comes once something else is written there is not seen. */
   async function said(does) {
     const named = Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value));
+    const place = h("div");
+    show(told, place);
     try {
-      await does(named);
+      await does(named, place);
     } catch (failure) {
-      show(told, h("p.note.warn", {}, failure.message));
+      show(place, h("p.note.warn", {}, failure.message));
     }
   }
 
-  async function report(named) {
+  async function report(named, place) {
     const query = new URLSearchParams(named);
     const kept = await ask(`/data?${query}`);
-    const remove = async () => show(told, lines(await ask(`/data/delete?${query}`, "POST")));
+    const remove = async () => show(place, lines(await ask(`/data/delete?${query}`, "POST")));
     const asks = () => confirm("Delete for good", "Delete for good", remove, lines(kept), h("p", {}, "And what this gateway has of it: lines of its request log, conversations, groups of this page and their judgements. Weights that learned from it stay as they are; so do copies that you made."));
-    show(told, lines(kept), h("p.moves", {}, h("button", { type: "button", onclick: asks }, "Delete it …")));
+    show(place, lines(kept), h("p.moves", {}, h("button", { type: "button", onclick: asks }, "Delete it …")));
   }
 
-  async function refuse({ key = "", session = "", user, request_id: request }) {
-    if (user || request || !(key || session)) return show(told, h("p.note.warn", {}, "A key, a session or a key's session opts out: name these alone."));
+  async function refuse({ key = "", session = "", user, request_id: request }, place) {
+    if (user || request || !(key || session)) return show(place, h("p.note.warn", {}, "A key, a session or a key's session opts out: name these alone."));
     const whom = [session && `the session ${session}`, key ? `the key ${key}` : "any key"].filter(Boolean).join(" of ");
     const send = async () => {
       const { new: first } = await ask("/data/opt-out", "POST", { key, session });
-      show(told, h("p", {}, first ? `From now on nothing of ${whom} is kept or trained.` : `This was so before: nothing of ${whom} is kept or trained.`));
+      show(place, h("p", {}, first ? `From now on nothing of ${whom} is kept or trained.` : `This was so before: nothing of ${whom} is kept or trained.`));
     };
     confirm(`Opt out ${whom}`, "Opt out", send, h("p", {}, `Requests of ${whom} are answered as ever, with the best of N, and from now on neither kept nor trained: no header takes that back. It holds at each gateway with the same file of keys, within a second, and after a restart. What was kept before stays until it is deleted. Your name is noted in the audit log.`));
   }

@@ -240,8 +240,56 @@ async def test_data_of_a_session_is_seen_and_deleted(
         await tab.js("document.querySelector('.moves button').click()")
         await tab.sees("Weights that learned from it stay", "dialog")
         await tab.sees("May hold it, and is yours to delete: everything.jsonl", "dialog")
-        await tab.js("document.querySelector('dialog button.main').click()")
+        await hold(tab, "/data/delete")
+        for _ in range(2):
+            await tab.js("document.querySelector('dialog button.main').click()")
+        assert await tab.js("held.length") == 1, "the second one would find nothing, and say so"
+        await let_in(tab)
         await tab.sees("Deleted: episodes 2")
+        assert tab.faults == []
+
+
+async def test_what_is_kept_of_a_name_that_is_written_no_more_is_not_shown(
+    rig: server.Rig, upstream: Upstream, chrome: Browser, tmp_path: Path
+) -> None:
+    read = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/data?')).length"
+    async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
+        await log_in(tab, site, "admin", "#/data")
+        await tab.sees("What is kept?")
+        await hold(tab, "/data?")
+        await tab.js("document.querySelector('input[name=session]').focus()")
+        await tab.write("first")
+        await tab.press("Enter")
+        await tab.until("held.length == 1")
+        await tab.write(" and another")
+        await let_in(tab)
+        await tab.until(read)
+        await tab.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        assert await tab.text("form.data + div") == "", "a deletion would be of the first one"
+        await tab.press("Enter")
+        await tab.sees("Kept: no episodes")
+        assert tab.faults == []
+
+
+async def test_a_tab_that_nobody_sees_opens_no_stream_when_the_gateway_is_back(site: Site, chrome: Browser) -> None:
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("No group yet")
+        await tab.js("""void (window.streams = [], window.EventSource = class extends EventSource {
+                constructor(address) { super(address); streams.push(this); }
+            }, Object.defineProperty(document, 'hidden', { configurable: true, get: () => window.nobody }),
+            window.look = (seen) => (window.nobody = !seen, document.dispatchEvent(new Event('visibilitychange'))),
+            look(false), look(true))""")
+        await tab.until("streams.length == 1")
+        await hold(tab, "/me")
+        await tab.js("void streams[0].dispatchEvent(new MessageEvent('bye'))")
+        await tab.until("held.length == 1")
+        await tab.js("look(false)")
+        await let_in(tab)
+        await site.ask("hello there")
+        await tab.js("look(true)")
+        await tab.sees("hello there")
+        assert await tab.js("streams.filter((each) => each.readyState !== 2).length") == 1
         assert tab.faults == []
 
 
