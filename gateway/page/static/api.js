@@ -23,15 +23,15 @@ export function on(kind, listener) {
 
 const late = new Map();
 
-/** Ask the gateway; the answer's JSON.
+/** Ask the gateway; the answer's JSON, within so many seconds at `most`.
  * @throws {Failure} */
-export async function ask(path, method = "GET", body = undefined) {
+export async function ask(path, method = "GET", body = undefined, most = SECONDS) {
   const controller = new AbortController();
   const began = performance.now();
   const name = {};
   const timer = setInterval(() => {
     const seconds = Math.round((performance.now() - began) / 1000);
-    if (seconds >= SECONDS) controller.abort();
+    if (seconds >= most) controller.abort();
     if (seconds >= SLOW) late.set(name, seconds);
     tellSlow();
   }, 1000);
@@ -40,7 +40,7 @@ export async function ask(path, method = "GET", body = undefined) {
     response = await fetch(`/ui/api${path}`, { method, headers: method === "GET" ? {} : HEADERS, body: body && JSON.stringify(body), signal: controller.signal });
     text = await response.text();
   } catch {
-    if (controller.signal.aborted) throw new Failure(`The gateway has not answered within ${SECONDS} seconds.`, 0, "slow");
+    if (controller.signal.aborted) throw new Failure(`The gateway has not answered within ${most} seconds.`, 0, "slow");
     throw new Failure("The gateway cannot be reached.", 0, "gone");
   } finally {
     clearInterval(timer);

@@ -8,6 +8,8 @@ const NAMES = [
   ["user", "User", "as the application names them"],
   ["request_id", "Request", "its x-request-id"],
 ];
+// a journal and a log that are long are read, and written anew
+const SECONDS = 600;
 const ADMIN = "What is kept of somebody, and its deletion, need a key that was made with --admin: a deletion is of all routes.";
 
 /** The screen under `#/data`. */
@@ -39,8 +41,8 @@ export async function openData(main, app) {
 
   async function report(named, place) {
     const query = new URLSearchParams(named);
-    const kept = await ask(`/data?${query}`);
-    const remove = async () => show(place, lines(await ask(`/data/delete?${query}`, "POST")));
+    const kept = await ask(`/data?${query}`, "GET", undefined, SECONDS);
+    const remove = async () => show(place, lines(await ask(`/data/delete?${query}`, "POST", undefined, SECONDS)));
     const asks = () => confirm("Delete for good", "Delete for good", remove, lines(kept), h("p", {}, "And what this gateway has of it: lines of its request log, conversations, groups of this page and their judgements. Weights that learned from it stay as they are; so do copies that you made."));
     show(place, lines(kept), h("p.moves", {}, h("button", { type: "button", onclick: asks }, "Delete it …")));
   }

@@ -244,6 +244,11 @@ async def test_data_of_a_session_is_seen_and_deleted(
         for _ in range(2):
             await tab.js("document.querySelector('dialog button.main').click()")
         assert await tab.js("held.length") == 1, "the second one would find nothing, and say so"
+        # a long file is written anew
+        await tab.js(
+            "void (window.clock = performance.now.bind(performance), performance.now = () => clock() + 60_000)"
+        )
+        await tab.sees("The gateway takes long to answer", "#banner")
         await let_in(tab)
         await tab.sees("Deleted: episodes 2")
         assert tab.faults == []
