@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.root import app
 from gateway.config.gateway import read_config
+from gateway.routing.plan import Plan
 from gateway.scaffold import scaffold
 from swarm.errors import ConfigError
 from swarm.job import parse_job
@@ -35,6 +36,13 @@ def test_the_folder_is_complete_and_named(tmp_path: Path) -> None:
     sections = yaml.safe_load((made / "config.yaml").read_text())
     parse_job(yaml.safe_dump(sections["job"]))
     assert read_config(sections["gateway"], folder=made).hooks == str(made)
+
+
+def test_it_answers_whatever_model_an_app_asks_for(tmp_path: Path) -> None:
+    made = make("x", tmp_path)
+    sections = yaml.safe_load((made / "config.yaml").read_text())
+    [route] = Plan.of(read_config(sections["gateway"], folder=made)).routes
+    assert route.is_default
 
 
 def test_what_its_users_import_is_there(tmp_path: Path) -> None:
