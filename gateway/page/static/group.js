@@ -249,7 +249,7 @@ function textOf(message) {
   const { content } = message;
   if (typeof content === "string") return content;
   const parts = Array.isArray(content) ? content.map((part) => part?.text ?? `[${part?.type ?? "part"}]`) : [];
-  const calls = (message.tool_calls ?? []).map((call) => `→ ${call?.function?.name}(${call?.function?.arguments ?? ""})`);
+  const calls = [message.tool_calls ?? []].flat().map((call) => `→ ${call?.function?.name ?? "a tool"}(${call?.function?.arguments ?? ""})`);
   return [...parts, ...calls].join("\n");
 }
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from gateway.keys.store import KeyFile
 from gateway.page.stream import Events
 from swarm.server.journal.erasure import note_export
-from tests.gateway.conftest import OpenGateway, gateway_before
+from tests.gateway.conftest import CHAT, OpenGateway, gateway_before
 from tests.gateway.page.browser import Browser, Tab, chromium
 from tests.gateway.page.conftest import Site, site_before
 from tests.gateway.page.test_kept_groups import held
@@ -491,6 +491,19 @@ async def test_the_arguments_of_a_call_are_those_that_the_model_wrote(
         await tab.press("o")
         await tab.sees(written["whole"], ".card")
         await tab.sees('"b": [', ".card")
+
+
+async def test_messages_of_odd_forms_are_shown(site: Site, chrome: Browser) -> None:
+    odd = [{"role": "assistant", "content": 5, "tool_calls": calls} for calls in ({"a": 1}, "text", 5, [None, 5])]
+    messages = [*odd, {"role": "user", "content": "a prompt", "tool_calls": {}}]
+    answer = await site.http.post(CHAT, json={"messages": messages}, headers={"x-api-key": site.keys["app"]})
+    assert answer.status_code == 200
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("a prompt")
+        await tab.press("Enter")
+        await tab.sees("Which answer is best?")
+        assert tab.faults == []
 
 
 async def test_a_group_that_comes_while_the_list_is_read_is_in_it(site: Site, chrome: Browser) -> None:
