@@ -247,10 +247,9 @@ function asked(group) {
 
 function textOf(message) {
   const { content } = message;
-  if (typeof content === "string") return content;
-  const parts = Array.isArray(content) ? content.map((part) => part?.text ?? `[${part?.type ?? "part"}]`) : [];
+  const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content.map((part) => part?.text ?? `[${part?.type ?? "part"}]`) : [];
   const calls = [message.tool_calls ?? []].flat().map((call) => `→ ${call?.function?.name ?? "a tool"}(${call?.function?.arguments ?? ""})`);
-  return [...parts, ...calls].join("\n");
+  return [...parts, ...calls].filter(Boolean).join("\n");
 }
 
 function pretty(text) {

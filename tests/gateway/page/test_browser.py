@@ -506,6 +506,24 @@ async def test_messages_of_odd_forms_are_shown(site: Site, chrome: Browser) -> N
         assert tab.faults == []
 
 
+async def test_an_earlier_turn_has_its_words_and_its_calls(site: Site, chrome: Browser) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"for": "chains"}'}}
+    turns = [
+        {"role": "user", "content": "a question"},
+        {"role": "assistant", "content": "Let me look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "nothing found"},
+    ]
+    answer = await site.http.post(CHAT, json={"messages": turns}, headers={"x-api-key": site.keys["app"]})
+    assert answer.status_code == 200
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.sees("a question")
+        await tab.press("Enter")
+        await tab.sees("Which answer is best?")
+        await tab.press("o")
+        await tab.sees('Let me look.\n→ search({"for": "chains"})', ".question")
+
+
 async def test_a_group_that_comes_while_the_list_is_read_is_in_it(site: Site, chrome: Browser) -> None:
     await site.ask("first prompt")
     async with chrome.tab() as tab:
