@@ -114,18 +114,19 @@ class Refusals:
 
     Args:
         path: of the file, which need not exist; ``None``: there is none.
+        before: of the same gateway: what it heard holds on.
 
     Raises:
         ConfigError: the file is there and cannot be read.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, before: Refusals | None = None) -> None:
         self._path = path
         self._mark = path and mark_of(path)
         self._writing = asyncio.Lock()
         self._complaint = ""
         #: what this gateway heard itself
-        self._heard: OrderedDict[str, None] = OrderedDict()
+        self._heard: OrderedDict[str, None] = OrderedDict() if before is None else before._heard
         self._take(_Refused() if path is None else _read(path))
 
     def refuses(self, key_id: str, session: str = "") -> bool:

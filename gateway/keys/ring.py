@@ -132,7 +132,8 @@ class KeyRing:
             self._file = self._virtual = None
         elif self._file is None or config.keys_file != self._file.path:
             file = KeyFile(config.keys_file)
-            self._virtual, self.refusals, self._file = Ring(file), Refusals(file.refusals_path), file
+            refusals = Refusals(file.refusals_path, self.refusals)
+            self._virtual, self.refusals, self._file = Ring(file), refusals, file
             if not self._virtual.credentials:
                 logger.warning("there are no keys in %s yet: `swarm-gateway keys create` makes one", file.path)
         self._fixed = _fixed(config.api_keys)

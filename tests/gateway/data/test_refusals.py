@@ -94,6 +94,18 @@ async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path
         await keys.opt_out("", "a session")
 
 
+async def test_a_sessions_no_holds_when_a_reload_names_a_file_of_keys(tmp_path: Path) -> None:
+    keys = KeyRing(GatewayConfig.model_validate({"hooks": "h", "api_keys": ["fixed"]}))
+    key_id = keys.holder(b"fixed").caller.key_id
+    assert await keys.refusals.hear(key_id, "hers", NO)
+    file = KeyFile(tmp_path / "keys.json")
+    keys.change(GatewayConfig.model_validate({"hooks": "h", "api_keys": ["fixed"], "keys_file": str(file.path)}))
+    assert keys.refusals.refuses(key_id, "hers")
+    # and it is written with the next one
+    await keys.refusals.hear(key_id, "his", NO)
+    assert Refusals(file.refusals_path).refuses(key_id, "hers")
+
+
 async def test_a_look_at_the_file_takes_back_no_no_that_is_said_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
