@@ -87,7 +87,9 @@ export function confirm(title, words, does, ...inside) {
   const wrong = h("p.note.warn", { role: "alert" });
   const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const form = h("form", { onsubmit: send }, h("h2", {}, title), ...inside, wrong, h("p.moves", {}, h("button.main", {}, words), cancel));
-  const dialog = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form));
+  // a key that is still down from before decides nothing
+  const onkeydown = (event) => event.repeat && event.key === "Enter" && event.preventDefault();
+  const dialog = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-label": title, onclose: () => dialog.remove(), onkeydown }, form));
   document.body.append(dialog);
   dialog.showModal();
   let sending = false;

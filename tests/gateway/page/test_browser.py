@@ -237,10 +237,15 @@ async def test_data_of_a_session_is_seen_and_deleted(
         await tab.write(app.id)
         await tab.press("Enter")
         await tab.sees("Kept: episodes 2")
-        await tab.js("document.querySelector('.moves button').click()")
-        await tab.sees("Weights that learned from it stay", "dialog")
-        await tab.sees("May hold it, and is yours to delete: everything.jsonl", "dialog")
         await hold(tab, "/data/delete")
+        await tab.js("document.querySelector('.moves button').focus()")
+        enter = {"type": "keyDown", "key": "Enter", "text": "\r"}
+        await tab.command("Input.dispatchKeyEvent", **enter)
+        await tab.sees("Weights that learned from it stay", "dialog")
+        await tab.command("Input.dispatchKeyEvent", **enter, autoRepeat=True)
+        assert await tab.js("held.length") == 0, "the key is still down that opened the dialog"
+        await tab.command("Input.dispatchKeyEvent", **(enter | {"type": "keyUp"}))
+        await tab.sees("May hold it, and is yours to delete: everything.jsonl", "dialog")
         for _ in range(2):
             await tab.js("document.querySelector('dialog button.main').click()")
         assert await tab.js("held.length") == 1, "the second one would find nothing, and say so"
