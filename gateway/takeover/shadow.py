@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,8 @@ _GRACE = 30.0
 
 #: Asks the incumbent.
 Ask = Callable[[Incoming], Awaitable[Outcome]]
+#: What began before, and is not over.
+Earlier = Sequence[asyncio.Task[str]]
 
 
 class Shadow:
@@ -66,7 +68,8 @@ class Shadow:
         self._stats = stats
         self._follower = follower
         self.sides = Sides(route, serve, lambda: follower.stage(route, serve.incumbent_name))
-        self._running = 0
+        #: the work behind answers, in the order in which it began
+        self._under_way: list[asyncio.Task[str]] = []
 
     @property
     def challenger_seconds(self) -> float:
@@ -76,7 +79,7 @@ class Shadow:
     @property
     def free(self) -> int:
         """Groups that may still be begun now."""
-        return self._serve.max_shadows - self._running
+        return self._serve.max_shadows - len(self._under_way)
 
     @property
     def conflict(self) -> str:
@@ -91,7 +94,8 @@ class Shadow:
             if why:
                 self._stats.shadows[why] += 1
                 return
-            self._begin(training, self._follow(training, incoming, overheard, draw), "answering behind the incumbent")
+            work = self._follow(training, incoming, overheard, draw, tuple(self._under_way))
+            self._begin(training, work, "answering behind the incumbent")
 
         return Overheard(incoming.path, done)
 
@@ -108,16 +112,18 @@ class Shadow:
                 return
             # a later change of the request is none of the incumbent's
             asked = replace(incoming, prospect=Prospect(), left_out=LeftOut())
-            self._begin(training, self._compare(training, asked, draw, ask, run), "asking the incumbent too")
+            work = self._compare(training, asked, draw, ask, run, tuple(self._under_way))
+            self._begin(training, work, "asking the incumbent too")
 
         return behind
 
     def _begin(self, training: Training, work: Coroutine[Any, Any, str], name: str) -> None:
-        self._running += 1
-        training.swarm.background.start(work, name).add_done_callback(self._ended)
+        task = training.swarm.background.start(work, name)
+        self._under_way.append(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[str]) -> None:
-        self._running -= 1
+        self._under_way.remove(task)
         if task.cancelled():
             self._stats.shadows["cancelled"] += 1
         elif task.exception() is not None:
@@ -142,7 +148,9 @@ class Shadow:
             return NOT_WHOLE
         return BUSY if self.free <= 0 else ""
 
-    async def _compare(self, training: Training, incoming: Incoming, draw: Draw, ask: Ask, run: GroupRun) -> str:
+    async def _compare(
+        self, training: Training, incoming: Incoming, draw: Draw, ask: Ask, run: GroupRun, earlier: Earlier
+    ) -> str:
         """One answer of the incumbent behind a group; returns what became of it."""
         try:
             answer, seconds = await whole_answer(ask, incoming)
@@ -152,10 +160,13 @@ class Shadow:
                     raise UpstreamError("its user left the challenger's stream", code=NOT_WHOLE)
         except SwarmGatewayError as exc:
             return exc.code or exc.type
+        await self._turn(earlier)
         await _record(training, pair)
         return "unjudged" if pair.unjudged else COMPARED
 
-    async def _follow(self, training: Training, incoming: Incoming, overheard: Overheard, draw: Draw) -> str:
+    async def _follow(
+        self, training: Training, incoming: Incoming, overheard: Overheard, draw: Draw, earlier: Earlier
+    ) -> str:
         """One group behind the incumbent's answer; returns what became of it."""
         assert overheard.read is not None, "only a whole answer is followed"
         try:
@@ -183,6 +194,7 @@ class Shadow:
                 pair = reference.pair(run.shaped, run.outcomes)
                 return _End(pair, failure.code or failure.type)
             score = await run.judge()
+            await self._turn(earlier)
             run.settle(list(run.samples), score, [])
             within = settings.submit_timeout_seconds + 2 * settings.hook_timeout_seconds + _GRACE
             done, drop = await run.settled(within)
@@ -203,6 +215,7 @@ class Shadow:
         if not end.drop:
             return TRAINED
         # the end of its group did not take the pair along
+        await self._turn(earlier)
         await _record(training, end.pair)
         return COMPARED if end.drop in NO_EPISODE_NEEDED and not end.pair.unjudged else end.drop
 
@@ -210,6 +223,12 @@ class Shadow:
         """Whether a comparison that trains nothing may move somebody: between two trials in the shadow none does."""
         # by the server's rules, which may be others than the file's
         return stage is None or stage.rules.trial_every is None or stage.trial or stage.share > 0
+
+    async def _turn(self, earlier: Earlier) -> None:
+        """Pairs that decide come in the order in which their groups began. In that of their ends the first ones are of
+        quick answers, and where slow ones are worse, these would prove too much."""
+        if earlier and self._decides(self.sides.stage):
+            await asyncio.wait(earlier)
 
     @contextmanager
     def _taken(self, draw: Draw) -> Generator[Drawn]:

@@ -315,6 +315,31 @@ async def test_a_group_behind_one_user_never_waits_in_the_way_of_another(
         await became(http, busy=1, trained=1)
 
 
+async def test_pairs_come_in_the_order_in_which_their_groups_began(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, tmp_path: Path
+) -> None:
+    go, judged = asyncio.Event(), tmp_path / "judged"
+
+    async def answer(body: Mapping[str, Any], number: int) -> Response:
+        if body["messages"][0]["content"] == "slow":
+            await go.wait()
+            return said("one two three")
+        return said("one")
+
+    swarm.answer = answer
+    noted = f"    open({str(judged)!r}, 'a').close()\n"
+    async with open_gateway(**serve(upstream), reward=JUDGE.replace("    return", f"{noted}    return")) as http:
+        await ask(http, messages=[{"role": "user", "content": "slow"}])
+        await swarm.until(lambda: swarm.sampling == 4)
+        await ask(http, messages=[{"role": "user", "content": "quick"}])
+        async with asyncio.timeout(30):
+            while not judged.exists():
+                await http.get("/status")
+        go.set()
+        await became(http, trained=2)
+    assert [pair.challenger.reward for pair in swarm.compared] == [pytest.approx(0.3), pytest.approx(0.1)]
+
+
 @pytest.mark.parametrize(
     ("headers", "settings"),
     [({"x-swarm-train": "false"}, {}), ({"x-swarm-train": "no"}, {}), ({}, {"shadow_fraction": 0})],
