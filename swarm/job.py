@@ -375,7 +375,8 @@ def layered(
     values: dict[str, Any] = {}
     fields: dict[str, str] = {}
     overrides: dict[str, tuple[str, Any, str]] = {}
-    for layer, settings in ((SERVER, server or {}), (JOB, job), (SET, _of_set(set_ or {}))):
+    set_parts = ((SET, part) for part in _of_set(set_ or {}))
+    for layer, settings in ((SERVER, server or {}), (JOB, job), *set_parts):
         for name, value in settings.items():
             name = SPELLINGS.get(name, name)
             if name == "overrides" and isinstance(value, Mapping):
@@ -386,16 +387,17 @@ def layered(
             else:
                 values[name], fields[name] = value, layer
     if overrides:
-        values["overrides"] = {key: value for key, value, _ in overrides.values()}
+        # what is no mapping is refused
+        values.setdefault("overrides", {key: value for key, value, _ in overrides.values()})
     merged = validated(TrainJob, values, where)
     layers = {leaf: layer for key, (_, value, layer) in overrides.items() for leaf in flat({key: value})}
     return Layered(merged, fields, layers)
 
 
-def _of_set(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` as fields of a job: what has a dot is a key of verl."""
+def _of_set(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``settings`` as fields of a job, and the overrides among them: what has a dot is a key of verl."""
     if "" in settings:
         raise ConfigError("set: a value without a name")
     verl = {name.removeprefix("overrides."): value for name, value in settings.items() if "." in name or name[0] == "+"}
     fields = {name: value for name, value in settings.items() if "." not in name and name[0] != "+"}
-    return {**fields, **({"overrides": {**fields.get("overrides", {}), **verl}} if verl else {})}
+    return fields, {"overrides": verl}

@@ -40,11 +40,17 @@ def test_each_layer_wins_over_those_below_also_where_one_writes_a_mapping() -> N
         ({"lrr": 1}, "unknown key 'lrr' .did you mean 'lr'"),
         ({"batch_size": 0}, "batch_size"),
         ({"": 1}, "without a name"),
+        ({"overrides": 3, "trainer.nnodes": 2}, "overrides: must be a mapping"),
     ],
 )
 def test_what_is_wrong_is_named(given_: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         layered({"model": "tiny"}, set_=given_)
+
+
+def test_overrides_of_a_wrong_kind_are_named_also_below_those_of_another_layer() -> None:
+    with pytest.raises(ConfigError, match="overrides: must be a mapping"):
+        layered({"model": "tiny", "overrides": [CLIP]}, set_={"trainer.nnodes": 2})
 
 
 _VALUES = {"lr": st.floats(1e-6, 1.0), "seed": st.integers(0, 9), "batch_size": st.integers(1, 9)}
