@@ -122,6 +122,18 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             "checkpoint of another run)",
             param=key,
         )
+    try:
+        _check_all(config, job, model)
+    except (AttributeError, TypeError) as exc:
+        if not job.overrides:
+            raise
+        names = ", ".join(job.overrides)
+        raise ConfigError(f"overrides: {names}: a value is of another kind than verl's own: {exc}") from exc
+    return config
+
+
+def _check_all(config: DictConfig, job: TrainJob, model: str) -> None:
+    """Raise :class:`ConfigError` for what a step would fail of, and for what nobody computes here."""
     _check(config)
     if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
         raise ConfigError(
@@ -130,7 +142,6 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
         )
     check_parsers(OmegaConf.select(config, VLLM))
     _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), model)
-    return config
 
 
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:

@@ -260,6 +260,9 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"algorithm.adv_estimator": "grpo_passk"}, "needs a second row where a group has one, and gets none here"),
         ({"actor_rollout_ref.model.lora.rank": 8}, r"declare it by job\.lora"),
         ({"actor_rollout_ref.model.lora_adapter_path": "/an/adapter"}, r"declare it by job\.lora"),
+        ({"trainer.v1": 3}, r"overrides: trainer\.v1: a value is of another kind than verl's own"),
+        ({"trainer.test_freq": None}, r"overrides: trainer\.test_freq: a value is of another kind"),
+        ({"actor_rollout_ref.rollout.engine_kwargs.vllm": 3}, r"engine_kwargs\.vllm: a value is of another kind"),
         ({"algorithm.filter_groups.enable": True}, "set job.collection to finish_enough_non_dummy_tasks"),
     ],
 )
