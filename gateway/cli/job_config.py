@@ -215,4 +215,5 @@ def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, A
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # YAML has dates
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -8,7 +8,7 @@ from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from swarm.client.wire import parse_server_url
 from swarm.errors import ConfigError
@@ -112,19 +112,24 @@ class Range(Model):
         return self
 
 
-#: Key of a config delta -> its values.
-Space = dict[str, list[Any] | Range]
+#: Key of a config delta -> its values, which the ledger has as JSON.
+Space = dict[str, list[JsonValue] | Range]
+_FINITE = ConfigDict(allow_inf_nan=False)
 
 
 class Grid(Model):
     """Every combination."""
 
+    model_config = _FINITE
+
     kind: Literal["grid"]
-    space: dict[str, list[Any]] = Field(min_length=1)
+    space: dict[str, list[JsonValue]] = Field(min_length=1)
 
 
 class Random(Model):
     """``count`` draws."""
+
+    model_config = _FINITE
 
     kind: Literal["random"]
     space: Space = Field(min_length=1)
@@ -162,9 +167,9 @@ class Study(Model):
 
     question: str = Field(min_length=1)
     code: str = Field(default=".", description="folder of the code, data and evaluator; the paths below start there")
-    job: dict[str, Any]
+    job: dict[str, JsonValue]
     workflow: str = Field(description="what is trained: module:function, as of `train`")
-    settings: dict[str, Any] = Field(default={}, description="values for further parameters of the workflow")
+    settings: dict[str, JsonValue] = Field(default={}, description="values for further parameters of the workflow")
     tasks: str
     control: Literal["none", "shuffle"] = Field(
         default="none", description="shuffle: every run has permuted rewards, so that there is nothing to find"

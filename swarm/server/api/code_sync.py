@@ -131,7 +131,7 @@ class CodeRoutes:
         stored = self.snapshots.named(snapshot)
         folder = self.snapshots.files(stored.id)
         buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as writer:
             for name in sorted(stored.files):
                 # with its modes, as it was sent: its digest has them
                 writer.write(folder / name, name)

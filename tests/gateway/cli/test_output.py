@@ -58,11 +58,12 @@ def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text("model: tiny\noverrides: {+a.b: 1, trainer: {save_freq: 3, nnodes: 1}}\n")
+    Path("job.yaml").write_text("model: tiny\noverrides: {+a.b: 1, +a.day: 2026-11-29, trainer: {save_freq: 3, nnodes: 1}}\n")
     told = ["config", "show", "job.yaml", "--set", "++trainer.nnodes=2"]
     lines = CliRunner().invoke(app, told, catch_exceptions=False).stdout.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
     assert shown["a.b"] == "1  [job]" and shown["trainer.nnodes"] == "2  [set]"
+    assert shown["a.day"] == '"2026-11-29"  [job]'
     assert shown["trainer.save_freq"] == "3  [job]" and shown["model"] == "tiny  [job]"
 
 

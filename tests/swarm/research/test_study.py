@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.research.study import read_study
 from tests.swarm.research.making import folder_of, study_of
+
+#: as YAML reads it
+DAY = date(2026, 11, 29)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,9 @@ from tests.swarm.research.making import folder_of, study_of
         ({"proposer": {"kind": "grid", "space": {"data.max_response_length": [8]}}}, "is decided by the study"),
         ({"proposer": {"kind": "random", "count": 2, "space": {"lr": {"low": 0, "high": 1, "log": True}}}}, "0 < low"),
         ({"proposer": {"kind": "magic"}}, "grid"),
+        ({"proposer": {"kind": "grid", "space": {"settings.weight": [DAY]}}}, r"settings\.weight.* not a valid JSON"),
+        ({"proposer": {"kind": "grid", "space": {"settings.weight": [math.inf]}}}, r"settings\.weight.* finite number"),
+        ({"settings": {"weight": DAY}}, r"settings\.weight.* not a valid JSON"),
         ({"job": {"model": "m", "batchsize": 1}}, "batch_size"),
         (
             {"proposer": {"kind": "grid", "space": {"collection": ["all_clients_agree_sync_weight"]}}},

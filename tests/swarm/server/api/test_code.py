@@ -84,6 +84,14 @@ async def test_code_that_was_removed_is_said_at_the_start(tmp_path: Path, archiv
         assert "sync it again" in started.text
 
 
+async def test_a_file_from_before_1980_is_sent_back(tmp_path: Path, archive: bytes) -> None:
+    async with client_of(app_of(tmp_path)) as client:
+        sent = (await client.post("/sync_train_code", content=archive, headers=ZIP)).json()
+        os.utime(Path(sent["temp_ajet_code_path"]) / "my_reward/__init__.py", (0, 0))
+        answer = await client.get(f"/code/{sent['snapshot']['id']}")
+    assert (answer.status_code, answer.content[:2]) == (200, b"PK")
+
+
 async def test_off_unless_the_operator_turns_it_on(tmp_path: Path, archive: bytes) -> None:
     async with client_of(app_of(tmp_path, allow_code_sync=False)) as client:
         answer = await client.post("/sync_train_code", content=archive, headers=ZIP)
