@@ -13,13 +13,15 @@ from swarm.job import TrainJob
 from swarm.protocol import MAX_NAME, SuccessResponse, WireRequest
 from swarm.types import Model
 
+#: JSON has no form for an infinity, and the text of one in a job's overrides is read back.
+_INFINITIES = ConfigDict(ser_json_inf_nan="strings")
+
 
 class ResolveConfigRequest(WireRequest):
     """``POST /config/resolve``: a job as YAML text, ours or AgentJet's; ``set`` wins over it, by the names of a job's
     fields and by verl's dotted keys."""
 
-    # JSON has no form for them, and an override's text is read back
-    model_config = ConfigDict(ser_json_inf_nan="strings")
+    model_config = _INFINITIES
 
     yaml_as_string: str
     set: dict[str, Any] = {}
@@ -97,6 +99,8 @@ class ResolvedJob(Model):
     it behind a colon.
     """
 
+    model_config = _INFINITIES
+
     job: TrainJob
     job_sources: dict[str, str] = Field(description="by field")
     config: dict[str, Any] = Field(description="verl's, complete")
@@ -117,6 +121,8 @@ class RunSummary(Model):
 
 class RunRecord(RunSummary):
     """``GET /config/{number}``."""
+
+    model_config = _INFINITIES
 
     job: TrainJob
     config: dict[str, Any] | None = Field(default=None, description="verl's, once the engine has resolved it")

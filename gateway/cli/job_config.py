@@ -49,7 +49,7 @@ def show(
 
     Where no server is named and none runs here, the job's values alone: verl's are known where verl is.
     """
-    from swarm.job import flat
+    from swarm.job import flat, plain_fields
 
     if target.is_open and not runs_of():
         _show_job(job, set_, as_json)
@@ -57,9 +57,9 @@ def show(
     with target.connect() as client:
         resolved = _resolved(client, job, set_)
     if as_json:
-        print_json(resolved.model_dump(mode="json"))
+        print_json(json.loads(resolved.model_dump_json()))
         return
-    fields = resolved.job.model_dump(mode="json")
+    fields = plain_fields(resolved.job)
     rows = [(name, fields[name], resolved.job_sources[name]) for name in resolved.job_sources]
     values = flat(resolved.config)
     rows += [

@@ -1,5 +1,6 @@
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text("model: tiny\noverrides: {+a.b: 1, +a.day: 2026-11-29, trainer: {save_freq: 3, nnodes: 1}}\n")
+    overrides = "{+a.b: 1, +a.day: 2026-11-29, trainer: {save_freq: 3, nnodes: 1}}"
+    Path("job.yaml").write_text(f"model: tiny\noverrides: {overrides}\n")
     told = ["config", "show", "job.yaml", "--set", "++trainer.nnodes=2"]
     lines = CliRunner().invoke(app, told, catch_exceptions=False).stdout.splitlines()
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
@@ -82,3 +84,25 @@ def test_a_file_that_is_named_is_written_with_json_too(tmp_path: Path, monkeypat
     done = CliRunner().invoke(app, told, catch_exceptions=False)
     assert json.loads(done.stdout) == {"path": str(out), "values": 1}
     assert out.read_text() == "actor:\n  lr: 1\n"
+
+
+def test_an_infinity_is_shown_also_where_a_server_tells_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: tiny\n")
+    clip = "actor_rollout_ref.actor.grad_clip"
+    resolved = ResolvedJob(
+        job=TrainJob(model="tiny", overrides={clip: math.inf}),
+        job_sources={"overrides": "job"},
+        config={"grad_clip": math.inf},
+        sources={"grad_clip": "job"},
+    )
+    received = ResolvedJob.model_validate_json(resolved.model_dump_json())
+
+    def resolve(client: SwarmClient, job: str, **fields: object) -> ResolvedJob:
+        return received
+
+    monkeypatch.setattr(SwarmClient, "resolve_config", resolve)
+    told = ["config", "show", str(tmp_path / "job.yaml"), "--swarm-url", "http://127.0.0.1:9"]
+    shown = CliRunner().invoke(app, told, catch_exceptions=False).stdout.splitlines()
+    assert shown == [f'overrides  {{"{clip}": Infinity}}  [job]', "grad_clip  Infinity  [job]"]
+    plain = json.loads(CliRunner().invoke(app, [*told, "--json"], catch_exceptions=False).stdout)
+    assert (plain["job"]["overrides"], plain["config"]) == ({clip: "Infinity"}, {"grad_clip": "Infinity"})
