@@ -42,6 +42,14 @@ def test_half_a_character_of_a_model_is_json_too(capsys: pytest.CaptureFixture[s
     assert "é" in out and json.loads(out) == {"text": "é \ud83d"}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1"])
+def test_json_is_whole_where_the_terminal_is_not_of_unicode(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding))
+    print_json({"text": "é €"})
+    assert json.loads(written.getvalue().decode(encoding)) == {"text": "é €"}
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
