@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -10,12 +11,16 @@ from typing import Any
 
 import openai
 import pytest
+import uvicorn
+from starlette.responses import JSONResponse
 
 from swarm.client import EpisodeEndpoint
 from swarm.client.workflow import Execute, load_workflow
 from swarm.errors import ConfigError
+from swarm.http.serve import bind, uvicorn_config
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.scripted import ScriptedServer
+from tests.swarm.http.certificates import make_tls
 
 TASK = Task(task_id="t", main_query="2+2?", init_messages=[{"role": "user", "content": "2+2?"}])
 ANSWER = {
@@ -71,6 +76,25 @@ def test_a_function_gets_a_client_of_its_kind(
     [asked] = server.requests
     assert asked.headers["authorization"] == "Bearer sk-e"
     assert asked.body["messages"] == TASK.init_messages
+
+
+@pytest.mark.anyio
+async def test_a_client_trusts_the_authorities_that_our_own_calls_trust(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = make_tls(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.certificate))
+    config = uvicorn_config(JSONResponse(ANSWER), shutdown_seconds=1, log_level="error", tls=tls)
+    config.lifespan = "off"
+    server, listener = uvicorn.Server(config), bind("127.0.0.1", 0)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/v1"
+        api = EpisodeEndpoint(episode_uuid="e", base_url=url, api_key="sk-e")
+        assert (await asyncio.to_thread(load(CLIENT), TASK, api)).reward == 1
+    finally:
+        server.should_exit = True
+        await running
 
 
 def test_a_function_gets_what_it_names(load: Load, api: EpisodeEndpoint) -> None:
