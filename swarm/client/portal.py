@@ -15,6 +15,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from anyio import CapacityLimiter, to_thread
 from anyio.from_thread import BlockingPortalProvider
@@ -38,6 +39,7 @@ class BlockingCall(Generic[T]):
         self._task: asyncio.Task[Any] | None = None
 
         async def run() -> T:
+            _loops.add(asyncio.get_running_loop())
             self._task = asyncio.current_task()
             return await work
 
@@ -76,6 +78,28 @@ class BlockingCall(Generic[T]):
         """Cancel the call; it may still end with a result."""
         with suppress(RuntimeError):  # the loop has ended, and the call with it
             self._portal.start_task_soon(lambda: self._task and self._task.cancel())
+
+
+_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def _runs_elsewhere(*_: object, **__: object) -> None:
+    raise RuntimeError("this event loop runs in the process before a fork")
+
+
+def _say_nothing(*_: object) -> None:
+    pass
+
+
+def _abandon_loops() -> None:
+    # at the child's exit Python ends the portal of its parent, which would wait for ever for a loop that nobody runs,
+    # and complains of the parent's connections
+    for loop in _loops:
+        vars(loop)["call_soon_threadsafe"] = _runs_elsewhere
+        loop.set_exception_handler(_say_nothing)
+
+
+os.register_at_fork(after_in_child=_abandon_loops)
 
 
 @functools.cache

@@ -29,6 +29,18 @@ client.add_entering_weight_sync_callback(print)
 print(client.get_global_step())
 """
 
+FORKING = """
+import os, signal, sys
+from swarm.client import SwarmClient
+client = SwarmClient(sys.argv[1])
+client.get_global_step()
+if (child := os.fork()) == 0:
+    signal.alarm(30)
+    print(client.get_global_step(), flush=True)
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 
 def test_ctrl_c_ends_a_claim_that_waits_and_hands_its_episode_back(server: ScriptedServer) -> None:
     held = threading.Event()
@@ -58,6 +70,12 @@ def test_a_forked_child_has_connections_of_its_own(server: ScriptedServer, clien
         os._exit(0 if client.get_global_step() == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert client.get_global_step() == 3
+
+
+def test_a_forked_child_ends_as_any_process_does(server: ScriptedServer) -> None:
+    server.script("/get_engine_status", engine(ROLLING, step=3))
+    done = subprocess.run([sys.executable, "-c", FORKING, server.url], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n0\n", "")
 
 
 def test_threads_of_a_forked_child_share_its_connections(server: ScriptedServer, client: SwarmClient) -> None:
