@@ -127,8 +127,18 @@ class Http11(HttpToolsProtocol):
     """HTTP 1.1 for clients that offer to go on in HTTP 2 (``Upgrade: h2c``), as Java's own does with each request: with
     the offer in its head, httptools drops a request's body."""
 
+    _in_body = False
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
-        if b"h2c" in data and (not self.cycle or self.cycle.response_complete):
+        if not self._in_body and b"h2c" in data:
             head, end, rest = data.partition(b"\r\n\r\n")
             data = _HTTP2_OFFER.sub(b"", head + end) + rest
         super().data_received(data)

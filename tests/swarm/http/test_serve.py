@@ -101,6 +101,32 @@ async def test_who_offers_http_2_is_answered_in_http_1(caplog: pytest.LogCapture
     assert not caplog.records
 
 
+@pytest.mark.anyio
+async def test_a_body_that_comes_behind_its_answer_stays_as_it_is() -> None:
+    """Of a request that is refused at its head, say; a byte less, and the next request is read as its rest."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(scope["path"])(scope, receive, send)
+
+    config = uvicorn_config(app, shutdown_seconds=1, log_level="error")
+    config.lifespan = "off"
+    with bind("127.0.0.1", 0) as sock:
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+        body = b"a log\r\nUpgrade: h2c\r\n"
+        writer.write(b"POST /first HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body))
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"/first")
+            writer.write(body)
+            writer.write(b"GET /second HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            answer = await reader.read()
+        writer.close()
+        server.should_exit = True
+        await serving
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"/second")
+
+
 async def _answer_to(line: bytes, rest: bytes) -> bytes:
     """The answer to a request, which is its body."""
 
