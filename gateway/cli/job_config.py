@@ -72,6 +72,8 @@ def show(
 
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
+    from pydantic_core import to_json
+
     from gateway.cli.parts import part_of
     from swarm.job import OURS, layered, read_fields
     from swarm.validation import read_mapping, read_text
@@ -84,7 +86,9 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:
         sources = {name: layers.fields.get(name, OURS) for name in values}
-        print_json({"job": layers.job.model_dump(mode="json"), "job_sources": sources, "config": None, "sources": {}})
+        # an infinity as a server tells it
+        job = json.loads(to_json(layers.job.model_dump(), inf_nan_mode="strings"))
+        print_json({"job": job, "job_sources": sources, "config": None, "sources": {}})
         return
     rows = [(name, value, layers.fields.get(name, OURS)) for name, value in values.items()]
     _echo([*rows, *((name, value, layers.overrides[name]) for name, value in layers.job.flat_overrides.items())])

@@ -67,7 +67,7 @@ def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = "{+a.b: 1, +a.day: 2026-11-29, trainer: {save_freq: 3, nnodes: 1}}"
+    overrides = "{+a.b: 1, +a.day: 2026-11-29, a.most: .inf, trainer: {save_freq: 3, nnodes: 1}}"
     Path("job.yaml").write_text(f"model: tiny\noverrides: {overrides}\n")
     told = ["config", "show", "job.yaml", "--set", "++trainer.nnodes=2"]
     lines = CliRunner().invoke(app, told, catch_exceptions=False).stdout.splitlines()
@@ -75,6 +75,9 @@ def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
     assert shown["a.b"] == "1  [job]" and shown["trainer.nnodes"] == "2  [set]"
     assert shown["a.day"] == '"2026-11-29"  [job]'
     assert shown["trainer.save_freq"] == "3  [job]" and shown["model"] == "tiny  [job]"
+    assert shown["a.most"] == "Infinity  [job]"
+    plain = json.loads(CliRunner().invoke(app, [*told, "--json"], catch_exceptions=False).stdout)
+    assert plain["job"]["overrides"]["a.most"] == "Infinity"
 
 
 def test_a_file_that_is_named_is_written_with_json_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
