@@ -165,8 +165,9 @@ class Meters:
         # looking up a metric's labels is the larger part of its cost
         self._claims, self._requests = cache(claims.labels), cache(requests.labels)
         self._request_seconds = cache(durations.labels)
-        self._tokens_of_batch = 0
-        self._episodes_of_batch = 0
+        # the batch whose step is still to come
+        self._batch_id = ""
+        self._tokens_of_batch = self._episodes_of_batch = 0
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
@@ -191,9 +192,11 @@ class Meters:
                     self._waiting.pop(name, None)
             case BatchRow(batch=batch):
                 trajectories = batch.trajectories
+                self._batch_id = batch.batch_id
                 self._episodes_of_batch = len(trajectories)
                 self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
-            case StepRow(result=result):
+            case StepRow(result=result) if result.batch_id == self._batch_id:
+                # a run that goes back records its earlier steps again
                 self._steps.observe(result.seconds)
                 self._trained.inc(self._episodes_of_batch)
                 with_signal = result.metrics.get(TASKS_WITH_SIGNAL, 0.0)
@@ -201,7 +204,7 @@ class Meters:
                 self._groups["false"].inc(max(0.0, result.metrics.get(TASKS, 0.0) - with_signal))
                 self._count("trained", self._tokens_of_batch)
                 self._trained_rate.add(self._tokens_of_batch, self._clock())
-                self._episodes_of_batch = self._tokens_of_batch = 0
+                self._batch_id = ""
             case _:
                 pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from swarm.measures import TASKS, TASKS_WITH_SIGNAL
 from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, StateRow, StepRow
 from swarm.server.monitor import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
@@ -93,6 +94,29 @@ def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
         "idle": 3,
         "stale": 2,
     }
+
+
+def test_steps_that_a_run_which_goes_back_records_again_are_counted_once() -> None:
+    meters = Meters(Clock())
+    batches = {
+        name: TrainBatch(batch_id=name, groups=[TrainGroup(task_id="t", trajectories=[sampled([1])])]) for name in "abc"
+    }
+    metrics = {TASKS: 1.0, TASKS_WITH_SIGNAL: 1.0}
+    steps = [
+        StepRow("r", StepResult(step=n, batch_id=name, metrics=metrics, seconds=1.0)) for n, name in enumerate("ab", 1)
+    ]
+    for name, step in zip("ab", steps, strict=True):
+        meters.observe(BatchRow(batches[name]))
+        meters.observe(step)
+    # the trainer has a third batch, which is dropped
+    meters.observe(BatchRow(batches["c"]))
+    for step in steps:
+        meters.observe(step)
+    value = meters.registry.get_sample_value
+    assert meters.tokens == {"trained": 2}
+    assert value("swarm_trained_episodes_total") == 2
+    assert value("swarm_step_seconds_count") == 2
+    assert value("swarm_trained_groups_total", {"informative": "true"}) == 2
 
 
 def test_rates_are_means_over_the_window() -> None:
