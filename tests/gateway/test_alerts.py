@@ -21,6 +21,21 @@ def on_compute_relative_reward(task, candidates, context):
     return [] if "fail" in task.main_query else [0.0, 1.0]
 """
 RULES: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "docs" / "alerts.yml").read_text())
+EXPRESSIONS: list[str] = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
+_SELECTOR = re.compile(r"\b((?:swarm|gateway)_\w+)(?:\{([^}]*)\})?")
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_rule_that_relates_series_of_other_labels_says_which_count(expression: str) -> None:
+    """Prometheus relates series whose labels are all equal, and others not at all: such a rule never fires."""
+    related = {(name, selector) for name, selector in _SELECTOR.findall(expression)}
+    same = len(related) == 1 or all("=" not in selector for _, selector in related)
+    assert same or "ignoring(" in expression or "on()" in expression
+
+
+@pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if "0.9 *" in each])
+def test_a_share_of_a_reward_is_taken_of_positive_ones_alone(expression: str) -> None:
+    assert "> 0" in expression
 
 
 async def test_each_metric_of_the_rules_exists_with_its_labels(rig: server.Rig, tmp_path: Path) -> None:
@@ -42,9 +57,8 @@ async def test_each_metric_of_the_rules_exists_with_its_labels(rig: server.Rig, 
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     known.setdefault(sample.name, set()).update(sample.labels)
-    expressions = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
-    assert len(expressions) >= 8
-    for expression in expressions:
-        for name, selector in re.findall(r"\b((?:swarm|gateway)_\w+)(?:\{([^}]*)\})?", expression):
+    assert len(EXPRESSIONS) >= 8
+    for expression in EXPRESSIONS:
+        for name, selector in _SELECTOR.findall(expression):
             assert name in known, expression
             assert set(re.findall(r"(\w+)=", selector)) <= known[name], expression
