@@ -49,6 +49,10 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     try:
         data: Any = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a date that does not exist, say
+        for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
+            if mark is not None:
+                # it quotes the line, which may hold a secret
+                mark.buffer = None
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(data, dict | None):
         raise ConfigError(f"{where} must be a mapping, got {type(data).__name__}")
