@@ -161,6 +161,12 @@ class GatewayConfig(RouteSettings):
         """The routes' names; without ``routes`` there is one, named :data:`ONLY_ROUTE`."""
         return [route.name for route in self.routes] or [ONLY_ROUTE]
 
+    def _names_of(self, route: RouteConfig) -> set[str]:
+        """The names and patterns that lead to one of ``routes``."""
+        own = [] if any(not is_pattern(name) for name in route.models) else [route.name]
+        aliases = self.model_aliases if route.name == self.default_route else []
+        return {*route.models, *own, *aliases}
+
     def check_answers(self) -> None:
         """As for one route; what stands above ``routes`` need not be complete."""
         if not self.routes:
@@ -191,6 +197,8 @@ class GatewayConfig(RouteSettings):
         routes = self.routes
         twice = [name for name, count in Counter(route.name for route in routes).items() if count > 1]
         twice += [name for name, count in Counter(m for route in routes for m in route.models).items() if count > 1]
+        asked = Counter(name for route in routes for name in self._names_of(route))
+        twice += [name for name, count in asked.items() if count > 1 and name not in twice]
         if twice:
             raise ValueError(f"routes: {', '.join(map(repr, twice))} is given more than once")
         if self.default_route is not None and self.default_route not in self.route_names:

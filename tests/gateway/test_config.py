@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,36 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, message: str) -> None:
         read_gateway(file)
     assert "\n" not in caught.value.message
     assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["api_keys: [hush\nport: 8000", 'api_keys: ["hush]', "upstream: {api_key: hush: x}", "swarm_token: @hush"]
+)
+def test_what_is_no_yaml_is_named_by_its_place_and_not_quoted(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="line 1, column") as caught:
+        read_gateway(file)
+    assert "hush" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"default_route": "a", "model_aliases": ["gpt"], "routes": [{"name": "a"}, {"name": "b", "models": ["gpt"]}]},
+        {"default_route": "a", "model_aliases": ["b"], "routes": [{"name": "a"}, {"name": "b"}]},
+        {"routes": [{"name": "a", "models": ["b"]}, {"name": "b"}]},
+        {"routes": [{"name": "a", "models": ["b"]}, {"name": "b", "models": ["gpt-*"]}]},
+    ],
+)
+def test_a_name_that_two_routes_answer_to_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"routes: '(gpt|b)' is given more than once"):
+        read_config({"hooks": "h", **settings})
+
+
+def test_an_alias_may_repeat_a_name_of_the_default_route() -> None:
+    routes = [{"name": "a", "models": ["gpt"]}, {"name": "b", "models": ["c"]}]
+    read_config({"hooks": "h", "default_route": "a", "model_aliases": ["gpt"], "routes": routes})
 
 
 def test_defaults_are_loopback_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
