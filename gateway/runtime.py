@@ -135,7 +135,11 @@ class Gateway:
     async def _reload(self, source: ConfigSource) -> tuple[list[str], list[str]]:
         async with self._reloading:
             # loading hooks runs the operator's code
-            plan = await asyncio.to_thread(lambda: Plan.of(source()))
+            try:
+                plan = await asyncio.to_thread(lambda: Plan.of(source()))
+            except OSError as exc:
+                # such as a folder into which this user may not look
+                raise ConfigError(str(exc)) from exc
             old, before = self.config, self.routes.table.routes
             if _has_keys(plan.config) != _has_keys(old):
                 raise ConfigError(

@@ -18,7 +18,8 @@ from tests.gateway.conftest import ask, serving, write_hooks
 from tests.standins.swarm import Swarm, by_number, once
 
 pytestmark = pytest.mark.anyio
-WRONG = ["swarm_url: [", "hooks: nowhere", "misspelt: 1", "num_repeat: -1"]
+UNREADABLE = f"hooks: {'long' * 100}"
+WRONG = ["swarm_url: [", "hooks: nowhere", "misspelt: 1", UNREADABLE, "num_repeat: -1"]
 
 
 class Config:
