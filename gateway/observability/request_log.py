@@ -219,9 +219,10 @@ def check_request_log(config: RequestLogConfig) -> None:
 
 def _before(seconds: float | None) -> str:
     """The time of a line before which it is too old."""
-    return (
-        "" if seconds is None else (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
-    )
+    if seconds is not None:
+        with suppress(OverflowError):  # for ever, or nearly so
+            return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+    return ""
 
 
 def _files(path: Path, files: int) -> list[Path]:

@@ -168,6 +168,13 @@ async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subjec
     assert [name.read_text() for name in names] == [""] * 2
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+def test_lines_that_are_kept_for_ever_are_written(tmp_path: Path, seconds: float) -> None:
+    path = tmp_path / "requests.jsonl"
+    write(RequestLogConfig(path=path, keep_seconds=seconds), exchange(b'"now"'))
+    assert len(lines(path)) == 1
+
+
 def test_lines_that_should_go_and_cannot_are_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "requests.jsonl"
     path.with_name("requests.jsonl.1").mkdir()
