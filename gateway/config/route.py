@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from gateway.config.takeover import ServeConfig
+from gateway.config.takeover import BaseUrl, ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.client.wire import parse_server_token, parse_server_url, parse_token
@@ -55,7 +55,7 @@ _Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_as_sent)]
 class UpstreamConfig(Model):
     """An OpenAI-compatible server that answers without training anything."""
 
-    base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
+    base_url: BaseUrl = Field(description="ends with /v1 as in the OpenAI SDK")
     api_key: _Secret = Field(default=SecretStr(""), description="its key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
 

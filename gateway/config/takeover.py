@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
 from swarm.evidence.stages import AfterRollback, Mode, Shares, StageName, StageRules
@@ -17,10 +17,24 @@ from swarm.types import Model
 from swarm.validation import environment_key
 
 
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        if parts.port != 0 and parts.hostname:
+            return url
+    except ValueError:
+        pass
+    raise ValueError("must be an address like http://127.0.0.1:8001/v1")
+
+
+#: Of an OpenAI-compatible server.
+BaseUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_address)]
+
+
 class IncumbentUpstream(Model):
     """An OpenAI-compatible server that answers the users."""
 
-    base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
+    base_url: BaseUrl = Field(description="ends with /v1 as in the OpenAI SDK")
     api_key_env: str = Field(default="", description="environment variable that holds its key; empty: no key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
 
