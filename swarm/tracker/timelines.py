@@ -185,12 +185,17 @@ class _Tree:
         """Add ``full``, which is not yet contained, as the ids of ``timeline``; its shorter end is forgotten."""
         node, depth = self._root, 0
         while True:
-            if node.ends is timeline:
+            goes_on = node.ends is timeline
+            if goes_on:
                 node.ends = None
             token = int(full[depth])
             child = node.edges.get(token)
             if child is None:
-                node.edges[token] = _Node(full[depth:], ends=timeline)
+                if goes_on and not node.edges:
+                    # a longer edge: a path with a node for each turn takes long to walk
+                    node.ids, node.ends = full[depth - len(node.ids) :], timeline
+                else:
+                    node.edges[token] = _Node(full[depth:], ends=timeline)
                 return
             common = _common(child.ids, full, depth)
             if common < len(child.ids):

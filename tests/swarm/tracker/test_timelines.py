@@ -147,3 +147,14 @@ def test_a_long_agent_run_is_linear() -> None:
     (timeline,) = merge_calls(calls)
     assert timeline.num_calls == 200
     assert time.process_time() - started < 10.0  # half a million tokens
+
+
+def test_a_run_of_many_short_turns_takes_no_longer_than_its_tokens() -> None:
+    history, calls = [1], []
+    for turn in range(2000):
+        calls.append(call(history, [turn]))
+        history = [*history, turn, 9]
+    started = time.process_time()
+    (timeline,) = merge_calls(calls)
+    assert timeline.num_calls == 2000
+    assert time.process_time() - started < 2.0  # with a look at each earlier turn it took six seconds
