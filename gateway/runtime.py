@@ -187,7 +187,8 @@ def _edited(before: Sequence[PlannedRoute], plan: Plan) -> list[str]:
 
 def _contents(route: PlannedRoute) -> dict[str, str]:
     """Digests of files, by the setting that names them."""
-    hooks = {"hooks": route.hooks.code} if route.hooks else {}
+    named = {"hooks": route.hooks, "serve.gate.hook": route.gate_hooks}
+    hooks = {setting: hooks.code for setting, hooks in named.items() if hooks is not None}
     return {**hooks, "serve.gate.suites": " ".join(suite.key for suite in route.suites)}
 
 

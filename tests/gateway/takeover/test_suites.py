@@ -244,6 +244,17 @@ async def test_an_edit_of_the_file_begins_a_new_comparison(
     assert len({pair.terms.digest for pair in draws(swarm)}) == 2
 
 
+async def test_a_reload_names_an_edited_hook_of_the_gate(
+    swarm: Swarm, upstream: Upstream, engine: Engine, tmp_path: Path
+) -> None:
+    hooks, gate = (str(write_hooks(tmp_path / name, JUDGE)) for name in ("hooks", "gate"))
+    asked = settings(upstream, {"sums": written(tmp_path)}, hook=gate)
+    config = read_config({"swarm_url": swarm.url, "hooks": hooks, **asked})
+    async with serving(create_app(config, lambda: config)) as http:
+        write_hooks(tmp_path / "gate", f"{JUDGE}\n# stricter\n")
+        assert (await http.post("/admin/reload")).json()["changed"] == ["serve.gate.hook"]
+
+
 async def test_a_trial_that_ends_ends_its_draws(
     swarm: Swarm, upstream: Upstream, engine: Engine, open_gateway: OpenGateway, tmp_path: Path
 ) -> None:
