@@ -201,6 +201,10 @@ class GatewayConfig(RouteSettings):
         twice += [name for name, count in asked.items() if count > 1 and name not in twice]
         if twice:
             raise ValueError(f"routes: {', '.join(map(repr, twice))} is given more than once")
+        if routes and self.model_aliases and self.default_route is None:
+            raise ValueError(
+                "model_aliases are names of the default route: set default_route, or name them in the models of a route"
+            )
         if self.default_route is not None and self.default_route not in self.route_names:
             names = ", ".join(map(repr, self.route_names))
             raise ValueError(f"default_route: there is no route named {self.default_route!r}; there is {names}")

@@ -111,6 +111,11 @@ def test_a_name_that_two_routes_answer_to_is_refused(settings: dict[str, Any]) -
         read_config({"hooks": "h", **settings})
 
 
+def test_aliases_without_a_default_route_are_refused() -> None:
+    with pytest.raises(ConfigError, match="model_aliases are names of the default route: set default_route"):
+        read_config({"hooks": "h", "model_aliases": ["gpt"], "routes": [{"name": "a"}, {"name": "b"}]})
+
+
 def test_an_alias_may_repeat_a_name_of_the_default_route() -> None:
     routes = [{"name": "a", "models": ["gpt"]}, {"name": "b", "models": ["c"]}]
     read_config({"hooks": "h", "default_route": "a", "model_aliases": ["gpt"], "routes": routes})
