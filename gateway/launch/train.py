@@ -104,10 +104,10 @@ def train_plan(file: TrainFile, up: UpPlan, folder: Path) -> TrainPlan:
 
 def rehearsal(plan: TrainPlan) -> TrainPlan:
     """``plan`` with two training steps, few tasks at each evaluation, and a run folder of its own, ``quick`` in the
-    plan's: no run goes on from it."""
+    plan's: no run goes on from it, and it touches no checkpoint of another one."""
     evaluated = plan.file.eval and plan.file.eval.model_copy(update={"every_steps": 2, "samples": 1, "tasks": 4})
     file = plan.file.model_copy(update={"eval": evaluated})
-    up = _with_job(plan.up, total_training_steps=2, save_freq=-1)
+    up = _with_job(plan.up, total_training_steps=2, save_freq=-1, checkpoint_dir=None)
     [server] = up.servers
     run_dir = server.run_dir / "quick"
     server = replace(server, run_dir=run_dir, swarm_section=server.swarm_section | {"run_dir": str(run_dir)})

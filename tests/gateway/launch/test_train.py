@@ -281,6 +281,8 @@ def test_a_rehearsal_takes_two_steps_and_evaluates_on_few_tasks(file: Callable[.
     # whoever resumes the run never goes on from its rehearsal
     assert plan.server.run_dir == whole.server.run_dir / "quick" == Path(plan.server.swarm_section["run_dir"])
     assert plan.server.job.save_freq == -1
+    # nor are checkpoints that are elsewhere set aside, as at the start of each run that does not go on from them
+    assert rehearsal(file(job=JOB | {"checkpoint_dir": "kept"})).server.job.checkpoint_dir is None
     assert (plan.server.job.total_training_steps, plan.server.job.serve_after_training) == (2, True)
     assert plan.file.eval is not None
     assert (plan.file.eval.every_steps, plan.file.eval.samples, plan.file.eval.tasks) == (2, 1, 4)
