@@ -20,7 +20,6 @@ from gateway.launch.up import check_ports
 from swarm.checkpoints import check_kept, checkpoint_folder, saved_step
 from swarm.errors import ConfigError, EngineError
 from swarm.importer import load_attribute
-from swarm.validation import read_mapping
 
 
 def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
@@ -72,9 +71,7 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
         ran, steps = load_attribute("swarm.server.journal.browse:last_run")(journal)
         done = max(done, steps)
     if done:
-        defaults = server.swarm_section.get("job_defaults")
-        defaults_of_server = read_mapping(Path(defaults), "server's job_defaults") if defaults else {}
-        check_earlier(server, ran, defaults_of_server, done, saved, changes_allowed=plan.earlier_run == "resume")
+        check_earlier(server, ran, done, saved, changes_allowed=plan.earlier_run == "resume")
 
 
 def _not_downloaded(plan: UpPlan) -> Iterator[str]:

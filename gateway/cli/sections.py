@@ -27,7 +27,7 @@ from reward_hooks import load_hooks
 from swarm.errors import ConfigError
 from swarm.http.serve import url_of
 from swarm.importer import load_attribute
-from swarm.job import TrainJob
+from swarm.job import TrainJob, layered, plain_fields
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, has_adapter, serves_kept
 from swarm.validation import read_mapping, validated
 
@@ -322,16 +322,20 @@ def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan
     folder = path.parent.resolve()
     import_from(folder)
     where = f"{path}, jobs.{name}." if name else f"{path}, "
-    job = resolve_job(validated(TrainJob, sections["job"], f"{where}job"), folder)
+    job = validated(TrainJob, sections["job"], f"{where}job")
     section = dict(sections["swarm"])
     server = parse_server(section, f"{where}swarm", folder)
+    if server.job_defaults is not None:
+        # we go by the job as well: where it keeps checkpoints, when it is done
+        defaults = read_mapping(server.job_defaults, "server's job_defaults")
+        job = layered(plain_fields(job, only_set=True), server=defaults, where=f"{where}job").job
     run_dir = (folder / server.run_dir).resolve()
     # the server reads its section from another folder
     section["run_dir"] = str(run_dir)
     if server.job_defaults is not None:
         section["job_defaults"] = str(server.job_defaults)
     plan = ServerPlan(
-        job=job,
+        job=resolve_job(job, folder),
         swarm_section=section,
         run_dir=run_dir,
         name=name,

@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.serve import bind
 from swarm.importer import load_attribute
-from swarm.job import TrainJob, layered
+from swarm.job import TrainJob
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
 
 TOKEN_VARIABLE = "SWARM_TOKEN"
@@ -92,7 +92,7 @@ class Server:
         done = max(saved, status.steps[-1].step if status.steps else 0)
         if done and earlier_run != "replace":
             changes_allowed = earlier_run == "resume"
-            check_earlier(self.plan, status.job, status.job_defaults, done, saved, changes_allowed=changes_allowed)
+            check_earlier(self.plan, status.job, done, saved, changes_allowed=changes_allowed)
             values = {"step": done, "saved": saved, "run_dir": str(self.plan.run_dir)}
             if from_step is None:
                 self.tell("going_on", values)
@@ -167,21 +167,12 @@ class Server:
             self.watch.give_up(status, f"it cannot be started again: {exc.message}")
 
 
-def check_earlier(
-    plan: ServerPlan,
-    ran: TrainJob | None,
-    job_defaults: Mapping[str, Any],
-    done: int,
-    saved: int,
-    *,
-    changes_allowed: bool,
-) -> None:
+def check_earlier(plan: ServerPlan, ran: TrainJob | None, done: int, saved: int, *, changes_allowed: bool) -> None:
     """Refuse to go on with the run of another job, or with a finished one.
 
     Args:
         plan: what is to run.
         ran: the job of the run in the folder, if that is known.
-        job_defaults: of the server.
         done: steps of that run.
         saved: the step of the checkpoint with which it would go on; 0: there is none.
         changes_allowed: another job may go on with it.
@@ -189,7 +180,7 @@ def check_earlier(
     Raises:
         ConfigError: names the fields that differ, or the steps, and what to do.
     """
-    job = layered(plan.job.model_dump(mode="json", exclude_unset=True), server=job_defaults).job
+    job = plan.job
     run = f"the run folder {plan.run_dir} holds a run that has done {done} steps"
     resume = f"--resume goes on from its checkpoint of step {saved}" if saved else "none of them is saved"
     fresh = "--fresh begins anew and keeps that run beside"

@@ -134,7 +134,7 @@ def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path
     # `up` goes on with it, and refuses another job as for any run
     job, done = last_run(out / "journal.db")
     assert job == JOB and done == 0
-    check_earlier(ServerPlan(JOB, {}, out), job, {}, 2, 2, changes_allowed=False)
+    check_earlier(ServerPlan(JOB, {}, out), job, 2, 2, changes_allowed=False)
     assert answer("show", "2", "--run-dir", str(out))["run_id"] == "r"
     noted = [json.loads(line)["what"] for line in (run_dir / EXPORTS).read_text().splitlines()]
     assert noted == [f"the run folder {out}"], "`data report` names it"

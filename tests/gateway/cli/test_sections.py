@@ -60,6 +60,15 @@ def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
     assert server.boot_timeout > 50, "the server gives up a boot before we do"
 
 
+def test_up_goes_by_the_servers_defaults_of_its_job_too(tmp_path: Path) -> None:
+    text = "job: {model: tiny, lr: 2.0e-5}\nswarm: {job_defaults: defaults.yaml}\ngateway: {hooks: hooks}"
+    (tmp_path / "defaults.yaml").write_text("{checkpoint_dir: kept, total_training_steps: 3, lr: 1.0e-5}")
+    [server] = read_plan(project(tmp_path, text)).servers
+    # with others, a second start would find no checkpoint, and begin the run anew
+    assert (server.job.checkpoint_dir, server.job.total_training_steps) == (str(tmp_path / "kept"), 3)
+    assert server.job.lr == 2e-5
+
+
 def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: Path) -> None:
     job = "{model: tiny, max_prompt_length: 300, max_response_length: 20}"
     routes = ["a", "b"]

@@ -153,5 +153,5 @@ def test_resume_refuses_a_job_that_its_checkpoint_does_not_go_with(tmp_path: Pat
     plan = ServerPlan(TrainJob.model_validate(ran.model_dump() | changed), {}, tmp_path)
     [name] = changed
     with pytest.raises(ConfigError, match=rf"checkpoint goes on with the same job\.{name} only: --fresh begins anew"):
-        check_earlier(plan, ran, {}, 2, 2, changes_allowed=True)
-    check_earlier(plan, ran, {}, 2, 0, changes_allowed=True)
+        check_earlier(plan, ran, 2, 2, changes_allowed=True)
+    check_earlier(plan, ran, 2, 0, changes_allowed=True)
