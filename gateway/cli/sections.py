@@ -24,6 +24,7 @@ from gateway.launch.succession import read_successors, with_successors
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
 from reward_hooks import load_hooks
+from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
 from swarm.http.serve import url_of
 from swarm.importer import load_attribute
@@ -290,6 +291,8 @@ def _several(path: Path, data: dict[str, Any]) -> UpPlan:
     servers = tuple(plan.servers[0] for plan in plans)
     if len({server.run_dir for server in servers}) < len(servers):
         raise ConfigError(f"{path}: two jobs have one run folder; set run_dir in their swarm sections")
+    if len({checkpoint_folder(server.job, server.run_dir).resolve() for server in servers}) < len(servers):
+        raise ConfigError(f"{path}: two jobs have one checkpoint_dir, where each would go on from weights of the other")
     return replace(plans[0], servers=servers, addresses=tuple(address for plan in plans for address in plan.addresses))
 
 

@@ -257,6 +257,7 @@ def test_several_jobs_have_ports_run_folders_and_routes_of_their_own(tmp_path: P
     ("change", "message"),
     [
         (("swarm: {port: 7}", "swarm: {run_dir: runs/planner}"), "two jobs have one run folder"),
+        (("{model: tiny", "{checkpoint_dir: kept, model: tiny"), "two jobs have one checkpoint_dir"),
         (("planner:", "a/b:"), "jobs has names .*'a/b'"),
         (("{job: {model: tiny}}", "{job: {model: tiny}, gateway: {}}"), "jobs.planner: unknown section 'gateway'"),
         (("lr: 1.0e-4", "learning: 1"), r"jobs\.solver\.job.*unknown key 'learning'"),
