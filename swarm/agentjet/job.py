@@ -132,7 +132,10 @@ _OURS = {
     "logger": "logging",
     "max_parallel_episodes": "max_env_worker",
     "tensor_parallel_size": "tensor_model_parallel_size",
+    "max_turn_length": _BOUND,
 }
+#: The same of its ``lora``.
+_OURS_OF_LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "targets": "lora_target_modules"}
 #: Field of a :class:`TrainJob` -> AgentJet's key, where there is no keyword.
 _KEYS = {"temperature": f"{_ROLLOUT}.temperature", "save_freq": f"{_COMMON}.save_freq"}
 
@@ -330,6 +333,9 @@ class AgentJetJob:
                 common.use_kl_loss, common.kl_loss_coef = value != 0, value
             elif name in _KEYS:
                 setattr(self._parent(_KEYS[name]), _KEYS[name].rpartition(".")[2], value)
+            elif name == "lora" and isinstance(value, Mapping) and value.keys() <= _OURS_OF_LORA.keys():
+                for field, setting in cast("Mapping[str, Any]", value).items():
+                    setattr(self, _OURS_OF_LORA[field], setting)
             elif name == "overrides" and isinstance(value, Mapping):
                 self.extras["overrides"] = {**self.extras.get("overrides", {}), **cast("Mapping[str, Any]", value)}
             elif name in TrainJob.model_fields:

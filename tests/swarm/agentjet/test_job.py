@@ -245,6 +245,18 @@ def test_a_file_in_our_words_is_read(tmp_path: Path) -> None:
     assert (job.collection, job.serving) == ("finish_enough_episodes", "always")
 
 
+def test_a_keyword_wins_over_a_file_in_our_words_too(tmp_path: Path) -> None:
+    ours = written(tmp_path, model="m", max_turn_length=512, lora={"rank": 8, "alpha": 32})
+    job = AgentJetJob(ours, max_response_length_in_one_turn=1024, lora_rank=16)
+    done = job.train_job()
+    assert (done.max_turn_length, done.lora) == (1024, LoraSettings(rank=16, alpha=32))
+    assert (job.max_response_length_in_one_turn, job.lora_rank, job.lora_alpha) == (1024, 16, 32)
+    whole = AgentJetJob(ours).train_job()
+    assert (whole.max_turn_length, whole.lora) == (512, LoraSettings(rank=8, alpha=32))
+    with pytest.raises(ConfigError, match=r"lora.*rnak"):
+        AgentJetJob(written(tmp_path, model="m", lora={"rnak": 8}))
+
+
 def test_a_section_may_be_set_as_a_mapping() -> None:
     job = AgentJetJob(model="m")
     job.config.ajet.rollout = {"num_repeat": 2, "max_env_worker": 6, "val_kwargs": {"temperature": 0.5}}
