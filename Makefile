@@ -119,4 +119,4 @@ lock: $(READY)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(GPU_PINS) $(LOWEST) $(NEWEST) build demo-out runs
+	rm -rf $(VENV) $(GPU_PINS) $(LOWEST) $(NEWEST) build demo-out
