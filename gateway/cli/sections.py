@@ -139,7 +139,7 @@ def _incumbents(
             continue
         server, incumbent = servers.get(name, plan.servers[0]), serve.incumbent
         job = server.job
-        served = IncumbentPlan("", "", incumbent.port, job.max_prompt_length, job.max_response_length, incumbent.vllm)
+        served = IncumbentPlan("", "", incumbent.port, job.max_model_len, job.max_response_length, incumbent.vllm)
         if incumbent.is_beside:
             _check_beside(server, name, incumbent.version)
             folder = adapter_folder(server.run_dir, incumbent.version)

@@ -48,7 +48,8 @@ class IncumbentPlan:
     Attributes:
         model: its path, or the name of a hub's model.
         name: under which it is served.
-        prompt_tokens, answer_tokens: at most, as of the challenger's job.
+        context_tokens: prompt and answer together, at most, as of the challenger's job.
+        answer_tokens: at most, likewise.
         arguments: more of them for vLLM.
         routes: of the gateway, whose users it answers.
     """
@@ -56,7 +57,7 @@ class IncumbentPlan:
     model: str
     name: str
     port: int
-    prompt_tokens: int
+    context_tokens: int
     answer_tokens: int
     arguments: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class IncumbentPlan:
         options = {
             "name": self.name,
             "port": self.port,
-            "max-model-len": self.prompt_tokens + self.answer_tokens,
+            "max-model-len": self.context_tokens,
             "max-new-tokens": self.answer_tokens,
             "folder": folder,
         }

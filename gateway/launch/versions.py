@@ -82,7 +82,7 @@ def served(
     Args:
         vllm_arguments: more of them for vLLM.
     """
-    lengths = job.max_prompt_length, job.max_response_length
+    lengths = job.max_model_len, job.max_response_length
     plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
     with (
         _folder(run_dir) as folder,

@@ -70,7 +70,9 @@ def test_up_goes_by_the_servers_defaults_of_its_job_too(tmp_path: Path) -> None:
 
 
 def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: Path) -> None:
-    job = "{model: tiny, max_prompt_length: 300, max_response_length: 20}"
+    # an override is what clients are told, and what the job's own engine takes
+    length = "actor_rollout_ref.rollout.max_model_len: 900"
+    job = f"{{model: tiny, max_prompt_length: 300, max_response_length: 20, overrides: {{{length}}}}}"
     routes = ["a", "b"]
     serve = "serve: {incumbent: {model: tiny, port: 8101, vllm: [--swap-space, '1']}}"
     text = "jobs:\n" + "".join(
@@ -80,7 +82,7 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     plan = read_plan(project(tmp_path, text))
     [incumbent] = plan.incumbents
     assert (incumbent.model, incumbent.name, incumbent.port) == (str(tmp_path / "tiny"), "tiny", 8101)
-    assert (incumbent.prompt_tokens, incumbent.answer_tokens) == (300, 20)
+    assert (incumbent.context_tokens, incumbent.answer_tokens) == (900, 20)
     assert incumbent.arguments == ("--swap-space", "1")
     assert plan.addresses[-1] == ("127.0.0.1", 8101)
     assert incumbent.routes == ("a", "b") and not plan.successions

@@ -26,7 +26,7 @@ from tests.processes import children, nothing_left_behind
 
 pytestmark = pytest.mark.slow
 
-BASE = IncumbentPlan("/models/base", "base", 0, 512, 48, routes=("default",))
+BASE = IncumbentPlan("/models/base", "base", 0, 560, 48, routes=("default",))
 SECTION: dict[str, Any] = {
     "hooks": "h",
     "serve": {"incumbent": {"model": "base", "policy": "promoted"}, "stage": "shadow"},

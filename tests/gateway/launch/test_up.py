@@ -517,7 +517,7 @@ def test_an_incumbent_answers_before_the_engine_starts_and_is_started_again_when
 
     [port] = free_ports(1)
     run = Run("steps", tmp_path, listening=listening, incumbent_recovered=recovered, ready=ready)
-    incumbent = IncumbentPlan("/models/base", "base", port, 512, 48, ("--swap-space=1",), ("default",))
+    incumbent = IncumbentPlan("/models/base", "base", port, 560, 48, ("--swap-space=1",), ("default",))
     run.plan = replace(run.plan, incumbents=(incumbent,))
     run()
     [died] = [values for kind, values in run.events if kind == "incumbent_restarting"]
