@@ -229,9 +229,11 @@ class _Reader:
     def ignored(self) -> dict[str, str]:
         """Keys that were not taken, or the pattern for several of them, with the reason."""
         ignored: dict[str, str] = {}
+        # where LoRA is on, what it has no place for is not known
+        reasons = {pattern: why for pattern, why in _IGNORED.items() if pattern != "lora.*" or not self._trains_lora}
         for key in sorted(set(self._values) - self._taken):
-            pattern = next((pattern for pattern in _IGNORED if fnmatchcase(key, pattern)), key)
-            ignored[f"ajet.{pattern}"] = _IGNORED.get(pattern, _UNKNOWN)
+            pattern = next((pattern for pattern in reasons if fnmatchcase(key, pattern)), key)
+            ignored[f"ajet.{pattern}"] = reasons.get(pattern, _UNKNOWN)
         return ignored
 
     def _take(self, key: str, default: Any = None) -> Any:
@@ -274,8 +276,12 @@ class _Reader:
         sampling = {name: self._take(key) for name, key in keys.items() if key in self._values}
         return {"eval_sampling": sampling} if sampling else {}
 
+    @property
+    def _trains_lora(self) -> bool:
+        return self._take("lora.lora_rank", 0) != 0
+
     def _lora(self) -> dict[str, Any]:
-        if self._take("lora.lora_rank", 0) == 0:
+        if not self._trains_lora:
             return {}
         return {"lora": {ours: self._take(key) for key, ours in _LORA.items() if key in self._values}}
 

@@ -211,6 +211,8 @@ def test_what_is_ignored_is_listed_with_its_reason() -> None:
     assert "actor_rollout_ref" in ignored
     assert {"ajet.teacher_model.*", "ajet.opd.*", "ajet.rollout.user_workflow"} <= set(ignored)
     assert not {"hydra", "defaults", "ajet.model.path"} & set(ignored)
+    of_lora = convert(composed(lora={"lora_rank": 8, "lora_adapter_path": "earlier"})).ignored
+    assert of_lora["ajet.lora.lora_adapter_path"] == "not known here" and "ajet.lora.*" not in of_lora
 
 
 def test_a_key_that_is_not_known_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
