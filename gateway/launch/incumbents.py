@@ -150,6 +150,8 @@ class Incumbents:
         for served in [served for served in self._served if served.ends is not None and served.ends <= now]:
             self._served.remove(served)
             served.process.child.stop(_GRACE)
+            # the next version has a port, and with it a log, of its own: nothing else would bound their number
+            served.process.child.log.unlink(missing_ok=True)
             self._clear()
         if any([succession.drop_ended(now) for succession in self._successions]):
             self._clear()

@@ -145,6 +145,8 @@ def test_a_challenger_that_is_proven_live_becomes_the_incumbent_and_the_next_one
         site.until(lambda: len(site.running()) == 1)
         assert site.asked["policy"] == 4
         assert [path.name for path in (tmp_path / "incumbents").iterdir()] == ["4"], "2 answers nobody any more"
+        logs = [f"incumbent-{site.asked['port']}.log", "incumbent-export.log"]
+        assert sorted(path.name for path in (tmp_path / "logs").glob("incumbent-*.log")) == logs
     assert (tmp_path / "exports").read_text().split() == ["2", "4"]
 
 
