@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -131,8 +132,26 @@ class EngineProcess:
 
     def _remove_ray_sessions(self) -> None:
         link = self._run_dir / "ray"
+        if link.is_symlink() and _is_locked(link):
+            # in a copy of a run folder: of the engine there, which lives
+            return
         # never what somebody else made it lead to
         if not link.is_symlink() or link.readlink().name.startswith(_RAY_FOLDER):
             shutil.rmtree(link.resolve(), ignore_errors=True)
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process holds ``folder``, as an engine holds that of its Ray for as long as it lives."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -368,6 +369,23 @@ async def test_what_somebody_else_links_in_the_run_folder_stays(tmp_path: Path) 
         await supervisor.start()
         await supervisor.stop()
     assert (tmp_path / "precious").is_dir() and not (tmp_path / "run" / "ray").is_symlink()
+
+
+async def test_a_copy_of_a_run_folder_leaves_the_ray_of_the_run_that_lives(tmp_path: Path) -> None:
+    lives = tmp_path / "swarm-ray-lives"
+    lives.mkdir()
+    descriptor = os.open(lives, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    async with engine(tmp_path, "mute") as (_, supervisor):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "ray").symlink_to(lives)
+        await supervisor.start()
+        await supervisor.stop()
+        assert lives.is_dir()
+        os.close(descriptor)
+        await supervisor.start()
+        await supervisor.stop()
+        assert not lives.is_dir() and not (tmp_path / "run" / "ray").is_symlink()
 
 
 async def test_stop_while_booting(tmp_path: Path) -> None:
