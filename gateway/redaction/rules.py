@@ -156,7 +156,8 @@ def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:
         ConfigError: the ``regex`` package, whose patterns can be given a deadline, does not read it.
     """
     try:
-        bounded = regex.compile(pattern.pattern, pattern.flags)
+        # with its own (?a) and the like; the number of re.ASCII is another flag there
+        bounded = regex.compile(pattern.pattern)
     except regex.error as exc:
         raise ConfigError(f"patterns: {name}: {exc}") from exc
 

@@ -69,6 +69,13 @@ def test_a_text_on_which_a_pattern_takes_too_long_is_private(caplog: pytest.LogC
     assert "the pattern code takes more than 1 s" in caplog.text and "aaa" not in caplog.text
 
 
+def test_a_pattern_for_ascii_is_read_as_python_reads_it() -> None:
+    rules = data(patterns={"code": r"(?a)[([]\d+"}).rules
+    assert rules is not None and Masking(rules).masked("[12 and (\N{ARABIC-INDIC DIGIT TWO}") == (
+        "[CODE_1] and (\N{ARABIC-INDIC DIGIT TWO}"
+    )
+
+
 def test_a_pattern_that_fits_placeholders_does_not_mask_them_again() -> None:
     rules = data(patterns={"word": r"\S+"}).rules
     assert rules is not None and Masking(rules).masked("a bc") == "[WORD_1] [WORD_2]"
