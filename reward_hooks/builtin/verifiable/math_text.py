@@ -55,6 +55,8 @@ _GROUP = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 _MEASURED = re.compile(r"-?[\d.,]+(?![iknxyz](?![A-Za-z]))[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
 #: math-verify reads these in no box
 _WITH_SIGN = re.compile(r"-?\d[\d.,]*\s?[%°]")
+#: A line that gives the answer, not one that only speaks of it.
+_SAYS_ANSWER = re.compile(r"\banswer\W*(?:is\b|:|=)", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)([A-Za-z_]{4,})>")
 
 
@@ -128,7 +130,7 @@ def answer(text: str) -> Statement:
     if (boxed := _last_boxes(text)) is not None:
         return _of_boxes(*boxed)
     last = _last_line(text)
-    if "answer" in last.lower() and not _MARKED.search(last) and _last_piece(last):
+    if _SAYS_ANSWER.search(last) and not _MARKED.search(last) and _last_piece(last):
         # formulas elsewhere, such as in a check of it, are not the answer
         text = last
     line = _bare(last)

@@ -171,6 +171,7 @@ def test_mathematics_is_read_as_people_write_it(hook: Math, reference: str, righ
                 "5 percent",
                 "Answer: 6\nAnswer: 5",
                 "Answer: 5\nCheck: $2 \\cdot 5 = 10$",
+                "Let me answer step by step: 16 - 3 - 4 = 9.\nThat makes $5$.",
             ],
             [
                 "5 or 6",
