@@ -298,10 +298,10 @@ def plain_signs(text: str) -> str:
 
 
 def _latex_signs(text: str) -> str:
-    r"""Without ``\$``, blanks of LaTeX within a number or before its unit, and ``%`` where no plain number is before
-    it."""
+    r"""Without ``\$``, ``,\!`` and blanks of LaTeX within a number or before its unit, and ``%`` where no plain number
+    is before it."""
     text = re.sub(r"(?<!\\)\\\$", "", text)
-    text = re.sub(r"(?<=\d)\\,(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?<=\d)(?:,\\!|\\,)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<=\d)~(?=\\)", " ", text)
     return re.sub(r"([})]|\d/\d+) ?%", r"\1", re.sub(r"(?<!\\)\\%", "%", text))
 
