@@ -34,6 +34,8 @@ def test_consensus_by_share_and_by_majority() -> None:
         ("boxed", ["\\boxed{a-b}", "\\boxed{a - b}", "\\boxed{a+b}"]),
         ("boxed", ["\\boxed{1.5}", "\\boxed{1.50}", "\\boxed{15}"]),
         ("boxed", ["\\boxed{x^2-1}", "\\boxed{x^2 - 1}", "\\boxed{x^2+1}"]),
+        ("boxed", ["\\boxed{\\$1{,}800}", "\\boxed{1\\,800}", "\\boxed{18}"]),
+        ("boxed", ["\\boxed{18\\%}", "\\boxed{18%}", "\\boxed{1.8}"]),
         ("answer", ["The answer is −5.", "Answer: **-5**", "Answer: $5$"]),
         ("number", ["−5", "It is -5.", "5"]),
         ("answer", ["The answer is **Paris**.", "Final answer: paris", "Answer: Rome"]),
