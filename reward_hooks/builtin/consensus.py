@@ -86,8 +86,8 @@ class Consensus:
 
 
 def _plain_formula(text: str) -> str:
-    """Without white space, also of LaTeX, and what may stand around it, as a number where it is one."""
-    text = re.sub(r"(?<!\\)\\(?:[\s,;:!]|(?=[$%]))|\{,\}|[\s$`]+", "", text.lower()).rstrip(".")
+    """Without white space and marks of LaTeX, and what may stand around it, as a number where it is one."""
+    text = re.sub(r"(?<!\\)\\(?:[\s,;:!()\[\]]|(?=[$%]))|\{,\}|[\s$`]+", "", text.lower()).rstrip(".")
     return _plain_number(text) if regex.fullmatch(EXTRACTORS["number"], text) else text
 
 

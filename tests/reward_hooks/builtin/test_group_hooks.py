@@ -37,6 +37,7 @@ def test_consensus_by_share_and_by_majority() -> None:
         ("boxed", ["\\boxed{\\$1{,}800}", "\\boxed{1\\,800}", "\\boxed{18}"]),
         ("boxed", ["\\boxed{18\\%}", "\\boxed{18%}", "\\boxed{1.8}"]),
         ("answer", ["The answer is −5.", "Answer: **-5**", "Answer: $5$"]),
+        ("answer", ["The answer is \\(5\\).", "Answer: 5", "Answer: 6"]),
         ("number", ["−5", "It is -5.", "5"]),
         ("answer", ["The answer is **Paris**.", "Final answer: paris", "Answer: Rome"]),
         ("choice", ["I think A, no: B", "B.", "C"]),
