@@ -6,7 +6,6 @@ Invariant: on one node a run never attaches to a cluster that it did not start, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from adapters.verl.machine import cluster_address
 from adapters.verl.meeting import RUN_VARIABLE
 from swarm.job import TrainJob
 from swarm.link.imported import ImportedCode, imported, top_level
+from swarm.link.ray_folder import PREFIX, hold, remove_ray_folder
 from swarm.link.segments import remove_segments
 
 #: Ray puts sockets at ``<temp>/ray/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
@@ -32,7 +32,6 @@ RAY_STARTS = 3
 #: actors of one run, each of which asks Ray for one CPU that it does not use up; and the CPUs that verl reserves beside
 #: each accelerator
 LOGICAL_CPUS, WORKER_CPUS = 32, 3
-TEMP_PREFIX = "swarm-ray-"
 
 
 class RayFolder:
@@ -51,10 +50,12 @@ class RayFolder:
         if len(parent) + len("/swarm-ray-xxxxxxxx") > MAX_TEMP_LENGTH:
             parent = "/tmp"
         self._link = run_dir / "ray"
-        self.path = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=parent))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         # the lock says that the run lives, and goes with its process
-        self._lock = _lock(self.path)
-        _remove_stale(self._link)
+        self._lock = hold(self.path)
+        remove_ray_folder(self._link)
+        # of a run that lives, perhaps, which has another one
+        self._link.unlink(missing_ok=True)
         self._link.symlink_to(self.path)
 
     def remove(self) -> None:
@@ -66,32 +67,6 @@ class RayFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock of ``folder``; ``None`` if another process has it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove_stale(link: Path) -> None:
-    """Remove ``run_dir/ray`` of an earlier run, with the folder it points to unless that run's driver lives."""
-    if not link.is_symlink():
-        shutil.rmtree(link, ignore_errors=True)
-        return
-    target = link.readlink()
-    link.unlink(missing_ok=True)
-    # never anything but such a folder, whatever somebody made the link point to
-    if target.name.startswith(TEMP_PREFIX) and target.is_dir():
-        with contextlib.suppress(OSError):
-            if (lock := _lock(target)) is not None:
-                shutil.rmtree(target, ignore_errors=True)
-                os.close(lock)
 
 
 def init_arguments(

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Self
 
 import psutil
 
+from swarm.link.ray_folder import remove_ray_folder
 from swarm.link.segments import held_segments, remove_segments
 from swarm.memory import oom_kills, why_killed
 
@@ -28,8 +27,6 @@ TOKEN_VARIABLE = "SWARM_LINK_TOKEN"
 LOG_NAME = "engine.log"
 LAST_LINES = 30
 _KILL_ROUNDS = 10
-#: Of Ray's folder, to which ``run_dir/ray`` leads: the beginning of its name, which the engine gives it.
-_RAY_FOLDER = "swarm-ray-"
 
 
 class EngineProcess:
@@ -114,7 +111,7 @@ class EngineProcess:
         else:
             logger.error("processes of the engine survive SIGKILL: %s", [process.pid for process in self._members()])
         remove_segments(self._started, held=segments)
-        self._remove_ray_sessions()
+        remove_ray_folder(self._run_dir / "ray")
 
     def _members(self) -> list[psutil.Process]:
         """All living processes of the run."""
@@ -129,29 +126,3 @@ class EngineProcess:
                         if child.status() != psutil.STATUS_ZOMBIE:
                             members[child.pid] = child
         return list(members.values())
-
-    def _remove_ray_sessions(self) -> None:
-        link = self._run_dir / "ray"
-        if link.is_symlink() and _is_locked(link):
-            # in a copy of a run folder: of the engine there, which lives
-            return
-        # never what somebody else made it lead to
-        if not link.is_symlink() or link.readlink().name.startswith(_RAY_FOLDER):
-            shutil.rmtree(link.resolve(), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            link.unlink(missing_ok=True)
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a process holds ``folder``, as an engine holds that of its Ray for as long as it lives."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
