@@ -161,11 +161,11 @@ class GatewayConfig(RouteSettings):
         """The routes' names; without ``routes`` there is one, named :data:`ONLY_ROUTE`."""
         return [route.name for route in self.routes] or [ONLY_ROUTE]
 
-    def _names_of(self, route: RouteConfig) -> set[str]:
-        """The names and patterns that lead to one of ``routes``."""
+    def names_of(self, route: RouteConfig) -> list[str]:
+        """The names and patterns that lead to one of ``routes``; its own name where it has no whole one."""
         own = [] if any(not is_pattern(name) for name in route.models) else [route.name]
         aliases = self.model_aliases if route.name == self.default_route else []
-        return {*route.models, *own, *aliases}
+        return list(dict.fromkeys([*route.models, *own, *aliases]))
 
     def check_answers(self) -> None:
         """As for one route; what stands above ``routes`` need not be complete."""
@@ -197,7 +197,7 @@ class GatewayConfig(RouteSettings):
         routes = self.routes
         twice = [name for name, count in Counter(route.name for route in routes).items() if count > 1]
         twice += [name for name, count in Counter(m for route in routes for m in route.models).items() if count > 1]
-        asked = Counter(name for route in routes for name in self._names_of(route))
+        asked = Counter(name for route in routes for name in self.names_of(route))
         twice += [name for name, count in asked.items() if count > 1 and name not in twice]
         if twice:
             raise ValueError(f"routes: {', '.join(map(repr, twice))} is given more than once")

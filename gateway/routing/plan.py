@@ -117,11 +117,8 @@ def _planned(
     route: RouteConfig, config: GatewayConfig, parts: tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]
 ) -> PlannedRoute:
     is_default = route.name == config.default_route
-    names, patterns = _split(route.models)
-    answers_to_served = not names and route.serve is None
-    more_names, more_patterns = _split(config.model_aliases if is_default else [])
-    names = tuple(dict.fromkeys([*(names or (route.name,)), *more_names]))
-    patterns = tuple(dict.fromkeys([*patterns, *more_patterns]))
+    names, patterns = _split(config.names_of(route))
+    answers_to_served = all(map(is_pattern, route.models)) and route.serve is None
     return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, *parts)
 
 

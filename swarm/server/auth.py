@@ -174,23 +174,23 @@ class ClientNames:
         Raises:
             ForbiddenError: the client is another token's (``client_of_another_token``).
         """
-        owner = self._owners.get(client_uuid)
-        if owner is None:
-            self._owners[client_uuid] = caller.name
-            if len(self._owners) > self._limit:
-                del self._owners[next(iter(self._owners))]
-        elif owner != caller.name and "admin" not in caller.scopes:
+        if not self._may_act(caller, client_uuid):
             raise ForbiddenError(
                 f"client_uuid {client_uuid[:100]!r} is used with another token than {caller.name!r}: choose another "
                 "client_uuid, or use the token with which this client began",
                 code="client_of_another_token",
             )
+        self._owners.setdefault(client_uuid, caller.name)
+        if len(self._owners) > self._limit:
+            del self._owners[next(iter(self._owners))]
 
     def allows(self, caller: TokenHolder, client_uuid: str) -> bool:
         """Whether ``caller`` may claim, and act for this client as in :meth:`check`; nothing is remembered."""
-        # of a client that ran on over a restart, a call may be the first that is heard
-        owner = self._owners.get(client_uuid, caller.name)
-        return caller.may("claim") and ("admin" in caller.scopes or owner == caller.name)
+        return caller.may("claim") and self._may_act(caller, client_uuid)
+
+    def _may_act(self, caller: TokenHolder, client_uuid: str) -> bool:
+        # nobody owns a client yet that this server has not heard, such as one that ran on over a restart
+        return "admin" in caller.scopes or self._owners.get(client_uuid, caller.name) == caller.name
 
 
 logger = logging.getLogger(__name__)
