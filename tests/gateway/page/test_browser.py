@@ -78,6 +78,14 @@ async def log_in(tab: Tab, site: Site, scope: str = "judge", place: str = "") ->
     await tab.sees("Log out")
 
 
+async def open_group(tab: Tab, site: Site, prompt: str) -> None:
+    """Log in, and open the group of ``prompt``, which is the latest."""
+    await log_in(tab, site)
+    await tab.sees(prompt)
+    await tab.press("Enter")
+    await tab.sees("Which answer is best?")
+
+
 async def test_every_screen_and_every_key(open_site: Site, chrome: Browser) -> None:
     site = open_site
     async with chrome.tab() as tab:
@@ -489,10 +497,7 @@ async def test_the_arguments_of_a_call_are_those_that_the_model_wrote(
     swarm.answer = lambda body, number: said("-", tool_calls=calls)
     await site.ask("a prompt")
     async with chrome.tab() as tab:
-        await log_in(tab, site)
-        await tab.sees("a prompt")
-        await tab.press("Enter")
-        await tab.sees("Which answer is best?")
+        await open_group(tab, site, "a prompt")
         await tab.press("o")
         await tab.sees(written["whole"], ".card")
         await tab.sees('"b": [', ".card")
@@ -504,10 +509,7 @@ async def test_messages_of_odd_forms_are_shown(site: Site, chrome: Browser) -> N
     answer = await site.http.post(CHAT, json={"messages": messages}, headers={"x-api-key": site.keys["app"]})
     assert answer.status_code == 200
     async with chrome.tab() as tab:
-        await log_in(tab, site)
-        await tab.sees("a prompt")
-        await tab.press("Enter")
-        await tab.sees("Which answer is best?")
+        await open_group(tab, site, "a prompt")
         assert tab.faults == []
 
 
@@ -521,10 +523,7 @@ async def test_an_earlier_turn_has_its_words_and_its_calls(site: Site, chrome: B
     answer = await site.http.post(CHAT, json={"messages": turns}, headers={"x-api-key": site.keys["app"]})
     assert answer.status_code == 200
     async with chrome.tab() as tab:
-        await log_in(tab, site)
-        await tab.sees("a question")
-        await tab.press("Enter")
-        await tab.sees("Which answer is best?")
+        await open_group(tab, site, "a question")
         await tab.press("o")
         await tab.sees('Let me look.\n→ search({"for": "chains"})', ".question")
 

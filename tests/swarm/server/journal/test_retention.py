@@ -152,11 +152,11 @@ def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
         def instructions() -> int:
             done = 0
 
-            def one() -> None:
+            def count() -> None:
                 nonlocal done
                 done += 1
 
-            connection.set_progress_handler(one, 1)
+            connection.set_progress_handler(count, 1)
             Retention(connection, 100, 1 << 30).tidy()
             connection.set_progress_handler(None, 1)
             return done
