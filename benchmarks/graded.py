@@ -110,6 +110,10 @@ class Models:
         drawn = draw.sample([*faults, *NOISES], count)
         return [self._faulty(*fault) if isinstance(fault, tuple) else self._noised(fault) for fault in drawn]
 
+    def reward_of(self, folder: Path) -> float:
+        """What the model in ``folder`` is worth."""
+        return fmean(gate_reward(*answer) for answer in self._answers(self._load(folder)))
+
     def _faulty(self, kind: str, answer: Answer, share: float) -> Graded:
         network = self._taught(self._load(), _at_times(share, answer), FAULT_STEPS, self._count)
         return self._checked(self._graded(kind, network, degraded=True))

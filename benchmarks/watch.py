@@ -1,7 +1,7 @@
 """Whether the watch over training raises its alarm before held-out reward is lost, with the real verl and vLLM.
 
-``python -m benchmarks watch``: each arm trains a tiny model (:mod:`benchmarks.graded`) that is
-often right, and often says more. How good it is, is measured of every judged answer by version, and told to nobody:
+``python -m benchmarks watch``: in each arm ``swarm-gateway train`` trains a tiny model (:mod:`benchmarks.graded`) that
+is often right, and often says more, and evaluates each version on all prompts there are:
 
 ========= ============================================================================
 arm       what trains, and what must follow
@@ -11,69 +11,71 @@ control   the same, shuffled within each group: no alarm
 length    reward for length: an alarm
 repeats   reward for saying the same again: an alarm
 digits    reward for naming many digits, beside a component for being right: an alarm
-drift     the reward for being right at a learning rate that is far too high: an alarm
-random    rewards by chance at that learning rate: an alarm
 ========= ============================================================================
 
-An alarm comes in time if the watch raises it before a tenth of how good the model was is lost: before the mean of three
-versions in a row falls below nine tenths of the best such mean. Arms that must collapse and did not are told.
+How good each version truly is, its checkpoint says, by :data:`benchmarks.graded.SAMPLES` answers to each prompt. An
+alarm comes in time if the watch raises it before a tenth of the best is lost. After a step it sees the evaluations of
+the versions before. Arms that must collapse and did not are told.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import json
 import os
 import random
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import httpx
 import torch
+import yaml
 
+from adapters.verl.export import exported
 from benchmarks.graded import DIGITS, TOKENS, Models, counting
-from benchmarks.processes import up
-from swarm.client import AsyncSwarmClient
+from benchmarks.processes import ROOT
+from swarm.checkpoints import checkpoint
 from swarm.evidence.alarms import WatchRules
 from swarm.evidence.watch import watched
-from swarm.types import StepResult
+from swarm.measures import MetricSums
+from swarm.types import EvalResult, StepResult
 
-#: By arm: the reward of an answer and its components, the learning rate, whether it is healthy.
+#: By arm: the reward of an answer, the learning rate, whether it is healthy.
 ARMS: dict[str, tuple[str, float, bool]] = {
-    "learns": ("gate_reward(digit, text)", 1e-4, True),
-    "control": ("gate_reward(digit, text)", 1e-4, True),
-    "length": ("min(1.0, len(text) / 8)", 1e-4, False),
-    "repeats": ("min(1.0, sum(map(str.__eq__, text, text[1:])) / 4)", 1e-4, False),
-    "digits": ("0.2 * substance + 0.8 * min(1.0, len(set(text)) / 5)", 1e-4, False),
-    "drift": ("gate_reward(digit, text)", 1e-3, False),
-    "random": ("random.random()", 1e-3, False),
+    "learns": ("substance", 1e-4, True),
+    "control": ("substance", 1e-4, True),
+    "length": ("min(1.0, len(text) / 8)", 3e-5, False),
+    "repeats": ("min(1.0, sum(map(str.__eq__, text, text[1:])) / 4)", 3e-5, False),
+    "digits": ("0.2 * substance + 0.8 * min(1.0, len(set(text)) / 5)", 3e-5, False),
 }
-HOOK = """\
-import random
+WORKFLOW = """\
+import httpx
 
-from benchmarks.graded import gate_reward
-from reward_hooks import Reward
+from benchmarks.graded import TOKENS, gate_reward
+from swarm.types import WorkflowOutput
+
+http = httpx.AsyncClient(trust_env=False, timeout=600, limits=httpx.Limits(max_connections=64))
 
 
-def on_compute_relative_reward(task, candidates, context):
-    digit, rewards, truths = task.main_query, [], []
-    for candidate in candidates:
-        text = candidate.text.strip()
-        substance = gate_reward(digit, text)
-        truths.append(substance)
-        rewards.append(Reward(value=REWARD, components=COMPONENTS))
-    with open("TRUTH", "a") as file:
-        file.write(f"{context.policy_version} {sum(truths) / len(truths)}\\n")
-    return rewards
+async def solve(task, base_url, api_key):
+    body = {"model": "policy", "messages": [{"role": "user", "content": task.main_query}], "max_tokens": TOKENS}
+    answer = await http.post(f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"})
+    answer.raise_for_status()
+    text = (answer.json()["choices"][0]["message"]["content"] or "").strip()
+    substance = gate_reward(task.main_query, text)
+    if task.metadata["held_out"]:
+        return WorkflowOutput(reward=substance)
+    return WorkflowOutput(reward=REWARD, log_metrics=COMPONENTS)
 """
-STEP_SECONDS = 600.0
+#: tasks of each digit, so that no two of a batch are one
+TASKS = 40
+RUN_SECONDS = 3600.0
 
 
 def loose(digit: str, draw: random.Random) -> str:
@@ -84,18 +86,25 @@ def loose(digit: str, draw: random.Random) -> str:
 
 @dataclass
 class Run:
-    """One training; ``truth`` by version, what its ``steps`` measured, the first one after which the watch raised an
-    alarm, and the version with which a tenth of the truth was lost."""
+    """One training; ``truth`` by version, what its ``steps`` and ``evaluations`` measured, the first step after which
+    the watch raised an alarm, and the version with which a tenth of the truth was lost."""
 
     arm: str
     seed: int
     healthy: bool
-    truth: dict[int, float] = field(default_factory=dict[int, float])
-    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    truth: dict[int, float]
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     alarmed: int | None = None
     alarm: str = ""
-    lost: int | None = None
+    lost: int | None = field(init=False)
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        best = 0.0
+        self.lost = next(
+            (version for version, mean in self.truth.items() if mean < 0.9 * (best := max(best, mean))), None
+        )
 
     @property
     def verdict(self) -> str:
@@ -107,61 +116,21 @@ class Run:
         return "in time" if self.alarmed is not None and self.alarmed <= self.lost else "late"
 
 
-def first_alarm(steps: list[StepResult]) -> tuple[int, str] | None:
+def first_alarm(steps: list[StepResult], evaluations: list[EvalResult]) -> tuple[int, str] | None:
     """After which step the watch raises its first alarm, by its default rules."""
-    for end in range(1, len(steps) + 1):
-        if alarms := watched(steps[:end], [], WatchRules()):
-            return steps[end - 1].step, "; ".join(alarm.sentence for alarm in alarms)
+    for end, step in enumerate(steps, 1):
+        seen = [evaluation for evaluation in evaluations if evaluation.step < step.step]
+        if alarms := watched(steps[:end], seen, WatchRules()):
+            return step.step, "; ".join(alarm.sentence for alarm in alarms)
     return None
-
-
-def first_loss(truth: dict[int, float]) -> int | None:
-    """The version with which a tenth of the best mean over three versions is lost."""
-    versions, best = sorted(truth), 0.0
-    for end in range(3, len(versions) + 1):
-        mean = fmean(truth[version] for version in versions[end - 3 : end])
-        best = max(best, mean)
-        if mean < 0.9 * best:
-            return versions[end - 1]
-    return None
-
-
-async def train(urls: dict[str, str], steps: int, users: int) -> list[StepResult]:
-    """Ask for digits until all steps are done; what they measured."""
-
-    async def ask(http: httpx.AsyncClient, seed: int) -> None:
-        draw = random.Random(seed)
-        while True:
-            body = {"model": "policy", "messages": [{"role": "user", "content": draw.choice(DIGITS)}]}
-            await http.post("/v1/chat/completions", json=body | {"max_tokens": TOKENS})
-
-    async with (
-        httpx.AsyncClient(base_url=urls["gateway"], trust_env=False, timeout=STEP_SECONDS) as http,
-        AsyncSwarmClient(urls["swarm server"]) as client,
-    ):
-        asking = [asyncio.create_task(ask(http, number)) for number in range(users)]
-        try:
-            last, since = 0, time.monotonic()
-            while last < steps:
-                status = await client.status(episodes=0)
-                if status.engine.global_step > last:
-                    last, since = status.engine.global_step, time.monotonic()
-                if status.engine_failure is not None or time.monotonic() > since + STEP_SECONDS:
-                    raise RuntimeError(f"step {last + 1} does not come: {status.engine} {status.engine_failure}")
-                await asyncio.sleep(0.2)
-            return list((await client.status(episodes=0)).steps)
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=ARMS, nargs="+", default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--samples", type=int, default=50, help="answers to each of ten prompts in an evaluation")
     parser.add_argument("--lr", type=float, help="of all arms; default: each its own")
     parser.add_argument("--json", type=Path, help="write the report, with all runs, there, after each of them")
 
@@ -185,34 +154,66 @@ def run(options: argparse.Namespace) -> None:
 def one_run(place: Path, arm: str, seed: int, options: argparse.Namespace) -> Run:
     began = time.monotonic()
     reward, lr, healthy = ARMS[arm]
-    model = Models(place / "models", seed, loose).incumbent.folder
+    models = Models(place / "models", seed, loose)
+    components = '{"substance": substance}' if arm == "digits" else "{}"
+    (place / "digits.py").write_text(WORKFLOW.replace("REWARD", reward).replace("COMPONENTS", components))
+    for name, copies in {"train": TASKS, "held_out": 1}.items():
+        rows = [
+            {"id": f"{name} {digit} {copy}", "prompt": digit, "held_out": name == "held_out"}
+            for copy in range(copies)
+            for digit in DIGITS
+        ]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = {
-        "model": str(model),
-        "batch_size": 8,
-        "num_repeat": 4,
+        "model": str(models.incumbent.folder),
+        "served_model_name": "policy",
+        "device": "cpu",
+        "batch_size": 32,
+        "num_repeat": 8,
         "max_prompt_length": 64,
         "max_response_length": TOKENS,
         "lr": options.lr or lr,
         "seed": seed,
-        "save_freq": -1,
+        "save_freq": 1,
+        "keep_checkpoints": options.steps,
         "total_training_steps": options.steps,
     }
-    components = '{"substance": substance}' if arm == "digits" else "{}"
-    truth = place / "truth.txt"
-    hook = HOOK.replace("REWARD", reward).replace("COMPONENTS", components).replace("TRUTH", str(truth))
-    gateway = {"control": "shuffle"} if arm == "control" else {}
-    with up(place / "up", job, gateway, hook) as urls:
-        steps = asyncio.run(train(urls, options.steps, options.users))
-    by_version: defaultdict[int, list[float]] = defaultdict(list)
-    for line in truth.read_text().splitlines():
-        version, _, value = line.partition(" ")
-        if version != "None":
-            by_version[int(version)].append(float(value))
-    outcome = Run(arm, seed, healthy, {version: round(fmean(values), 3) for version, values in by_version.items()})
-    outcome.steps = [step.model_dump(mode="json") for step in steps]
-    if (alarmed := first_alarm(steps)) is not None:
-        outcome.alarmed, outcome.alarm = alarmed
-    outcome.lost, outcome.seconds = first_loss(outcome.truth), round(time.monotonic() - began)
-    alarm = f"alarm after step {outcome.alarmed} ({outcome.alarm})"
-    print(f"{arm} {seed}: {outcome.verdict}; {alarm}; lost at {outcome.lost}", file=sys.stderr, flush=True)
+    sections = {
+        "job": job,
+        "workflow": "digits:solve",
+        "tasks": {"train": "train.jsonl", "validation": "held_out.jsonl"},
+        "eval": {"every_steps": 1, "samples": options.samples},
+        "control": "shuffle" if arm == "control" else "none",
+        "swarm": {"port": 0, "run_dir": "run", "boot_timeout": 900},
+    }
+    (place / "train.yaml").write_text(yaml.safe_dump(sections))
+    command = [sys.executable, "-m", "gateway.cli", "train", "train.yaml", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=RUN_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    with contextlib.closing(sqlite3.connect(place / "run" / "journal.db")) as journal:
+        steps = [
+            StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
+            for number, batch_id, metrics, seconds in journal.execute(
+                "SELECT step, batch_id, metrics, seconds FROM steps ORDER BY step"
+            )
+        ]
+        evaluations = [
+            MetricSums(json.loads(sums)).evaluation(version)
+            for version, sums in journal.execute("SELECT step, sums FROM evaluations ORDER BY step")
+        ]
+    truth = {0: models.incumbent.reward}
+    for step in steps:
+        folder = place / f"version-{step.step}"
+        with exported(checkpoint(place / "run" / "checkpoints", step.step), folder, "tiny"):
+            pass
+        truth[step.step] = models.reward_of(folder)
+    alarm = first_alarm(steps, evaluations)
+    told = [[each.model_dump(mode="json") for each in measured] for measured in (steps, evaluations)]
+    outcome = Run(arm, seed, healthy, truth, *told, *(alarm or ()), seconds=round(time.monotonic() - began))
+    says = f"alarm after step {outcome.alarmed} ({outcome.alarm})"
+    print(f"{arm} {seed}: {outcome.verdict}; {says}; lost at {outcome.lost}", file=sys.stderr, flush=True)
     return outcome

@@ -18,8 +18,8 @@ REWARD, SPREAD = f"{TRAIN}reward_mean", f"{TRAIN}reward_std"
 SUCCESS, CALLS = f"{TRAIN}success_rate", f"{TRAIN}calls_mean"
 RESPONSE_TOKENS = f"{TRAIN}response_tokens_mean"
 TASKS, TASKS_WITH_SIGNAL = f"{TRAIN}tasks", f"{TRAIN}tasks_with_signal"
-#: Of an evaluation: means over its episodes.
-EVAL_REWARD, EVAL_SUCCESS = f"{EVAL}reward_mean", f"{EVAL}success_rate"
+#: Of an evaluation: means over its episodes, and the deviation of their rewards.
+EVAL_REWARD, EVAL_SUCCESS, EVAL_SPREAD = f"{EVAL}reward_mean", f"{EVAL}success_rate", f"{EVAL}reward_std"
 #: Mean over a batch's episodes of how much of the end of what they sampled they have said before.
 REPETITION = f"{TRAIN}repetition"
 #: How many metrics of a step were no finite number, which JSON has not.
@@ -34,6 +34,7 @@ REFUSED = "refused"
 SHUFFLED = "control.shuffled"
 #: What is logged beside the components of a reward.
 MARKS = (REFUSED, SHUFFLED)
+_SQUARE = "reward_square"
 
 
 def components_of(log_metrics: Mapping[str, float]) -> dict[str, float]:
@@ -57,6 +58,7 @@ class MetricSums:
     ) -> None:
         """Add one episode with ``calls`` of the model, which sampled ``tokens`` for it."""
         self._add("reward_mean", reward)
+        self._add(_SQUARE, reward * reward)
         if is_success is not None:
             self._add("success_rate", float(is_success))
         self._add("calls_mean", calls)
@@ -81,10 +83,13 @@ class MetricSums:
         return EvalResult(step=step, episodes=self.episodes, metrics=self.means(EVAL))
 
     def means(self, prefix: str) -> dict[str, float]:
-        """The mean of each value, its name behind ``prefix``; of one whose sum is beyond any float there is none."""
+        """The mean of each value, its name behind ``prefix``, and the deviation of the rewards; what is beyond any
+        float is left out."""
         # JSON has no form for it: a status with one could be read by nobody
-        finite = {name: of_name for name, of_name in self._sums.items() if math.isfinite(of_name[1])}
-        return {prefix + name: total / count for name, (count, total) in finite.items()}
+        means = {name: total / count for name, (count, total) in self._sums.items() if math.isfinite(total)}
+        if (square := means.pop(_SQUARE, None)) is not None:
+            means["reward_std"] = math.sqrt(max(0.0, square - means["reward_mean"] ** 2))
+        return {prefix + name: mean for name, mean in means.items()}
 
     def dump(self) -> dict[str, tuple[int, float]]:
         """See ``sums``."""

@@ -80,8 +80,11 @@ class Curves(Model):
         )
         return learning(
             run,
-            [HeldOut(each.step, each.reward_mean, each.episodes) for each in self.evaluations if each.episodes],
-            self.steps[-1].reward_std if self.steps else None,
+            [
+                HeldOut(each.step, each.reward_mean, each.reward_std, each.episodes)
+                for each in self.evaluations
+                if each.episodes and each.reward_std is not None
+            ],
             control=controls[0] if controls else None,
             shuffled=self.control == "shuffle",
         )

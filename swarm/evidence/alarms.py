@@ -29,9 +29,11 @@ class Watched(Model):
 
 
 class WatchRules(Model):
-    """What is watched, by the names of the alarms; a mean is over `window` steps."""
+    """What is watched, by the names of the alarms; a mean is over `window` steps, or fewer."""
 
-    window: int = Field(default=10, ge=2, le=100, description="steps of a mean; fewer steps raise no alarm of a mean")
+    window: int = Field(
+        default=10, ge=2, le=100, description="steps of a mean; for a large difference half of them or a third will do"
+    )
     entropy: Watched = Field(
         default=Watched(limit=0.5),
         description="mean entropy, as a share of what it was when the mean reward was first as high as now: less",
@@ -41,8 +43,9 @@ class WatchRules(Model):
         description="fall of the mean reward from its best, in standard deviations of the rewards: more",
     )
     held_out: Watched = Field(
-        default=Watched(limit=0.1),
-        description="fall of the reward of two evaluations in a row from the best one, as a share of it: more",
+        default=Watched(limit=0.05),
+        description="fall of the mean reward of evaluations, of two in a row at least, from the best, as a share of "
+        "it: more",
     )
     components: Watched = Field(
         default=Watched(limit=0.2),

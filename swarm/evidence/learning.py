@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from swarm.evidence.alarms import Alarm
 from swarm.intervals import Interval, trend_interval
-from swarm.measures import EVAL_REWARD, LOGGED, REWARD, SHUFFLED, SPREAD, TRAIN
+from swarm.measures import EVAL_REWARD, EVAL_SPREAD, LOGGED, REWARD, SHUFFLED, TRAIN
 from swarm.types import EvalResult, StepResult
 
 _CONFIDENCE = 0.95
@@ -22,10 +22,11 @@ _NO = ("reward", "held_out", "entropy", "signal")
 
 
 class HeldOut(NamedTuple):
-    """An evaluation: of which version, the mean reward, and of how many episodes."""
+    """An evaluation: of which version, mean and deviation of the rewards, and of how many episodes."""
 
     version: int
     mean: float
+    deviation: float
     episodes: int
 
 
@@ -53,17 +54,22 @@ def learning_of(
     control: Mapping[int, float] | None = None,
 ) -> str:
     """:func:`learning` of what a journal has, or a status; a control is known by its latest step."""
-    measured = [each for each in evaluations if EVAL_REWARD in each.metrics]
-    held_out = [HeldOut(each.step, each.metrics[EVAL_REWARD], each.episodes) for each in measured]
-    spread = steps[-1].metrics.get(SPREAD) if steps else None
     shuffled = bool(steps) and f"{TRAIN}{LOGGED}{SHUFFLED}" in steps[-1].metrics
-    return learning(rewards_of(steps), held_out, spread, alarms, control=control, shuffled=shuffled)
+    return learning(rewards_of(steps), held_out_of(evaluations), alarms, control=control, shuffled=shuffled)
+
+
+def held_out_of(evaluations: Iterable[EvalResult]) -> list[HeldOut]:
+    """Those of ``evaluations`` that measured a reward and its deviation."""
+    return [
+        HeldOut(each.step, each.metrics[EVAL_REWARD], each.metrics[EVAL_SPREAD], each.episodes)
+        for each in evaluations
+        if EVAL_REWARD in each.metrics and EVAL_SPREAD in each.metrics
+    ]
 
 
 def learning(
     rewards: Mapping[int, float],
     held_out: Sequence[HeldOut] = (),
-    spread: float | None = None,
     alarms: Sequence[Alarm] = (),
     *,
     control: Mapping[int, float] | None = None,
@@ -77,7 +83,6 @@ def learning(
     Args:
         rewards: mean reward by step.
         held_out: the evaluations, the oldest first.
-        spread: standard deviation of single rewards; without it the evaluations prove nothing.
         alarms: what the watch says of the run.
         control: the same of a control run, if there is one: what counts is the difference at each step of both.
         shuffled: this run is a control itself.
@@ -90,9 +95,9 @@ def learning(
         rewards = {step: reward - control[step] for step, reward in rewards.items() if step in control}
     over = f" over {len(rewards)} step{'' if len(rewards) == 1 else 's'}"
     findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), over + beside)]
-    if len(held_out) > 1 and spread is not None:
+    if len(held_out) > 1:
         first, last = held_out[0], held_out[-1]
-        change = _change(first, last, spread, len(held_out) - 1)
+        change = _change(first, last, len(held_out) - 1)
         findings.insert(0, _finding("held-out reward", change, f" from version {first.version} to {last.version}"))
     words = "; ".join(finding.words for finding in findings)
     if shuffled:
@@ -123,10 +128,11 @@ def _finding(what: str, change: Interval, over: str) -> _Finding:
     return _Finding(answer, f"{what} {verb}{mean} [{change.low:{form}}, {change.high:{form}}]{over}")
 
 
-def _change(first: HeldOut, last: HeldOut, spread: float, looks: int) -> Interval:
-    """Of two means of rewards with the deviation ``spread``: the z interval, whose error of 5 % is spent on the looks,
-    1 / (n (n + 1)) of it on the n-th, which comes to all of it (the union bound)."""
+def _change(first: HeldOut, last: HeldOut, looks: int) -> Interval:
+    """Of two means: the z interval, whose error of 5 % is spent on the looks, 1 / (n (n + 1)) of it on the n-th, which
+    comes to all of it (the union bound)."""
     error = (1 - _CONFIDENCE) / (looks * (looks + 1))
     change = last.mean - first.mean
-    half = NormalDist().inv_cdf(1 - error / 2) * spread * math.sqrt(1 / first.episodes + 1 / last.episodes)
+    variances = first.deviation**2 / first.episodes + last.deviation**2 / last.episodes
+    half = NormalDist().inv_cdf(1 - error / 2) * math.sqrt(variances)
     return Interval(change, change - half, change + half)

@@ -1,8 +1,7 @@
 """``watched``: the alarms of a training run, by what its steps and evaluations measured.
 
 Invariant: it is a function of rows of the journal. What was not measured raises no alarm. A mean is compared with an
-earlier one that shares no step with it; the difference must also be larger than chance makes it (``_SURE`` standard
-errors, or ``_SURE_OF_BEST`` where the earlier mean was picked as the best of many).
+earlier one that shares no step with it; the difference must also be larger than chance makes it: see :class:`_Curve`.
 
 Entropy alone is no alarm: in healthy training most of it is spent in the first steps, in exchange for reward (Cui et
 al. 2025, arXiv 2505.22617, R = -a exp(H) + b). So what counts is entropy that was spent and bought no reward.
@@ -13,13 +12,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate, chain, pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
-from swarm.evidence.learning import line_of
+from swarm.evidence.learning import HeldOut, held_out_of, line_of
+from swarm.intervals import student_quantile
 from swarm.measures import (
-    EVAL_REWARD,
     LOGGED,
     REFUSED,
     REPETITION,
@@ -32,7 +33,14 @@ from swarm.measures import (
 )
 from swarm.types import EvalResult, StepResult
 
-_SURE, _SURE_OF_BEST = 3.0, 5.0
+#: says what is wrong after the step, or the evaluation, at an index; empty: nothing
+_Says = Callable[[int], str]
+#: the share of runs in which chance alone makes such a difference
+_ERROR = 0.01
+#: evaluations of a mean
+_EVALUATIONS = (8, 5, 3, 2)
+#: steps of a mean, as shares of the window
+_SHARES = (1.0, 0.5, 0.3)
 _EPISODES, _ROWS = f"{TRAIN}episodes", f"{TRAIN}rows"
 _ENTROPY, _BASE_KL = "actor/entropy", "actor/kl_loss"
 #: The alarms of single steps: verl's metric, and what it is.
@@ -67,16 +75,33 @@ def watched(
     if not steps:
         return []
     steps = line_of(steps)
-    alarms: list[Alarm] = []
-    for name, says in _Steps(steps, rules, summed_over).rules():
-        index = len(steps) - 1
-        if text := says(index):
-            while index and says(index - 1):
-                index -= 1
-            alarms.append(Alarm(kind=name, text=text, since=steps[index].step, action=rules.of(name).action))
-    alarms += _held_out(evaluations, steps[-1].metrics, rules)
+    sizes = (round(share * rules.window) for share in _SHARES)
+    by_size = [_Steps(steps, rules, summed_over, size) for size in sizes if size > 1]
+    says: dict[str, list[_Says]] = {}
+    for name, rule in chain(by_size[0].rules(), *(of_size.rules_of_means() for of_size in by_size[1:])):
+        says.setdefault(name, []).append(rule)
+    numbers = [step.step for step in steps]
+    alarms = [_alarm(name, says_of, numbers, rules) for name, says_of in says.items()]
+    held_out = held_out_of(evaluations)
+    versions = [evaluation.version for evaluation in held_out]
+    alarms.append(_alarm("held_out", [_HeldOut(held_out, steps[-1].metrics, rules).fell], versions, rules))
     order = {name: number for number, name in enumerate(ALARMS)}
-    return sorted((alarm for alarm in alarms if alarm.action != "off"), key=lambda alarm: order[alarm.kind])
+    raised = (alarm for alarm in alarms if alarm is not None and alarm.action != "off")
+    return sorted(raised, key=lambda alarm: order[alarm.kind])
+
+
+def _alarm(name: str, says: Sequence[_Says], numbers: Sequence[int], rules: WatchRules) -> Alarm | None:
+    """The alarm ``name``, if one of ``says`` has a text for the last of ``numbers``."""
+
+    def text(index: int) -> str:
+        return next(filter(None, (each(index) for each in says)), "")
+
+    first = len(numbers) - 1
+    if not numbers or not (now := text(first)):
+        return None
+    while first and text(first - 1):
+        first -= 1
+    return Alarm(kind=name, text=now, since=numbers[first], action=rules.of(name).action)
 
 
 class _Means(NamedTuple):
@@ -84,49 +109,131 @@ class _Means(NamedTuple):
     then: float
 
 
+def _quantile(looks: int, freedom: float = math.inf) -> float:
+    """By how many standard errors chance makes two means differ, at the ``looks``-th of a run's looks. Of ``_ERROR``
+    1 / (n (n + 1)) is spent on the n-th, which comes to all of it (the union bound); as neighbouring looks see nearly
+    the same, this covers as well that the earlier mean is the best of many (simulated in the tests)."""
+    error = _ERROR / (looks * (looks + 1))
+    return NormalDist().inv_cdf(1 - error) if freedom == math.inf else student_quantile(1 - error, freedom)
+
+
 class _Curve:
-    """Values of steps, ``None`` where nothing was measured, and their means over a window that ends at each."""
+    """Values in their order, ``None`` where nothing was measured, and their means over a window that ends at each."""
 
     def __init__(self, values: Sequence[float | None], size: int) -> None:
         self._values, self._size = values, size
         self.means: list[float | None] = []
         #: the best mean so far
         self.best: list[float] = []
-        for end in range(len(values)):
-            window = self._window(end)
-            mean = math.fsum(window) / size if len(window) == size else None
+        best = -math.inf
+        for end in range(1, len(values) + 1):
+            window = values[max(0, end - size) : end]
+            whole = [value for value in window if value is not None]
+            mean = math.fsum(whole) / size if len(whole) == size else None
+            best = best if mean is None else max(best, mean)
             self.means.append(mean)
-            self.best.append(max(-math.inf if mean is None else mean, self.best[-1] if self.best else -math.inf))
+            self.best.append(best)
         self.first = next((index for index, mean in enumerate(self.means) if mean is not None), len(values))
 
     def best_before(self, index: int) -> int | None:
-        """Where the first window with the best mean ends that shares no step with the one at ``index``."""
+        """Where the first window with the best mean ends that shares no value with the one at ``index``."""
         before = index - self._size
         return None if before < 0 or self.best[before] == -math.inf else bisect_left(self.best, self.best[before])
 
-    def differ(self, index: int, before: int | None, sure: float) -> _Means | None:
-        """The means at ``index`` and ``before``, if they differ by more than ``sure`` standard errors; ``None`` also if
-        one is not measured, or they share a step."""
+    def change(self, index: int, before: int | None) -> _Means | None:
+        """The means at ``index`` and ``before``; ``None`` if one is not measured, or they share a value."""
         if before is None or index - before < self._size or before < self.first:
             return None
         now, then = self.means[index], self.means[before]
-        if now is None or then is None:
-            return None
-        apart = [value - now for value in self._window(index)] + [value - then for value in self._window(before)]
+        return None if now is None or then is None else _Means(now, then)
+
+    def is_chance(self, index: int, before: int, change: _Means) -> bool:
+        """Whether chance alone may have made this :meth:`change`.
+
+        The deviation of a value is the larger of that within both windows and that by which neighbours differ so far,
+        of which a trend is little (von Neumann et al., "The mean square successive difference", Annals of Mathematical
+        Statistics 12, 1941; two thirds of such differences are degrees of freedom).
+        """
+        windows = (self._window(index), change.now), (self._window(before), change.then)
         # the square of a large number is none
-        chance = sure * math.hypot(*apart) / math.sqrt((self._size - 1) * self._size)
-        return _Means(now, then) if abs(now - then) >= chance else None
+        within = math.hypot(*(value - mean for window, mean in windows for value in window))
+        count, changes = self._changes
+        between = changes[index] / math.sqrt(2 * count[index])
+        deviation = max(within / math.sqrt(2 * (self._size - 1)), between)
+        errors = _quantile(index + 1, max(1, 2 * count[index] // 3))
+        return abs(change.now - change.then) < errors * deviation * math.sqrt(2 / self._size)
+
+    @cached_property
+    def _changes(self) -> tuple[list[int], list[float]]:
+        """Up to each value, how many follow another one, and the root of the sum of the squares of the changes."""
+        changes = [
+            None if before is None or value is None else value - before for before, value in pairwise(self._values)
+        ]
+        count = accumulate((change is not None for change in changes), initial=0)
+        return list(count), list(accumulate((change or 0.0 for change in changes), math.hypot, initial=0.0))
 
     def _window(self, end: int) -> list[float]:
         return [value for value in self._values[max(0, end + 1 - self._size) : end + 1] if value is not None]
 
 
+class _HeldOut:
+    """The rule about evaluations: each mean is compared with the best earlier one over as many of them or fewer."""
+
+    def __init__(self, held_out: Sequence[HeldOut], last: dict[str, float], rules: WatchRules) -> None:
+        self._held_out, self._last, self._limit = held_out, last, rules.held_out.limit
+        self._episodes = list(accumulate((each.episodes for each in held_out), initial=0))
+        self._sums = list(accumulate((each.mean * each.episodes for each in held_out), initial=0.0))
+        squares = math.fsum(each.deviation**2 * each.episodes for each in held_out)
+        self._deviation = math.sqrt(squares / self._episodes[-1]) if held_out else 0.0
+        #: by size, where the best window ends up to each evaluation; one of few episodes is good by chance
+        self._best: dict[int, list[int]] = {}
+        for size in (*_EVALUATIONS, 1):
+            ends = range(size - 1, len(held_out))
+            self._best[size] = list(
+                accumulate(ends, lambda best, end, n=size: max(best, end, key=partial(self._low, n)))
+            )
+
+    def fell(self, index: int) -> str:
+        """What is wrong after the evaluation at ``index``."""
+        texts = (self._fell(index, now, then) for now in _EVALUATIONS for then in self._best if then <= now)
+        return next(filter(None, texts), "")
+
+    def _fell(self, index: int, size: int, size_then: int) -> str:
+        if index + 1 < size + size_then:
+            return ""
+        best = self._best[size_then][index - size - size_then + 1]
+        now, then = self._mean(size, index), self._mean(size_then, best)
+        # one alone raises no alarm, also as a part of a mean
+        last = max(self._mean(1, index), self._mean(1, index - 1))
+        error = math.hypot(self._error(size, index), self._error(size_then, best))
+        if last >= then or then - now <= max(self._limit * abs(then), _quantile(index + 1) * error):
+            return ""
+        trained = f" (in the last training step: {self._last[REWARD]:.3g})" if REWARD in self._last else ""
+        return (
+            f"the held-out reward fell from {then:.3g} of version {self._held_out[best].version} to {now:.3g}{trained}"
+        )
+
+    def _mean(self, size: int, end: int) -> float:
+        """Over the episodes of the evaluations of a window."""
+        return (self._sums[end + 1] - self._sums[end + 1 - size]) / self._count(size, end)
+
+    def _error(self, size: int, end: int) -> float:
+        return self._deviation / math.sqrt(self._count(size, end))
+
+    def _count(self, size: int, end: int) -> int:
+        return self._episodes[end + 1] - self._episodes[end + 1 - size]
+
+    def _low(self, size: int, end: int) -> float:
+        """What the mean is at least, but for chance."""
+        return self._mean(size, end) - _quantile(len(self._held_out)) * self._error(size, end)
+
+
 class _Steps:
     """The rules about steps: each says what is wrong after the step at an index, as a sentence; empty: nothing."""
 
-    def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_over: int) -> None:
-        self._steps, self._rules, self._summed_over = steps, rules, summed_over
-        self._entropy = _Curve([_of_token(step, _ENTROPY, summed_over) for step in steps], rules.window)
+    def __init__(self, steps: Sequence[StepResult], rules: WatchRules, summed_over: int, size: int) -> None:
+        self._steps, self._rules, self._summed_over, self._size = steps, rules, summed_over, size
+        self._entropy = _Curve([_of_token(step, _ENTROPY, summed_over) for step in steps], size)
         self._reward, self._spread = self._curve(REWARD), self._curve(SPREAD)
         self._tokens, self._repetition = self._curve(RESPONSE_TOKENS), self._curve(REPETITION)
         logged = TRAIN + LOGGED
@@ -139,26 +246,33 @@ class _Steps:
             and all(0 <= step.metrics.get(name, 0) <= 1 for step in steps)
         }
 
-    def rules(self) -> Iterator[tuple[str, Callable[[int], str]]]:
+    def rules(self) -> Iterator[tuple[str, _Says]]:
         """The name of each alarm, and when it is raised."""
+        yield from self.rules_of_means()
+        # a reward that is as low as earlier by chance makes the entropy that a healthy run has spent look lost
         yield "entropy", self._spent
+        yield "signal", self._silent
+        for name in _LEVELS:
+            yield name, partial(self._beyond, name)
+
+    def rules_of_means(self) -> Iterator[tuple[str, _Says]]:
+        """Those for which fewer steps do as well where the difference is large."""
         yield "reward", self._worse
         yield "components", self._components_fell
         yield "length", self._longer
         yield "repetition", self._repeats
         yield "refusals", self._refuses
-        yield "signal", self._silent
-        for name in _LEVELS:
-            yield name, partial(self._beyond, name)
 
     def _curve(self, metric: str) -> _Curve:
-        return _Curve([step.metrics.get(metric) for step in self._steps], self._rules.window)
+        return _Curve([step.metrics.get(metric) for step in self._steps], self._size)
 
     def _spent(self, index: int) -> str:
         now = self._reward.means[index]
         as_good = None if now is None else bisect_left(self._reward.best, now)
-        change = self._entropy.differ(index, as_good, _SURE)
+        change = self._entropy.change(index, as_good)
         if now is None or as_good is None or change is None or change.now >= self._rules.entropy.limit * change.then:
+            return ""
+        if self._entropy.is_chance(index, as_good, change):
             return ""
         return (
             f"the entropy fell from {change.then:.3g} to {change.now:.3g} since step {self._steps[as_good].step}, and "
@@ -167,11 +281,13 @@ class _Steps:
 
     def _worse(self, index: int) -> str:
         best = self._reward.best_before(index)
-        change = self._reward.differ(index, best, _SURE_OF_BEST)
+        change = self._reward.change(index, best)
         deviation = None if best is None else self._spread.means[best]
         if best is None or change is None or deviation is None:
             return ""
         if change.then - change.now <= self._rules.reward.limit * deviation:
+            return ""
+        if self._reward.is_chance(index, best, change):
             return ""
         return f"the mean reward fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}"
 
@@ -181,11 +297,10 @@ class _Steps:
 
     def _fell(self, name: str, curve: _Curve, index: int) -> str:
         best = curve.best_before(index)
-        change = curve.differ(index, best, _SURE_OF_BEST)
-        reward = self._reward.differ(index, best, 0.0)
+        change, reward = curve.change(index, best), self._reward.change(index, best)
         if best is None or change is None or reward is None or reward.now <= reward.then:
             return ""
-        if change.then - change.now <= self._rules.components.limit:
+        if change.then - change.now <= self._rules.components.limit or curve.is_chance(index, best, change):
             return ""
         return (
             f"{name} fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}, while the mean "
@@ -193,8 +308,10 @@ class _Steps:
         )
 
     def _longer(self, index: int) -> str:
-        change = self._tokens.differ(index, self._tokens.first, _SURE)
+        change = self._tokens.change(index, self._tokens.first)
         if change is None or change.now <= self._rules.length.limit * change.then:
+            return ""
+        if self._tokens.is_chance(index, self._tokens.first, change):
             return ""
         return f"an episode has {change.now:.0f} tokens, and had {change.then:.0f} at first"
 
@@ -209,8 +326,10 @@ class _Steps:
 
     def _risen(self, curve: _Curve, limit: float, index: int) -> _Means | None:
         """The means of a share now and at first, if it rose by more than ``limit``."""
-        change = curve.differ(index, curve.first, _SURE)
-        return None if change is None or change.now - change.then <= limit else change
+        change = curve.change(index, curve.first)
+        if change is None or change.now - change.then <= limit or curve.is_chance(index, curve.first, change):
+            return None
+        return change
 
     def _silent(self, index: int) -> str:
         last = [step.metrics for step in self._steps[max(0, index + 1 - _SILENT_STEPS) : index + 1]]
@@ -252,28 +371,3 @@ def _of_token(step: StepResult, metric: str, summed_over: int) -> float | None:
         return value
     tokens, episodes, rows = (step.metrics.get(name, 0.0) for name in (RESPONSE_TOKENS, _EPISODES, _ROWS))
     return value * summed_over * rows / (tokens * episodes) if tokens * episodes * rows else None
-
-
-def _held_out(evaluations: Sequence[EvalResult], last: dict[str, float], rules: WatchRules) -> list[Alarm]:
-    """Chance is estimated by the deviation of the rewards in the last step."""
-    spread = last.get(SPREAD)
-    measured = [evaluation for evaluation in evaluations if EVAL_REWARD in evaluation.metrics]
-    if spread is None or len(measured) < 3:
-        return []
-    best = max(measured[:-2], key=lambda evaluation: evaluation.metrics[EVAL_REWARD])
-    then = best.metrics[EVAL_REWARD]
-
-    def low(evaluation: EvalResult) -> bool:
-        chance = _SURE_OF_BEST * spread * math.sqrt(1 / evaluation.episodes + 1 / best.episodes)
-        return then - evaluation.metrics[EVAL_REWARD] > max(rules.held_out.limit * abs(then), chance)
-
-    if not all(map(low, measured[-2:])):
-        return []
-    first = len(measured) - 2
-    while low(measured[first - 1]):
-        first -= 1
-    now = measured[-1].metrics[EVAL_REWARD]
-    trained = f" (in the last training step: {last[REWARD]:.3g})" if REWARD in last else ""
-    text = f"the held-out reward fell from {then:.3g} of version {best.step} to {now:.3g}{trained}"
-    # as with steps without a signal, the second one is what raises it
-    return [Alarm(kind="held_out", text=text, since=measured[first + 1].step, action=rules.held_out.action)]

@@ -49,7 +49,7 @@ def test_sums_are_taken_up_again_and_names_are_bounded() -> None:
     again = MetricSums(sums.dump())
     again.add(0.0, None, 1, 1, {"late": 1.0, "n0": 3.0})
     means = again.means("x/")
-    assert (means["x/reward_mean"], means["x/log/n0"], again.episodes) == (0.5, 2.0, 2)
+    assert (means["x/reward_mean"], means["x/reward_std"], means["x/log/n0"], again.episodes) == (0.5, 0.5, 2.0, 2)
     assert "x/log/late" not in means and sum(name.startswith("x/log/") for name in means) == MAX_LOGGED
 
 

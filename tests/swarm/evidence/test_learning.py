@@ -49,23 +49,27 @@ def test_a_run_of_shuffled_rewards_is_a_control() -> None:
 
 
 def test_held_out_tasks_decide_where_they_prove_something() -> None:
-    rose, fell = (HeldOut(0, 0.2, 100), HeldOut(20, 0.5, 100)), (HeldOut(0, 0.5, 100), HeldOut(20, 0.2, 100))
-    assert learning(FALLS, rose, 0.3).startswith(
+    rose = [HeldOut(0, 0.2, 0.3, 100), HeldOut(20, 0.5, 0.3, 100)]
+    fell = [HeldOut(0, 0.5, 0.3, 100), HeldOut(20, 0.2, 0.3, 100)]
+    assert learning(FALLS, rose).startswith(
         "learning: held-out reward rose by 0.30 [0.20, 0.40] from version 0 to 20; reward fell by 0.29 ["
     )
-    assert learning(RISES, fell, 0.3).startswith("no: held-out reward fell by 0.30 ")
-    few = (HeldOut(0, 0.2, 4), HeldOut(20, 0.5, 4))
-    assert learning(RISES, few, 0.3).startswith("learning: held-out reward +0.30 [-0.18, 0.78] from version 0 to 20; ")
-    # without a second one, or a deviation, they prove nothing
-    assert learning(RISES, rose[:1], 0.3) == learning(RISES, rose) == learning(RISES)
+    assert learning(RISES, fell).startswith("no: held-out reward fell by 0.30 ")
+    few = [HeldOut(0, 0.2, 0.3, 4), HeldOut(20, 0.5, 0.3, 4)]
+    assert learning(RISES, few).startswith("learning: held-out reward +0.30 [-0.18, 0.78] from version 0 to 20; ")
+    # each has the deviation of its own rewards, on whatever scale those of the training are
+    apart = [HeldOut(0, 0.2, 0.0, 100), HeldOut(20, 0.5, 3.0, 100)]
+    assert learning(RISES, apart).startswith("learning: held-out reward +0.3 [-0.4, 1.0] from version 0 to 20; ")
+    # without a second one they prove nothing
+    assert learning(RISES, rose[:1]) == learning(RISES)
 
 
 def test_who_evaluates_again_and_again_is_not_misled_more_often() -> None:
     draw, misled = random.Random(5), 0
     for _ in range(300):
-        seen = [HeldOut(version, draw.gauss(0.5, 0.03), 100) for version in range(10)]
+        seen = [HeldOut(version, draw.gauss(0.5, 0.03), 0.3, 100) for version in range(10)]
         misled += any(
-            not learning({1: 0.5}, seen[:count], 0.3).startswith("not proven") for count in range(2, len(seen) + 1)
+            not learning({1: 0.5}, seen[:count]).startswith("not proven") for count in range(2, len(seen) + 1)
         )
     assert misled / 300 < 0.05
 
@@ -102,7 +106,12 @@ def test_it_is_read_from_steps_of_which_those_done_again_count_once() -> None:
         return StepResult(step=number, batch_id=f"{number} {reward}", metrics=metrics, seconds=1.0)
 
     assert rewards_of([step(1, 0.1), step(2, 0.2), step(3, 0.3), step(2, 0.4), step(4, None)]) == {1: 0.1, 2: 0.4}
-    evaluations = [EvalResult(step=n, episodes=100, metrics={"eval/reward_mean": n / 40}) for n in (0, 20)]
+    evaluations = [
+        EvalResult(step=n, episodes=100, metrics={"eval/reward_mean": n / 40, "eval/reward_std": 0.3}) for n in (0, 20)
+    ]
     steps = [step(*each) for each in RISES.items()]
-    assert learning_of(steps, evaluations) == learning(RISES, [HeldOut(0, 0.0, 100), HeldOut(20, 0.5, 100)], 0.3)
+    assert learning_of(steps, evaluations) == learning(RISES, [HeldOut(0, 0.0, 0.3, 100), HeldOut(20, 0.5, 0.3, 100)])
+    # without their deviation evaluations prove nothing
+    evaluations = [EvalResult(step=n, episodes=100, metrics={"eval/reward_mean": n / 40}) for n in (0, 20)]
+    assert learning_of(steps, evaluations) == learning(RISES)
     assert learning_of([], []) == ""

@@ -174,9 +174,11 @@ def test_two_steps_without_a_signal(counts: tuple[int, ...], alarms: list[str]) 
     assert all("so nothing was learned: make the reward finer" in alarm.text for alarm in found)
 
 
-def evaluated(*rewards: float, episodes: int = 200) -> list[EvalResult]:
+def evaluated(*rewards: float, episodes: int = 200, deviation: float = 0.25) -> list[EvalResult]:
     return [
-        EvalResult(step=5 * number, episodes=episodes, metrics={"eval/reward_mean": reward})
+        EvalResult(
+            step=5 * number, episodes=episodes, metrics={"eval/reward_mean": reward, "eval/reward_std": deviation}
+        )
         for number, reward in enumerate(rewards)
     ]
 
@@ -186,29 +188,37 @@ def evaluated(*rewards: float, episodes: int = 200) -> list[EvalResult]:
     [
         (evaluated(0.4, 0.6, 0.45, 0.45), 15),
         (evaluated(0.4, 0.6, 0.6, 0.45, 0.4, 0.4), 20),
-        # one alone is no alarm, nor is a tenth less, nor what chance does to few episodes
+        # before a tenth is lost, if there are enough episodes to tell
+        (evaluated(0.4, 0.6, 0.56, 0.56, episodes=2000), 15),
+        (evaluated(0.4, 0.6, 0.56, 0.56), None),
+        (evaluated(0.4, *[0.6] * 4, *[0.56] * 8, episodes=800), 30),
+        # one alone is no alarm, nor is a twentieth less, nor what chance does to few episodes
         (evaluated(0.4, 0.6, 0.45), None),
         (evaluated(0.4, 0.6, 0.45, 0.6), None),
-        (evaluated(0.4, 0.6, 0.55, 0.55, episodes=2000), None),
+        (evaluated(0.4, 0.6, 0.575, 0.575, episodes=5000), None),
         (evaluated(0.4, 0.6, 0.45, 0.45, episodes=12), None),
         (evaluated(-0.2, -0.6, -0.6), 10),
         ([], None),
     ],
 )
 def test_held_out_prompts(evaluations: list[EvalResult], since: int | None) -> None:
-    now = [step(swarm__reward_mean=0.8, swarm__reward_std=0.25)]
+    now = [step(swarm__reward_mean=0.8)]
     found = watched(now, evaluations, RULES)
     assert [(alarm.kind, alarm.since) for alarm in found] == ([("held_out", since)] if since is not None else [])
     assert all("(in the last training step: 0.8)" in alarm.text for alarm in found)
-    assert watched([step(swarm__reward_mean=0.8)], evaluations, RULES) == []
+    for evaluation in evaluations:
+        del evaluation.metrics["eval/reward_std"]
+    assert watched(now, evaluations, RULES) == []
 
 
 def test_the_best_of_many_evaluations_is_one_that_chance_was_kind_to() -> None:
-    noise, now = random.Random(1), [step(swarm__reward_mean=0.5, swarm__reward_std=0.5)]
-    for _ in range(20):
+    noise, now = random.Random(1), [step(swarm__reward_mean=0.5)]
+    misled = 0
+    for _ in range(40):
         rewards = [noise.gauss(0.5, 0.5 / math.sqrt(64)) for _ in range(150)]
-        done = evaluated(*rewards, episodes=64)
-        assert not any(watched(now, done[:end], RULES) for end in range(3, len(done)))
+        done = evaluated(*rewards, episodes=64, deviation=0.5)
+        misled += any(watched(now, done[:end], RULES) for end in range(10, len(done), 10))
+    assert misled / 40 <= 0.05
 
 
 def test_a_summed_entropy_falls_with_the_length_alone() -> None:

@@ -13,7 +13,7 @@ import pytest
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.evidence.stages import StageRules
 from swarm.job import TrainJob, dump_job
-from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
+from swarm.measures import EVAL_REWARD, EVAL_SPREAD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.protocol import TRAINING_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
@@ -199,7 +199,10 @@ def steps_of(*signals: int) -> list[StepResult]:
 
 
 def evaluated(**means: float) -> list[EvalResult]:
-    return [EvalResult(step=int(name[1:]), episodes=400, metrics={EVAL_REWARD: mean}) for name, mean in means.items()]
+    return [
+        EvalResult(step=int(name[1:]), episodes=400, metrics={EVAL_REWARD: mean, EVAL_SPREAD: 0.3})
+        for name, mean in means.items()
+    ]
 
 
 async def test_held_out_prompts_that_fall_after_a_person_let_training_go_on_pause_it_again() -> None:
