@@ -260,7 +260,15 @@ class CredentialFile(Generic[C]):
         return Path(os.path.realpath(self.path))
 
     def _write(self, credentials: Sequence[C]) -> None:
-        contents = self._contents.model_validate({f"{self.noun}s": credentials})
+        now, kept = datetime.now(UTC), list(credentials)
+        contents = self._contents.model_validate({f"{self.noun}s": kept})
+        # of a larger file nobody could read anything, nor revoke it: the oldest that open nothing any more go
+        while len(contents.model_dump_json(indent=2).encode()) >= _MAX_BYTES:
+            dead = next((credential for credential in kept if credential.state(now) != "active"), None)
+            if dead is None:
+                raise ConfigError(f"{self.path} has no room for another {self.noun}: revoke those that nobody uses")
+            kept.remove(dead)
+            contents = self._contents.model_validate({f"{self.noun}s": kept})
         # an operator may be root where the server is not
         replace_private(self._target, contents, keeps_owner=True)
 
