@@ -87,4 +87,6 @@ class KeyFile(CredentialFile[VirtualKey]):
             times = self.last_used()
             for name, moment in used.items():
                 times[name] = max(moment, times.get(name, moment))
+            # those of keys that are gone would fill it
+            times = {key.id: times[key.id] for key in self.read() if key.id in times}
             replace_private(self._used_path, _LastUsed(last_used=times))
