@@ -3,7 +3,7 @@
 Invariant: a pointer changes in one turn of the event loop, with the row of its new version. A person who changes a
 pointer names the version that the person saw. The first gateway that follows a route sets the route's rules; later only
 a gateway with `admin` changes the rules, once after each start. Recovery from the rows of the run gives the same
-pointers: a change that is not on disk never happened.
+pointers (and those that went for want of room): a change that is not on disk never happened.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class Stages:
             key, rules = (followed.route, followed.incumbent), followed.rules
             stage = self.pointers.get(key)
             if stage is None:
+                self._make_room()
                 if len(self.pointers) >= MAX_STAGES:
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
                 version = followed.incumbent_version
@@ -140,7 +141,7 @@ class Stages:
     def taken_back(self) -> list[ServingStage]:
         """What gateways may follow while the last changes are not on disk: what they had last, and in place of that
         each stage whose share has become lower; nothing where none has."""
-        pairs = [(self.pointers[key], copy) for key, copy in self.copies.items()]
+        pairs = [(self.pointers[key], copy) for key, copy in self.copies.items() if key in self.pointers]
         lower = any(now.share < copy.share for now, copy in pairs)
         return [now if now.share < copy.share else copy for now, copy in pairs] if lower else []
 
@@ -337,6 +338,19 @@ class Stages:
             if left and stage.share > stage.rules.first and not stage.pinned:
                 why = f"version {latest[stage.route]} became the incumbent"
                 self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
+
+    def _make_room(self) -> None:
+        """Where there is no room for another stage, those of versions go that were incumbents once and are followed no
+        more, the first ones first, unless a person holds their challengers; what moved them stays in the journal."""
+        followed = self._followed_now
+        before = [
+            key
+            for key, stage in self.pointers.items()
+            if stage.incumbent_version and not stage.pinned and key not in followed
+        ]
+        for key in before[: max(0, len(self.pointers) + 1 - MAX_STAGES)]:
+            del self.pointers[key]
+            self._followed.pop(key, None)
 
     def _is_succeeded(self, stage: ServingStage) -> bool:
         """Whether some gateways have its challenger as their incumbent, while others stay with the incumbent before."""

@@ -463,6 +463,31 @@ def test_few_checkpoints_are_held_however_often_an_incumbent_is_succeeded() -> N
         assert set(stages.held) <= {step, step - 10}, stages.held
 
 
+def test_an_incumbent_is_succeeded_however_many_there_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.server.episodes.stages.MAX_STAGES", 6)
+    now = 0.0
+    stages, _ = opened(clock=lambda: now)
+    for version in range(1, 20):
+        stages.follow([ROUTES[1], followed("chat", incumbent=f"tiny {version}", version=version)])
+        stages.serves(version)
+        stages.copies = dict(stages.pointers)
+        if version == 3:
+            stages.pin(stages.find("chat", "tiny 3"), None, "ann", "demo", pinned=True)
+        now += FOLLOWED_SECONDS
+    assert [stage.incumbent for stage in stages.pointers.values()] == [
+        "gpt",
+        "gpt",
+        "tiny 3",
+        *(f"tiny {version}" for version in (17, 18, 19)),
+    ]
+    assert stages.taken_back() == []
+    # nobody's place is taken who is followed, or by whoever invents routes
+    now -= FOLLOWED_SECONDS
+    stages.follow([followed("chat", incumbent=f"tiny {version}", version=version) for version in (17, 18)])
+    with pytest.raises(RequestError, match="has the stages of 6 routes already"):
+        stages.follow([followed("invented")])
+
+
 def test_an_incumbent_that_is_recalled_answers_no_more_and_neither_does_a_challenger() -> None:
     now = 0.0
     stages, rows = opened(clock=lambda: now)
