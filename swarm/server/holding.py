@@ -27,6 +27,7 @@ class HeldPolicies:
         self._run = run
         self._run_dir = run_dir
         self._written: tuple[Path, dict[int, str]] | None = None
+        self._complaint = ""
 
     async def run(self) -> None:
         """Tell what is held at each change of it, until this is cancelled."""
@@ -52,8 +53,11 @@ class HeldPolicies:
             # a run that never held anything gets no file
             if held or held_steps(wanted[0]):
                 await asyncio.to_thread(hold, *wanted)
-            self._written = wanted
+            self._written, self._complaint = wanted, ""
         except OSError as exc:
-            logger.warning("cannot say in %s which checkpoints stay, and try again: %s", wanted[0], exc)
+            # once: it is tried each second, and a disk may be full for days
+            if str(exc) != self._complaint:
+                logger.warning("cannot say in %s which checkpoints stay, and try again: %s", wanted[0], exc)
+            self._complaint = str(exc)
             return False
         return True

@@ -532,7 +532,7 @@ async def test_a_run_that_goes_on_with_another_job_holds_what_was_promoted_or_pi
 
 
 @pytest.mark.anyio
-async def test_the_trainer_is_told_what_is_held(tmp_path: Path) -> None:
+async def test_the_trainer_is_told_what_is_held(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = rolling(journal)
     stages, folder = controller.pool.stages, tmp_path / "checkpoints"
@@ -546,6 +546,14 @@ async def test_the_trainer_is_told_what_is_held(tmp_path: Path) -> None:
     stages.roll_back(stages.find("chat", ""), None, "ann", "bad")
     await telling.tell()
     assert held_steps(folder) == {}
+    # a disk that refuses it is tried each second, for days perhaps, and told once
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    stages.promote(stages.find("chat", ""), None, "ann", "good", share=0.5)
+    assert [await telling.tell() for _ in range(3)] == [False] * 3
+    assert caplog.text.count("cannot say in") == 1
+    folder.unlink()
+    assert await telling.tell() and held_steps(folder) == {2: "promoted on chat"}
     await journal.close()
 
 
