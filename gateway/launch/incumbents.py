@@ -150,8 +150,7 @@ class Incumbents:
         for served in [served for served in self._served if served.ends is not None and served.ends <= now]:
             self._served.remove(served)
             served.process.child.stop(_GRACE)
-            # the next version has a port, and with it a log, of its own: nothing else would bound their number
-            served.process.child.log.unlink(missing_ok=True)
+            _remove_logs(served.process)
             self._clear()
         if any([succession.drop_ended(now) for succession in self._successions]):
             self._clear()
@@ -295,7 +294,10 @@ class Incumbents:
 
     def _drop(self, succession: RouteSuccession) -> None:
         """What is on its way was taken back."""
+        booting = succession.booting
         self._give_up(succession, f"{succession.label} was taken back before it was the incumbent")
+        if booting is not None:
+            _remove_logs(booting)
 
     def _ask(self, succession: RouteSuccession, served: ServedModel | None, now: float) -> None:
         """Have the gateway ask ``served``, beside the one before it, or the upstream of the file."""
@@ -392,3 +394,11 @@ class Incumbents:
                 written = _WRITTEN.fullmatch(folder.name)
                 if folder not in answering and written and int(written["version"]) < below:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_logs(process: LastingProcess) -> None:
+    """Those of each of its starts: the next version has a port, and with it logs, of its own, and nothing else would
+    bound their number."""
+    log = process.child.log
+    for path in log.parent.glob(f"{log.name}*"):
+        path.unlink(missing_ok=True)
