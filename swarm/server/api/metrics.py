@@ -56,6 +56,8 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._monitor.status(steps=1, episodes=0)
         yield from _engine(status)
+        warned = self._monitor.controller.engine.warned
+        yield gauge("swarm_engine_warnings", "Warnings of this engine; `/status` tells the latest", warned)
         yield from _learning(status)
         yield from self._pool(status)
         yield counter("swarm_episodes", "How episodes ended", status.outcomes, "outcome")
@@ -86,7 +88,6 @@ def _engine(status: ServerStatus) -> Iterator[Metric]:
     states = {state.name.lower(): float(state is status.engine.engine_status) for state in EngineState}
     yield gauge("swarm_engine_state", "1 for the state that the engine is in", states, "state")
     yield gauge("swarm_engine_state_seconds", "Since the engine entered its state", status.engine_seconds)
-    yield gauge("swarm_engine_warnings", "Warnings of this engine that `/status` tells", len(status.warnings))
     yield gauge("swarm_policy_version", "Step whose weights are served", status.engine.global_step)
     yield counter("swarm_weight_syncs", "Entries into WEIGHT_SYNCING", status.weight_syncs)
 

@@ -66,6 +66,8 @@ class EngineBoard:
         self.resolved_config: dict[str, Any] | None = None
         #: what people should know of this engine, the latest last
         self.warnings: deque[str] = deque(maxlen=_MAX_WARNINGS)
+        #: how many there were
+        self.warned = 0
         #: whether this engine has answered a call
         self._answered = False
         #: deaths that a refused request explains, and that are not yet counted as such
@@ -117,6 +119,7 @@ class EngineBoard:
         """The engine goes on and reports a ``text`` for people."""
         logger.warning("%s", text)
         self.warnings.append(text)
+        self.warned += 1
         self.changed.notify()
 
     def progress(self, stage: str, detail: str) -> None:
@@ -145,6 +148,7 @@ class EngineBoard:
         """Another engine starts: forget the reports of the one before."""
         self.boot_stage, self.last_lines, self.code = "starting", [], None
         self.warnings.clear()
+        self.warned = 0
         self._answered = False
 
     def serve(self, message: RolloutReady) -> None:

@@ -88,6 +88,14 @@ async def test_what_the_last_step_and_the_last_evaluation_say_of_learning(rig: R
     assert (found["swarm_evaluation_step", ()], found["swarm_evaluation_episodes", ()]) == (1, 1)
 
 
+async def test_the_alert_of_an_engine_that_warns_sees_each_warning(rig: Rig) -> None:
+    """Its disk of checkpoints fills and empties again; of the warnings, ``/status`` keeps the latest."""
+    for count in range(1, 41):
+        rig.controller.engine.warn(f"the checkpoint of step {count} is not written")
+        assert (await scrape(rig))["swarm_engine_warnings", ()] == count
+    assert len((await rig.client.get("/status")).json()["warnings"]) < 40
+
+
 async def test_neither_callers_nor_tasks_add_time_series(rig: Rig) -> None:
     async def visit(n: int) -> None:
         episode = await rig.claim(f"client-{n}", throttle_policy={"current_task_id": f"task-{n}"})
