@@ -14,6 +14,7 @@ from typing import Any
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.job import TrainJob
 from swarm.packs import added, required
+from swarm.server.journal.recovery import MAX_STEPS
 from swarm.server.journal.rows import ResumptionRow
 from swarm.types import EvalResult, StepResult
 
@@ -69,8 +70,13 @@ class TrainingWatch:
             self._append(ResumptionRow(self._run_id, self._resumed))
         self._step = step
         alarms = self._watched(steps, evaluations, self._rules, summed_over=summed_over) if self._watched else []
+        let_go_on = self._resumed
+        if let_go_on and len(steps) >= MAX_STEPS:
+            # earlier steps are forgotten: an alarm that is as old as the others, so far as means can tell, was let go
+            # on before, for with it none of these would have been done
+            let_go_on = max(let_go_on, min(each.step for each in steps) + 2 * self._rules.window)
         self.alarms = [
-            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > self._resumed})
+            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > let_go_on})
             for alarm in alarms
         ]
         new = [alarm for alarm in self.alarms if alarm.kind not in before]

@@ -251,6 +251,31 @@ async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let
     await journal.close()
 
 
+async def test_an_alarm_that_was_let_go_on_pauses_nothing_once_the_steps_before_it_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.server.episodes.training_watch.MAX_STEPS", 10)
+    rows: list[ResumptionRow] = []
+    rules = HELD_OUT.model_copy(update={"window": 2})
+    watch = TrainingWatch(rows.append, rules)
+    all_steps = steps_of(4, *[0] * 40, 4, 4, 0, 0)
+
+    def look(last: int) -> list[tuple[int, bool]]:
+        # of a long run, the latest are remembered
+        steps = all_steps[:last][-10:]
+        watch.look(steps, [], TINY)
+        again = TrainingWatch(rows.append, rules)
+        again.restore("", rows[-1].step if rows else 0, steps, [], TINY)
+        assert again.alarms == watch.alarms
+        return [(alarm.since, alarm.pauses) for alarm in watch.alarms]
+
+    assert look(3) == [(3, True)]
+    watch.resume()
+    assert [look(last)[0][1] for last in range(4, 42)] == [False] * 38
+    # one that begins among them is another
+    assert [look(last) for last in (43, 44, 45)] == [[], [], [(45, True)]]
+
+
 async def test_a_restart_before_the_first_step_is_no_step_back() -> None:
     rows: list[ResumptionRow] = []
     TrainingWatch(rows.append, HELD_OUT).restore("run", 0, [], [], TINY)
