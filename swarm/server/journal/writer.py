@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
 from swarm.server.config import RouteRetention
-from swarm.server.journal.rows import CallRow, EndRow, JournalRow
+from swarm.server.journal.rows import CallRow, EndRow, JournalRow, PairRow, RatingRow
 from swarm.server.journal.schema import LIVE, PRIVATE
 from swarm.server.journal.sqlite import write
 from swarm.states import EpisodeState
@@ -44,7 +44,7 @@ _PAUSE = 0.01
 _KEEP_STEPS, _KEEP_RUNS = 100_000, 1_000
 #: Pairs and ratings that are kept, of about a kilobyte each: more than any comparison has. Episodes get the other room.
 _KEEP_EVIDENCE = 1_000_000
-#: written ends and token ids after which the limits are checked again
+#: written ends (pairs and ratings too) and token ids after which the limits are checked again
 _CHECK_ENDS, _CHECK_TOKENS = 128, 64 * 1024
 #: share of time that a server may spend on writing its file anew, without copies of what became too old
 ANEW_SHARE = 0.001
@@ -102,6 +102,8 @@ class Retention:
                 self._copies = self._copies or (self._strict and not row.kept_call)
             elif isinstance(row, CallRow):
                 self._tokens += len(row.call.prompt_ids) + len(row.call.response_ids)
+            elif isinstance(row, PairRow | RatingRow):
+                self._ends += 1
         if self._ends >= _CHECK_ENDS or self._tokens >= _CHECK_TOKENS:
             self._remove(2 * max(self._ends, _CHECK_ENDS))
             self._ends = self._tokens = 0
@@ -118,10 +120,8 @@ class Retention:
         execute("DELETE FROM steps WHERE rowid <= (SELECT max(rowid) FROM steps) - ?", (_KEEP_STEPS,))
         execute("DELETE FROM evaluations WHERE rowid <= (SELECT max(rowid) FROM evaluations) - ?", (_KEEP_STEPS,))
         gone = execute("DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?", (_KEEP_RUNS,)).rowcount
-        for table in ("pairs", "ratings"):
-            execute(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (_KEEP_EVIDENCE,))
-            if gone > 0:  # to look for them takes a second for a million
-                execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
+        for table in ("pairs", "ratings") if gone > 0 else ():  # to look for them takes a second for a million
+            execute(f"DELETE FROM {table} WHERE run_id NOT IN (SELECT run_id FROM runs)")
         execute("COMMIT")
         if removed > 0 or self._shrink():
             self.unclean = True
@@ -136,9 +136,12 @@ class Retention:
         return False
 
     def _remove(self, most: int) -> int:
-        """Remove up to ``most`` of the oldest episodes that are over, and as many of each route that has limits of its
-        own; returns how many."""
-        execute = self._connection.execute
+        """Remove up to ``most`` of the oldest episodes that are over, as many of each route that has limits of its own,
+        and of pairs and of ratings; returns how many."""
+        execute, evidence = self._connection.execute, 0
+        for table in ("pairs", "ratings"):
+            oldest = f"SELECT rowid FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ? LIMIT ?"
+            evidence += execute(f"DELETE FROM {table} WHERE rowid IN ({oldest})", (_KEEP_EVIDENCE, most)).rowcount
         pages, free = self._pages()
         # both counts read an index only
         (over,) = execute(
@@ -156,12 +159,12 @@ class Retention:
         for route, limits in self._keep_routes.items():
             names |= self._too_much(route, limits, most)
         if not names:
-            return 0
+            return evidence
         listed = json.dumps([*names])
         for table, column in (("episodes", "uuid"), ("trajectories", "episode"), ("calls", "episode")):
             execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (listed,))
         self._copies = self._copies or self._strict
-        return len(names)
+        return len(names) + evidence
 
     def _too_much(self, route: str, limits: RouteRetention, most: int) -> set[str]:
         """Up to ``most`` episodes of ``route`` that are to go, the oldest."""

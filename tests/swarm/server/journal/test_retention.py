@@ -138,6 +138,24 @@ def test_evidence_does_not_take_the_room_of_episodes(tmp_path: Path, monkeypatch
             assert left == [(f"{number}",) for number in range(20, 30)], "the latest are kept"
 
 
+async def test_evidence_is_bounded_at_a_server_that_is_never_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 600.0)
+    monkeypatch.setattr("swarm.server.journal.writer._KEEP_EVIDENCE", 50)
+    journal, highest = Journal.open(tmp_path / "journal.db"), 0
+    for first in range(0, 1000, 20):
+        numbers = range(first, first + 20)
+        journal.append(*(PairRow("r", f"{number}", "terms", "{}") for number in numbers))
+        journal.append(*(RatingRow("r", f"{number}", "terms", "{}") for number in numbers))
+        await journal.synced()
+        with closing(sqlite3.connect(tmp_path / "journal.db")) as connection:
+            for table in ("pairs", "ratings"):
+                highest = max(highest, *connection.execute(f"SELECT count(*) FROM {table}").fetchone())
+    assert 50 < highest < 50 + 128, "the oldest go by the hundred"
+    await journal.close()
+
+
 def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
