@@ -146,10 +146,14 @@ class RequestLog:
         self._looked = time.monotonic()
         oldest, of_routes = _before(keep), {name: _before(route.keep_seconds) for name, route in routes.items()}
         room = {name: route.keep_bytes for name, route in routes.items() if route.keep_bytes is not None}
+        now = after = _before(0.0)
 
         def is_over(line: dict[str, Any], size: int) -> bool:
-            route = line.get("route", "")
-            if line.get("time", "") < max(oldest, of_routes.get(route, "")):
+            nonlocal after
+            route, written = line.get("route", ""), line.get("time", "")
+            # what a clock that was ahead has dated came before the next line
+            after = written if written <= now else after
+            if after < max(oldest, of_routes.get(route, "")):
                 return True
             if route in room:
                 room[route] -= size

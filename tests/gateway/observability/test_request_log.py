@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,26 @@ async def test_lines_that_are_too_old_are_taken_out_of_all_files_and_of_a_subjec
     assert await log.erase(lambda notes: notes.request_id == "req_1") == 1
     log.close()
     assert [name.read_text() for name in names] == [""] * 2
+
+
+@pytest.mark.anyio
+async def test_what_a_clock_that_was_ahead_dates_is_kept_no_longer(tmp_path: Path) -> None:
+    path, now = tmp_path / "requests.jsonl", datetime.now(UTC)
+    older = [(1, now + timedelta(days=900)), (2, now - timedelta(days=3)), (3, now + timedelta(days=900))]
+    for name, written in (
+        (path, [(4, now - timedelta(days=2)), (5, now + timedelta(days=900)), (6, now - timedelta(hours=1))]),
+        (path.with_name("requests.jsonl.1"), older),
+    ):
+        found = [{"number": number, "time": time.isoformat(timespec="milliseconds")} for number, time in written]
+        name.write_text("".join(json.dumps(line) + "\n" for line in found))
+    log = RequestLog(RequestLogConfig(path=path, keep_seconds=86400))
+    log.start()
+    # it comes after the look for what is too old
+    assert await log.erase(lambda notes: False) == 0
+    log.close()
+    # 5 may have come within the day, and 1 and 3 came before what is too old
+    assert [line["number"] for line in lines(path)] == [5, 6]
+    assert path.with_name("requests.jsonl.1").read_text() == ""
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12])
