@@ -77,12 +77,12 @@ def fork(
     check_kept(folder, version)
     if out.exists():
         raise ConfigError(f"{out} exists: name a folder that does not")
-    aside = out.absolute().with_name(f".{out.name}.{os.getpid()}")
+    journal, aside = run_dir / "journal.db", out.absolute().with_name(f".{out.name}.{os.getpid()}")
     try:
         # a deletion of data has to name it
-        load_attribute("swarm.server.journal.erasure:note_export")(run_dir, f"the run folder {out.absolute()}")
+        load_attribute("swarm.server.journal.erasure:note_export")(journal, f"the run folder {out.absolute()}")
         aside.mkdir(parents=True)
-        load_attribute("swarm.server.journal.forks:fork_journal")(run_dir / "journal.db", version, aside / "journal.db")
+        load_attribute("swarm.server.journal.forks:fork_journal")(journal, version, aside / "journal.db")
         copy(folder, version, aside / "checkpoints")
         (aside / "checkpoints" / LATEST).write_text(str(version))
         aside.rename(out)

@@ -72,7 +72,7 @@ class DataRoutes:
         return done
 
     def _rows(self, subject: Subject, caller: str) -> list[Row]:
-        note_export(self.journal.parent, f"what was sent to {caller} for `data export`")
+        note_export(self.journal, f"what was sent to {caller} for `data export`")
         return rows_of(self.journal, subject)
 
     def _audited(self, request: Request, what: str, subject: Subject):

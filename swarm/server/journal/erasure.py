@@ -26,6 +26,7 @@ from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.files import flush
 from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
+from swarm.server.journal.schema import reading
 from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes
 
@@ -84,13 +85,17 @@ def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> Da
 # ---------------------------------------------------------------------- exports
 
 
-def note_export(folder: Path, what: str) -> None:
+def note_export(journal: Path, what: str) -> None:
     """Note that a file of episodes is written, before it is.
 
     Raises:
+        ConfigError: the journal cannot be read.
         OSError: it cannot be noted.
     """
-    append_private(folder / EXPORTS, {"what": what, "when": time.time()})
+    with reading(journal) as connection:
+        newest = connection.execute("SELECT max(claimed_at) FROM episodes").fetchone()[0]
+    # a clock that was set back since a claim hides no file that may hold it
+    append_private(journal.parent / EXPORTS, {"what": what, "when": max(time.time(), newest or 0.0)})
 
 
 def exports(folder: Path, matches: Collection[Match]) -> set[str]:

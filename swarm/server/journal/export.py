@@ -95,7 +95,7 @@ def export(
     try:
         with reading(journal) as connection:
             condition = _condition(connection, state, run_id)
-            note_export(journal.parent, str(out.absolute()))
+            note_export(journal, str(out.absolute()))
             # it has what people wrote: only its owner reads it
             os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o600))
             sink = opener(beside)

@@ -237,7 +237,7 @@ async def test_data_of_a_session_is_seen_and_deleted(
     rig: server.Rig, upstream: Upstream, chrome: Browser, tmp_path: Path
 ) -> None:
     async with taken_over(rig, upstream, tmp_path) as site, chrome.tab() as tab:
-        note_export(Path((await rig.client.get("/status")).json()["run_dir"]), "everything.jsonl")
+        note_export(Path((await rig.client.get("/status")).json()["run_dir"]) / "journal.db", "everything.jsonl")
         await log_in(tab, site, "admin", "#/data")
         await tab.sees("What is kept?")
         [app] = [key for key in KeyFile(tmp_path / "keys.json").read() if key.label == "shop"]

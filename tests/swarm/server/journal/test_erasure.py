@@ -81,10 +81,10 @@ async def test_a_note_of_an_export_that_a_full_disk_cut_off_holds_up_nothing(tmp
     await journal.close()
     before = path.read_bytes()
     journal = Journal.open(path)
-    erasure.note_export(tmp_path, "first.parquet")
+    erasure.note_export(path, "first.parquet")
     with (tmp_path / erasure.EXPORTS).open("ab") as file:
         file.write(b'{"what": "refused.par')
-    erasure.note_export(tmp_path, "second.parquet")
+    erasure.note_export(path, "second.parquet")
     assert (await journal.report(HERS)).exports == ["first.parquet", "second.parquet"]
     assert (await journal.erase(stone())).exports == ["first.parquet", "second.parquet"]
     await journal.close()

@@ -267,6 +267,18 @@ def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_an_export_that_a_clock_dates_before_what_it_holds_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = await filled(tmp_path / "journal.db", 5, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: 0.5)
+        export(tmp_path / "journal.db", tmp_path / "all.jsonl", "all")
+    assert (await journal.report(HERS)).exports == [str(tmp_path / "all.jsonl")]
+    await journal.close()
+
+
+@pytest.mark.anyio
 async def test_exports_that_may_hold_it_are_named_also_after_it_is_deleted(tmp_path: Path) -> None:
     journal, _ = await filled(tmp_path / "journal.db", 5, 10)
     for name in ("all.jsonl", "again.jsonl"):
