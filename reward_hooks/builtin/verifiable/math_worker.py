@@ -243,7 +243,9 @@ def warm_up() -> None:
 
 def main() -> None:
     """Serve until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    # macOS refuses every limit below what a process has at its start
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     logging.disable()
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # keeps other output out of the protocol

@@ -412,6 +412,21 @@ def test_what_judges_an_answer_ends_with_its_worker() -> None:
         worker.ask({}, 5)
 
 
+@needs_math_verify
+@pytest.mark.slow
+def test_a_system_that_takes_no_limit_of_memory_judges_all_the_same() -> None:
+    """As macOS, which refuses each in these words."""
+    program = (
+        "import resource\n"
+        "def refuse(*_): raise ValueError('current limit exceeds maximum limit')\n"
+        "resource.setrlimit = refuse\n"
+        "from reward_hooks.builtin.verifiable.math_worker import main\n"
+        "main()"
+    )
+    worker = _Worker([sys.executable, "-P", "-c", program])
+    assert worker.ask({"accepted": ["5"], "answers": ["$5$"]}, 60) == {"verdicts": [[1.0, ""]]}
+
+
 def test_waiting_for_a_busy_worker_ends_at_the_deadline() -> None:
     worker = _Worker([sys.executable, "-S", "-c", SERVES])
     with worker._lock, pytest.raises(HookError, match="busy"):
