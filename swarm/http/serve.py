@@ -9,7 +9,6 @@ setting against them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import json
@@ -196,10 +195,14 @@ def allow_connections() -> None:
     """This process may have as many connections as the system allows: shells and services give it 1,024 files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        # refused where the system's own limit is below by now
-        with contextlib.suppress(ValueError, OSError):
+    while soft != resource.RLIM_INFINITY and soft < most:
+        try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except (ValueError, OSError):
+            # the system's own limit is below, as in macOS, which gives shells 256 files
+            most //= 2
+        else:
+            return
 
 
 def spare_collections() -> None:

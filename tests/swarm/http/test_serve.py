@@ -59,6 +59,22 @@ def test_a_server_has_as_many_connections_as_the_system_allows() -> None:
     assert allowed == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536), hard)
 
 
+def test_a_system_whose_own_limit_is_lower_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: no hard limit, and at most 61,440 files."""
+    allowed = 256
+
+    def set_limit(_: int, limits: tuple[int, int]) -> None:
+        nonlocal allowed
+        if limits[0] > 61_440:
+            raise ValueError("current limit exceeds maximum limit")
+        allowed = limits[0]
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    allow_connections()
+    assert allowed == 32_768
+
+
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a" * 64 + ".invalid"])
 def test_a_host_of_another_machine_is_said(host: str) -> None:
     with pytest.raises(ConfigError, match=host):
