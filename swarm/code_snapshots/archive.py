@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: zip's first day; a file's own date would make equal code look different
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _GIT_SECONDS = 60.0
-_SUBMODULE = "160000"
+_SUBMODULE, _EXECUTABLE = "160000", "100755"
 _UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
 _NOT_NAMED = "it is none of the named packages"
 
@@ -80,12 +80,15 @@ def build_archive(
     if not files:
         raise ConfigError(f"code to sync: there is nothing to send in {root}: `git add` the code")
     _check_size(root, files, limits)
+    marked = _executables(root)
     buffer = io.BytesIO()
     manifest: dict[str, str] = {}
     blobs: dict[str, str] = {}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
         for name, path, _ in files:
             content, executable = _read(path, limits)
+            if marked is not None:
+                executable = path in marked
             _write(writer, name, content, executable, limits)
             manifest[name] = fingerprint(content, executable)
             blobs[name] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -107,6 +110,20 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     left_out |= dict.fromkeys(_listed(root, *others), _UNTRACKED)
     left_out |= dict.fromkeys(_listed(root, *others, "--ignored"), _IGNORED)
     return sorted(name for name in entries if name not in left_out), left_out
+
+
+def _executables(root: Path) -> set[str] | None:
+    """The files that git has as executable, where the disk does not say so (``core.fileMode`` off, as on Windows and on
+    its disks in WSL); ``None`` where each file's own mode counts."""
+    try:
+        [modes] = _git(root, "config", "-z", "--bool", "--get", "core.fileMode")
+    except ConfigError:  # it is not set
+        modes = "true"
+    if modes == "true":
+        return None
+    inside = os.path.realpath(root)
+    entries = (line.partition("\t") for line in _listed(root, "--stage"))
+    return {f"{inside}/{name}" for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
 
 
 def package_of(name: str) -> str:

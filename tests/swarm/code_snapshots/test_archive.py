@@ -125,6 +125,20 @@ def test_equal_files_are_equal_bytes(code: Path, tmp_path: Path) -> None:
     assert build_archive(copy).content != first.content
 
 
+def test_where_a_disk_has_no_modes_those_of_git_count(code: Path, tmp_path: Path) -> None:
+    """As Windows' disks, of which git keeps ``core.fileMode`` off: in its Linux all their files are executable."""
+    (code / "run").symlink_to("pkg/tool.sh")
+    git(code, "add", "run")
+    git(code, "config", "--unset", "core.fileMode")
+    first = build_archive(code)
+    git(code, "config", "core.fileMode", "no")
+    for mode in (0o777, 0o666):
+        for name in NAMES:
+            (code / name).chmod(mode)
+        assert build_archive(code) == first
+    assert sorted(name for name, mark in first.manifest.items() if mark.endswith("x")) == ["pkg/tool.sh", "run"]
+
+
 def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text("secret")
     (code / ".env").write_text("secret")
