@@ -88,7 +88,7 @@ def build_archive(
         for name, path, _ in files:
             content, executable = _read(path, limits)
             if marked is not None:
-                executable = path in marked
+                executable = os.path.normcase(path) in marked
             _write(writer, name, content, executable, limits)
             manifest[name] = fingerprint(content, executable)
             blobs[name] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -123,7 +123,7 @@ def _executables(root: Path) -> set[str] | None:
         return None
     inside = os.path.realpath(root)
     entries = (line.partition("\t") for line in _listed(root, "--stage"))
-    return {f"{inside}/{name}" for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
+    return {os.path.normcase(f"{inside}/{name}") for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
 
 
 def package_of(name: str) -> str:
@@ -206,7 +206,7 @@ def _files(
 ) -> list[tuple[str, str, int]]:
     """Name in the archive, path and size of each file to pack; adds the others to ``left_out``."""
     inside = os.path.realpath(root)
-    contents = {f"{inside}/{name}" for name in tracked}
+    contents = {os.path.normcase(f"{inside}/{name}") for name in tracked}
     folders: dict[str, str] = {}
     files: list[tuple[str, str, int]] = []
     for name in tracked:
@@ -220,7 +220,7 @@ def _files(
                 raise ConfigError(f"code to sync: cannot read {path}: {exc}") from exc
             # else it was deleted
             continue
-        if resolved not in contents:
+        if os.path.normcase(resolved) not in contents:
             left_out[name] = "it leads to a file that is not tracked in this folder"
         elif not stat.S_ISREG(status.st_mode):
             left_out[name] = "it is not a regular file"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import ntpath
 import os
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.code_snapshots import ArchiveLimits, build_archive, check_and_extract
+from swarm.code_snapshots.archive import _files
 from swarm.code_snapshots.manifest import digest_of, manifest_of
 from swarm.errors import ConfigError
 from tests.swarm.code_snapshots.making import git, tracked
@@ -137,6 +140,15 @@ def test_where_a_disk_has_no_modes_those_of_git_count(code: Path, tmp_path: Path
             (code / name).chmod(mode)
         assert build_archive(code) == first
     assert sorted(name for name, mark in first.manifest.items() if mark.endswith("x")) == ["pkg/tool.sh", "run"]
+
+
+def test_files_are_found_where_paths_have_backslashes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of git have slashes, and cases of letters that the disk need not have."""
+    path = SimpleNamespace(**{**vars(os.path), "join": ntpath.join, "normcase": ntpath.normcase})
+    monkeypatch.setattr("swarm.code_snapshots.archive.os", SimpleNamespace(**{**vars(os), "path": path}))
+    left_out: dict[str, str] = {}
+    files = _files(code, NAMES, left_out, ArchiveLimits())
+    assert ([name for name, _, _ in files], left_out) == (NAMES, {})
 
 
 def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: Path) -> None:
