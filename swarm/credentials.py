@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import json
@@ -69,6 +68,8 @@ def exclusively(path: Path) -> Generator[None]:
     Raises:
         ConfigError: its folder cannot be written, or has no locks, as some network file systems.
     """
+    import fcntl  # not on Windows, where nobody writes credentials, and clients need the rest of this module
+
     name = path.with_name(f"{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,9 @@ def nearest(path: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to disk."""
+    """Bring a file, or the names in a folder, to disk; Windows opens no folder."""
+    if not hasattr(os, "O_DIRECTORY") and path.is_dir():
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

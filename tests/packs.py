@@ -30,6 +30,7 @@ WHOLE = (
     "tests/tutorial",
     "tests/benchmarks",
     "tests/gateway/cli/test_mistakes.py",
+    "tests/gateway/cli/test_windows.py",
 )
 #: For one command.
 SECONDS = 600.0

@@ -15,6 +15,9 @@ from swarm.importer import load_attribute
 
 __all__ = ["main"]
 
+#: Modules that Python lacks on Windows, and servers need.
+_UNIX = ("fcntl", "resource")
+
 
 def main(command: str = "gateway.cli.root:app") -> None:
     """Run the command line ``command`` and leave the process with its exit code."""
@@ -24,6 +27,10 @@ def main(command: str = "gateway.cli.root:app") -> None:
     except SwarmGatewayError as exc:
         # what was asked of it was right, unless it died of its job
         _leave(exc.message, 1 if isinstance(exc, EngineError) and exc.code != "wrong_config" else 2)
+    except ModuleNotFoundError as exc:
+        if exc.name not in _UNIX:
+            raise
+        _leave("this command needs Linux or macOS; on Windows run it in WSL")
     except OSError as exc:
         # not foreseen by any command: a full disk, a folder without permission
         _leave(str(exc) or type(exc).__name__)

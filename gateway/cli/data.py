@@ -73,7 +73,7 @@ def export(
     try:
         with open(out, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             # an existing file may be readable by others
-            os.fchmod(file.fileno(), 0o600)
+            out.chmod(0o600)
             file.write(rows)
     except OSError as exc:
         raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc

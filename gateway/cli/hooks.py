@@ -67,12 +67,13 @@ def _hooks_of(spec: str) -> str:
         ConfigError: it has no gateway, or its routes have several hooks.
     """
     from gateway.cli.parts import is_sectioned
-    from gateway.cli.sections import read_gateway
     from swarm.validation import read_mapping
 
     path = Path(spec)
     if path.suffix not in (".yaml", ".yml") or not path.is_file() or not is_sectioned(read_mapping(path, "config")):
         return spec
+    from gateway.cli.sections import read_gateway
+
     config = read_gateway(path)
     named = dict.fromkeys(section.hooks for section in (config.routes or [config]) if section.hooks)
     if len(named) != 1:

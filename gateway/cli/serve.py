@@ -67,7 +67,7 @@ def serve(
         _check(config, overrides, as_json)
         return
     parsed = _read(config, overrides, incumbents)
-    if config or reload_from:
+    if (config or reload_from) and hasattr(signal, "SIGHUP"):
         # one that comes while it starts waits for the gateway, which lets it through; no thread may have begun
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     if stop_on_eof:

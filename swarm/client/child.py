@@ -135,4 +135,5 @@ def _let_go_of_all() -> None:
         child.let_go()
 
 
-os.register_at_fork(after_in_child=_let_go_of_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=_let_go_of_all)

@@ -99,7 +99,8 @@ def _abandon_loops() -> None:
         loop.set_exception_handler(_say_nothing)
 
 
-os.register_at_fork(after_in_child=_abandon_loops)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=_abandon_loops)
 
 
 @functools.cache

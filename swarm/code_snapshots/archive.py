@@ -206,6 +206,7 @@ def _files(
 ) -> list[tuple[str, str, int]]:
     """Name in the archive, path and size of each file to pack; adds the others to ``left_out``."""
     inside = os.path.realpath(root)
+    # git's names have slashes, and cases of letters that a disk need not have
     contents = {os.path.normcase(f"{inside}/{name}") for name in tracked}
     folders: dict[str, str] = {}
     files: list[tuple[str, str, int]] = []
