@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 something that ran has failed, 2 wrong input or nothing to
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +22,9 @@ _UNIX = ("fcntl", "resource")
 
 def main(command: str = "gateway.cli.root:app") -> None:
     """Run the command line ``command`` and leave the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # one of another encoding, as pipes on Windows, gets escapes, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         import_from(Path())
         load_attribute(command)()

@@ -41,6 +41,18 @@ def test_building_the_commands_imports_nothing_slow_and_only_the_monitor_draws()
     assert done.stdout.split() == ["[]", "[]"]
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_texts_of_a_model_go_to_a_pipe_of_any_encoding(tmp_path: Path, encoding: str) -> None:
+    hook = "def on_compute_relative_reward(task, candidates, context):\n    return [len(c.text) for c in candidates]\n"
+    (tmp_path / "on_compute_relative_reward.py").write_text(hook)
+    (tmp_path / "groups.jsonl").write_text(json.dumps({"prompt": "?", "candidates": ["東", "東京 →"]}))
+    command = [sys.executable, "-m", "gateway.cli", "hooks", "test", ".", "--data", "groups.jsonl"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"scoring ...\n")
+    assert b"\\u6771\\u4eac \\u2192" in done.stdout
+
+
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
