@@ -224,7 +224,8 @@ class CommandSender:
             return Outcome(time.monotonic() - began, "timeout", f"no end after {self._timeout:.0f} s")
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
+                # macOS permits no signal to processes that have ended
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         seconds = time.monotonic() - began

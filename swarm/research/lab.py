@@ -342,7 +342,8 @@ class StudyProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(ProcessLookupError):  # with all that it started
+        # with all that it started; macOS permits no signal to those that have ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()

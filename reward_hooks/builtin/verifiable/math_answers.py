@@ -136,7 +136,8 @@ class _Worker:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """With the child that judges an answer, which would hold the pipe open, and compute on."""
-    with contextlib.suppress(ProcessLookupError):
+    # macOS permits no signal to processes that have ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 

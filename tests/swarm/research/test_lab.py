@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -120,3 +121,17 @@ def test_what_python_prints_at_its_start_is_no_news(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with StudyProcess("train", "no order", tmp_path / "log") as process:
         assert process.next(30.0) == {}, "its end is not seen"
+
+
+def test_a_process_that_has_ended_is_left_where_it_takes_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in macOS."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    with pytest.raises(LookupError, match="why it failed"), StudyProcess("train", "-", tmp_path / "log") as child:
+        assert child.next(30.0) == {}
+        raise LookupError("why it failed")

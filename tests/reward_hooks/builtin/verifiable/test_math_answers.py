@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
+import os
 import sys
 import threading
 
@@ -400,6 +402,18 @@ def test_a_worker_that_hangs_or_dies_is_an_error_and_the_next_starts_anew(progra
     assert caught.value.code == "math_worker"
     worker._command = [sys.executable, "-S", "-c", SERVES]
     assert worker.ask({"answers": []}, 20) == {"verdicts": []}
+
+
+def test_a_dead_worker_is_told_where_it_takes_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in macOS, once it has ended."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    worker = _Worker([sys.executable, "-S", "-c", "raise SystemExit"])
+    monkeypatch.setattr(os, "killpg", refuse)
+    with pytest.raises(HookError, match="died"):
+        worker.ask({}, 20)
 
 
 def test_what_judges_an_answer_ends_with_its_worker() -> None:
