@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: Seconds between two looks whether a wait was interrupted.
 _LOOK_SECONDS = 0.5
+#: On Windows, Ctrl-C ends no wait for a lock before Python 3.14 (python/cpython#125541).
+_LOCKS_HOLD = os.name == "nt"
 
 
 class BlockingCall(Generic[T]):
@@ -60,8 +62,8 @@ class BlockingCall(Generic[T]):
             CancelledError: it was cancelled in time.
         """
         try:
-            while interrupted is not None and not self.done(_LOOK_SECONDS):
-                if interrupted.is_set():
+            while (interrupted is not None or _LOCKS_HOLD) and not self.done(_LOOK_SECONDS):
+                if interrupted is not None and interrupted.is_set():
                     self.cancel()
             return self._future.result()
         except BaseException:

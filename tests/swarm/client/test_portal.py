@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from swarm.client import EpisodeEndpoint, SwarmClient, ThrottleSchedule, auto_train_with_dataset
-from swarm.client.portal import in_thread
+from swarm.client.portal import BlockingCall, in_thread
 from swarm.errors import StateError
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
@@ -40,6 +40,28 @@ if (child := os.fork()) == 0:
     sys.exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+
+
+def test_where_ctrl_c_ends_no_wait_for_a_lock_a_call_looks_for_it(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def done(_: BlockingCall[object], within: float) -> bool:
+        looks.append(within)
+        if len(looks) > 1:
+            raise KeyboardInterrupt
+        return False
+
+    server.script("/get_engine_status", engine(ROLLING))
+    monkeypatch.setattr("swarm.client.portal._LOCKS_HOLD", True, raising=False)
+    with SwarmClient(server.url, policy=QUICK) as client:
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(BlockingCall, "done", done)
+            with pytest.raises(KeyboardInterrupt):
+                client.get_engine_status()
+        assert client.get_engine_status()
+    assert looks == [0.5, 0.5]
 
 
 def test_ctrl_c_ends_a_claim_that_waits_and_hands_its_episode_back(server: ScriptedServer) -> None:
