@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from swarm.job import TrainJob
+from swarm.job import INFINITIES, TrainJob
 from swarm.protocol import MAX_NAME, SuccessResponse, WireRequest
 from swarm.types import Model
-
-#: JSON has no form for an infinity, and the text of one in a job's overrides is read back.
-_INFINITIES = ConfigDict(ser_json_inf_nan="strings")
 
 
 class ResolveConfigRequest(WireRequest):
     """``POST /config/resolve``: a job as YAML text, ours or AgentJet's; ``set`` wins over it, by the names of a job's
     fields and by verl's dotted keys."""
 
-    model_config = _INFINITIES
+    model_config = INFINITIES
 
     yaml_as_string: str
     set: dict[str, Any] = {}
@@ -99,7 +96,7 @@ class ResolvedJob(Model):
     it behind a colon.
     """
 
-    model_config = _INFINITIES
+    model_config = INFINITIES
 
     job: TrainJob
     job_sources: dict[str, str] = Field(description="by field")
@@ -122,7 +119,7 @@ class RunSummary(Model):
 class RunRecord(RunSummary):
     """``GET /config/{number}``."""
 
-    model_config = _INFINITIES
+    model_config = INFINITIES
 
     job: TrainJob
     config: dict[str, Any] | None = Field(default=None, description="verl's, once the engine has resolved it")

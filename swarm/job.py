@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_jsonable_python
 
 from swarm.errors import ConfigError
@@ -76,6 +76,8 @@ class LoraSettings(Model):
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 
 
+#: Of a job, and of models that hold one: JSON has no form for an infinity in its overrides, and its text is read back.
+INFINITIES = ConfigDict(ser_json_inf_nan="strings")
 #: A number that YAML 1.1 takes for a text, and the YAML of verl and Hydra does not; or one of ``set``, sent as JSON.
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+|-?Infinity|NaN")
 
@@ -104,6 +106,8 @@ class TrainJob(Model):
 
     Lengths are in tokens. ``overrides`` are verl keys (``"actor_rollout_ref.actor.clip_ratio": 0.3``), applied last.
     """
+
+    model_config = INFINITIES
 
     model: str = Field(min_length=1, description="local path, hub name, or a name known to `models pull`")
     served_model_name: str = Field(default="", description="name in /v1/models; default: last part of `model`")

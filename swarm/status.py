@@ -14,7 +14,7 @@ from swarm.concurrency import backoff
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import MAX_REASON, ServingStage
 from swarm.evidence.verdict import Verdict
-from swarm.job import ServingMode, TrainJob
+from swarm.job import INFINITIES, ServingMode, TrainJob
 from swarm.protocol import EpisodeType, WireRequest
 from swarm.states import EngineState
 from swarm.types import EvalResult, Model, StepResult
@@ -223,6 +223,8 @@ class ComparisonStatus(Model):
 class ServerStatus(Model):
     """``GET /status``: everything a monitor shows."""
 
+    model_config = INFINITIES
+
     engine: EngineStatus
     boot_stage: str = ""
     engine_seconds: float = Field(default=0.0, description="since the engine entered this state")
@@ -276,6 +278,8 @@ class ServerStatus(Model):
 class Lineage(Model):
     """What the weights of ``step`` were trained on, in one training run or in one that it goes on with, as far as a
     journal still knows it."""
+
+    model_config = INFINITIES
 
     step: int
     job: TrainJob

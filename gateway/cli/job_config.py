@@ -57,7 +57,7 @@ def show(
     with target.connect() as client:
         resolved = _resolved(client, job, set_)
     if as_json:
-        print_json(json.loads(resolved.model_dump_json()))
+        print_json(resolved.model_dump(mode="json"))
         return
     fields = plain_fields(resolved.job)
     rows = [(name, fields[name], resolved.job_sources[name]) for name in resolved.job_sources]
@@ -72,8 +72,6 @@ def show(
 
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
-    from pydantic_core import to_json
-
     from gateway.cli.parts import part_of
     from swarm.job import OURS, layered, read_fields
     from swarm.validation import read_mapping, read_text
@@ -86,8 +84,7 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:
         sources = {name: layers.fields.get(name, OURS) for name in values}
-        # an infinity as a server tells it
-        job = json.loads(to_json(layers.job.model_dump(), inf_nan_mode="strings"))
+        job = layers.job.model_dump(mode="json")
         print_json({"job": job, "job_sources": sources, "config": None, "sources": {}})
         return
     rows = [(name, value, layers.fields.get(name, OURS)) for name, value in values.items()]

@@ -21,9 +21,10 @@ LISTENING = "listening on"
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on stdout, at once."""
+    """One line of JSON on stdout, at once; an infinity, for which JSON has no form, as its text."""
+    plain = json.loads(json.dumps(value), parse_constant=str)
     # a terminal or log of another encoding gets escapes
-    text = json.dumps(value, ensure_ascii=(sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8"))
+    text = json.dumps(plain, ensure_ascii=(sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8"))
     # half a character, as a cut answer may end with, becomes its escape in JSON
     sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     sys.stdout.flush()

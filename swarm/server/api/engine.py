@@ -67,7 +67,7 @@ class EngineRoutes:
             ControlRoute("POST", "/start_engine", self.start_engine, "admin", refusals=not_startable | backlog),
             ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
             ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
-            ControlRoute("GET", "/status", self.status, "read"),
+            ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
         ]
 
     async def start_engine(self, request: Request) -> StartEngineResponse:
@@ -103,7 +103,7 @@ class EngineRoutes:
         episodes: Annotated[
             int, Query(ge=0, le=MAX_EPISODES, description="at most this many running episodes")
         ] = EPISODES,
-    ) -> ServerStatus:
+    ) -> Response:
         """Everything that a monitor shows, now or once something has changed."""
         if wait_state and wait_seconds:
             await until_gone(request.receive, self.controller.engine.wait_for_state(wait_state, wait_seconds))
@@ -111,7 +111,10 @@ class EngineRoutes:
             await until_gone(request.receive, self.controller.engine.wait_for_change(after_change, wait_seconds))
         caller: TokenHolder = request.scope["caller"]
         status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=caller.sees_uuids)
-        return status.model_copy(update={"job_defaults": self.changes.defaults}) if self.changes.defaults else status
+        if self.changes.defaults:
+            status = status.model_copy(update={"job_defaults": self.changes.defaults})
+        # FastAPI would write an infinity of the job as null
+        return Response(status.model_dump_json(), media_type="application/json")
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,12 @@ def test_who_is_asked_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], mon
     assert (out.strip(), err) == ("", "kept: 2 trained\nDelete it for good? [y/N]:")
 
 
+def test_an_infinity_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"job": {"overrides": {"a.most": math.inf, "a.least": -math.inf}}, "text": "Infinity"})
+    out = capsys.readouterr().out
+    assert out == '{"job": {"overrides": {"a.most": "Infinity", "a.least": "-Infinity"}}, "text": "Infinity"}\n'
+
+
 def test_a_job_is_shown_without_a_server_and_each_override_with_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

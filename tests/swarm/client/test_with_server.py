@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,13 @@ async def swarm(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Swarm]:
 async def client(swarm: Swarm) -> AsyncIterator[AsyncSwarmClient]:
     async with AsyncSwarmClient(swarm.url, token="secret", policy=QUICK) as client:
         yield client
+
+
+async def test_the_job_that_a_status_tells_is_the_one_that_was_synced(swarm: Swarm, client: AsyncSwarmClient) -> None:
+    """Or `up` would refuse to go on with its own run, as with that of another job."""
+    job = TrainJob(model="tiny", overrides={"actor_rollout_ref.actor.grad_clip": math.inf})
+    swarm.controller.sync_job(job)
+    assert (await client.status()).job == job
 
 
 async def test_a_group_goes_through_and_its_end_may_be_repeated(swarm: Swarm, client: AsyncSwarmClient) -> None:
