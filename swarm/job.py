@@ -90,6 +90,11 @@ def _with_numbers(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
+def _as_read_back(overrides: dict[str, Any]) -> dict[str, Any]:
+    """As :func:`dump_job` writes them: a date as its text, say; else a job would not equal what it was sent as."""
+    return _with_numbers(to_jsonable_python(overrides))
+
+
 def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested mappings by their dotted keys; an empty mapping is a value."""
     values: dict[str, Any] = {}
@@ -230,7 +235,7 @@ class TrainJob(Model):
     )
     logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
     seed: int = Field(default=0, description="of the trainer, and of the order of tasks")
-    overrides: Annotated[dict[str, Any], AfterValidator(_with_numbers)] = Field(
+    overrides: Annotated[dict[str, Any], AfterValidator(_as_read_back)] = Field(
         default={}, description="keys of verl, applied last"
     )
 

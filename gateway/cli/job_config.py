@@ -216,5 +216,4 @@ def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, A
 
 
 def _text(value: Any) -> str:
-    # YAML has dates
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

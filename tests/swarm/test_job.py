@@ -1,6 +1,7 @@
 """A job reads back as it was written, and a wrong one is refused by name."""
 
 import math
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from swarm.types import Model
 from swarm.validation import describe_validation, parse_mapping
 
 
-@pytest.mark.parametrize("value", [0.3, math.inf, None, [1, "1"]])
+@pytest.mark.parametrize("value", [0.3, math.inf, None, [1, "1"], date(2026, 11, 29), {1: "x"}])
 def test_round_trip(value: object) -> None:
     job = TrainJob(model="/models/tiny", batch_size=4, overrides={"actor_rollout_ref.actor.clip_ratio": value})
     assert parse_job(dump_job(job)) == job == TrainJob.model_validate_json(job.model_dump_json())
