@@ -61,11 +61,19 @@ def model_of(data: Mapping[str, Any]) -> str | None:
 def public_headers(headers: RawHeaders) -> dict[str, str]:
     """The headers without secrets; names in lower case, and of one name the last value, of consent the one that says
     no."""
-    texts = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
+    texts = {key.decode("latin-1"): _text_of(value) for key, value in headers}
     if no := refusal_in(headers):
         texts[TRAIN_HEADER] = no
     named = _SESSION_NAMES if _AGENT.match(texts.get("user-agent", "")) else ()
     return {name: value for name, value in texts.items() if name in named or not _SECRET_HEADER.search(name)}
+
+
+def _text_of(value: bytes) -> str:
+    """Beyond ASCII, clients send UTF-8 or Latin-1; what is valid UTF-8 is hardly ever meant as the other."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def plain_headers(headers: RawHeaders) -> dict[str, str]:

@@ -50,6 +50,18 @@ async def test_metadata_names_a_session_in_every_dialect(gateway: httpx.AsyncCli
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_a_session_has_one_name_in_header_body_and_address(gateway: httpx.AsyncClient, encoding: str) -> None:
+    """curl and Go send UTF-8 in headers, browsers and Python's requests Latin-1."""
+    body, name = {"model": "tiny", **DIALECTS["/v1/chat/completions"]}, "Voilà Zürich"
+    headers = {"x-swarm-session": name.encode(encoding)}
+    assert (await gateway.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    named = {**body, "metadata": {"session_id": name}}
+    assert (await gateway.post("/v1/chat/completions", json=named)).status_code == 200
+    assert (await told(gateway, name))["agents"][""]["requests"] == 2
+
+
+@pytest.mark.anyio
 async def test_a_session_says_what_became_of_its_tokens(swarm: Swarm, open_gateway: OpenGateway) -> None:
     async with open_gateway(reward=HOOK) as http:
         for headers, text in [(CODEX, "repair it"), (SUB, "look for tests"), (SUB, "and fail")]:
