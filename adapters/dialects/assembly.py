@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from adapters.dialects.dialect import KNOWN_IN_BODY, SampledAnswer
+from adapters.dialects.dialect import KNOWN_IN_BODY, SampledAnswer, text_of
 from swarm.errors import UpstreamError
 
 #: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
@@ -34,6 +34,9 @@ class MessageAssembly:
             whole = self._calls.setdefault((index, number), {"function": {}})
             _merge(whole["function"], call.get("function") or {})
             _merge(whole, {name: value for name, value in call.items() if name not in ("index", "function")})
+        if isinstance(delta.get("content"), list):
+            # some servers give a text in parts
+            delta = {**delta, "content": text_of(delta)}
         _merge(self._fields, {name: value for name, value in delta.items() if name != "tool_calls"})
 
     def message(self) -> Chunk:

@@ -16,7 +16,7 @@ import orjson
 
 from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.conversation import carried, meant, unread
-from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer
+from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, is_text, text_of
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import to_json
 from adapters.dialects.sse import encode_event
@@ -198,7 +198,7 @@ def meaning_of(message: Any) -> bytes:
             [_meaning_of_call(call) for call in cast("list[Any]", calls)] if isinstance(calls, list) else calls
         )
     if isinstance(content, list):
-        meaning += [part for part in cast("list[Any]", content) if not _is_text(part)]
+        meaning += [part for part in cast("list[Any]", content) if not is_text(part)]
     elif not isinstance(content, str | None):
         meaning.append(content)
     return canonical(meaning)
@@ -227,23 +227,12 @@ def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> 
     return {**body, "messages": [*([{**first, "content": left}] if parts else []), *others]}, dropped
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message's content: a string, or the text parts of a list."""
-    content: Any = message.get("content")
-    parts = cast("list[Any]", content) if isinstance(content, list) else [{"text": content}]
-    return "".join(part["text"] for part in parts if _is_text(part))
-
-
 def canonical(value: object) -> bytes:
     """``value`` as JSON with sorted keys."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits, or deeper nesting than orjson follows
         return json.dumps(value, sort_keys=True).encode()
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)
 
 
 def _meaning_of_call(call: object) -> Any:

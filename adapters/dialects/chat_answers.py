@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from adapters.dialects.assembly import begins_another
-from adapters.dialects.chat import text_of
-from adapters.dialects.dialect import DETAILS, SampledAnswer
+from adapters.dialects.dialect import DETAILS, SampledAnswer, text_of
 from swarm.errors import UpstreamError
 
 Kind = Literal["reasoning", "text", "call"]

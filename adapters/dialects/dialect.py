@@ -168,8 +168,19 @@ class SampledAnswer:
     @property
     def text(self) -> str:
         """The content as text; empty for an answer that only calls tools."""
-        content = self.message.get("content")
-        return content if isinstance(content, str) else ""
+        return text_of(self.message)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message's content: a string, or the text parts of a list."""
+    content: Any = message.get("content")
+    parts = cast("list[Any]", content) if isinstance(content, list) else [{"text": content}]
+    return "".join(part["text"] for part in parts if is_text(part))
+
+
+def is_text(part: object) -> bool:
+    """Whether a part of a message's content is text."""
+    return isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)
 
 
 def choices_of(completion: object) -> list[dict[str, Any]]:

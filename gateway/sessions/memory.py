@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from adapters.dialects.chat import text_of
+from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adapters.dialects.chat import text_of
+from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.memory import Position, similarity, words_of
 

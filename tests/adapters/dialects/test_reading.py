@@ -104,6 +104,18 @@ def test_a_refusal_of_anthropics_and_an_unknown_address() -> None:
         answer_in("/v1/embeddings", [b"{}"], streamed=False)
 
 
+def test_a_text_in_parts_is_what_a_hook_is_given() -> None:
+    """Mistral's servers give one, with the thinking before it as a part of another kind."""
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "fo"}]
+    message = {"role": "assistant", "content": [*parts, {"type": "text", "text": "ur"}]}
+    whole = json.dumps(completion(message, "stop")).encode()
+    assert answer_in(ChatDialect.path, [whole], streamed=False).text == "four"
+    deltas: list[dict[str, Any]] = [{"content": parts[:1]}, {"content": parts[1:]}, {"content": "ur"}]
+    found = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    assert answer_in(ChatDialect.path, [stream_of(ChatDialect(), [*found, end])], streamed=True).text == "four"
+
+
 def test_an_entry_in_the_table_of_dialects_is_read_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Plain(ChatDialect):
         path = "/v1/plain"

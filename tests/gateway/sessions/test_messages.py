@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialects.chat import text_of
 from adapters.dialects.conversation import as_object, carried, written
+from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
