@@ -67,7 +67,8 @@ class CompletionsDialect(Dialect):
         if choices > 1:
             body["n"] = choices
         if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": include_usage}}
+            options = data.get("stream_options") or {}
+            body |= {"stream": True, "stream_options": {**options, "include_usage": include_usage}}
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
         return LLMRequest(top.text("model"), messages, choices, stream, include_usage, body)
 
@@ -135,7 +136,7 @@ class CompletionStream(EventStream):
                 begins = {} if index in self._begun else self._prompt
                 self._begun.add(index)
                 choices.append({**_common(choice), **begins, "text": text, "logprobs": logprobs})
-        if not choices and not chunk.get("usage"):
+        if not choices and (chunk.get("choices") or not chunk.get("usage")):
             return b""
         rest.pop("swarm", None)
         return encode_event({**rest, **_head(chunk), "choices": choices})

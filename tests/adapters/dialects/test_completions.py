@@ -52,6 +52,14 @@ def test_token_ids_are_carried_and_are_no_conversation() -> None:
     assert (call.messages, call.stream, call.include_usage) == ([], True, True)
 
 
+def test_what_a_stream_is_to_say_of_its_usage_is_carried() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call = DIALECT.parse({"prompt": "a", "stream": True, "stream_options": options})
+    assert (call.include_usage, call.body["stream_options"]) == (True, options)
+    opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": {"prompt_tokens": 1}}
+    assert DIALECT.stream({}).take(opening) == b"", "it has no text, and is no usage chunk"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
