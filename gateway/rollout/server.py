@@ -35,7 +35,7 @@ from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import StageRules
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
-from swarm.protocol import SwarmThrottlePolicy
+from swarm.protocol import MAX_SECONDS, SwarmThrottlePolicy
 from swarm.states import EngineState
 from swarm.status import ComparisonStatus, EngineFailure
 from swarm.types import Notes
@@ -117,7 +117,7 @@ class Waiting:
         # a hook may judge twice: to choose the answer, and again with feedback
         judging = settings.hook_timeout_seconds * (2 if self._window else 1)
         waiting = settings.sample_timeout_seconds + judging + self._window
-        return waiting + settings.submit_timeout_seconds + 30.0
+        return min(MAX_SECONDS, waiting + settings.submit_timeout_seconds + 30.0)
 
     def left_for(self, engine: EngineState | None) -> float:
         """Seconds left of the bound for an engine in that state; ``None``: there is no server."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
@@ -150,7 +151,7 @@ class HttpClient:
             raise ConnectionBrokenError(_CLOSED, unsent=True)
         session = self._session()
         limit = session.timeout
-        if seconds is not None:
+        if seconds is not None and seconds < math.inf:
             # aiohttp takes 0 for no limit
             limit = aiohttp.ClientTimeout(total=max(seconds, 1e-3), sock_connect=CONNECT_SECONDS)
         try:

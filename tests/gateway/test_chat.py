@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 from typing import Any
 
 import pytest
@@ -382,6 +383,14 @@ async def test_groups_lost_again_and_again_are_a_503(swarm: Swarm, gateway: Http
     assert (response.status_code, response.json()["error"]["code"]) == (503, "episode_lost")
     assert len(swarm.claims) == 3
     await swarm.until(lambda: not swarm.open_episodes)
+
+
+@pytest.mark.parametrize("policy", ["best", "first"])
+async def test_a_deadline_may_be_infinite(swarm: Swarm, open_gateway: OpenGateway, policy: str) -> None:
+    names = ("sample_timeout_seconds", "hook_timeout_seconds", "submit_timeout_seconds")
+    async with open_gateway(policy=policy, **dict.fromkeys(names, math.inf)) as http:
+        assert [(await ask(http, stream=stream)).status_code for stream in (False, True)] == [200, 200]
+        await swarm.until(lambda: len(swarm.ends) == 2)
 
 
 async def test_a_sample_deadline_is_a_504(swarm: Swarm, open_gateway: OpenGateway) -> None:
