@@ -65,7 +65,7 @@ class ServerConfig(Model):
     )
     stop_grace: float = Field(default=10.0, ge=0, description="between Stop and SIGKILL")
     max_episode_seconds: float = Field(
-        default=3600.0, gt=0, description="wall clock that an episode gets from claim to end unless its claim says less"
+        default=3600.0, gt=0, description="wall clock that an episode gets from claim to end, where its claim says none"
     )
     client_timeout: float = Field(
         default=300.0, gt=0, description="silence after which no batch and no share waits for a client any more"

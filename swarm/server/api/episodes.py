@@ -21,6 +21,7 @@ from swarm.errors import ConflictError, NotFoundError
 from swarm.http.asgi import header
 from swarm.protocol import (
     LATE_CODES,
+    MAX_SECONDS,
     AbortEpisodeRequest,
     AgreeSyncWeightRequest,
     BoolResponse,
@@ -229,7 +230,7 @@ class EpisodeRoutes:
             client_uuid=wanted.client_uuid,
             episode_type=wanted.episode_type,
             idle_timeout=wanted.discard_episode_timeout,
-            max_seconds=wanted.max_episode_seconds or self.config.max_episode_seconds,
+            max_seconds=wanted.max_episode_seconds or min(MAX_SECONDS, self.config.max_episode_seconds),
             episodes=count,
             as_group=as_group,
             claim_key=wanted.idempotency_key or "",

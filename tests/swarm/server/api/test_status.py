@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,11 @@ async def test_only_an_admin_sees_whole_names(rig: Rig, overrides: dict[str, Any
         seen = (await rig.client.get("/status", headers=mine)).json()
         assert [one["episode_uuid"] for one in seen["running"]] == [shown]
         assert (name in (await rig.client.get("/metrics", headers=mine)).text) is False
+
+
+@pytest.mark.parametrize("overrides", [{"max_episode_seconds": math.inf}])
+async def test_a_cap_that_never_comes_is_a_long_one(rig: Rig, overrides: dict[str, Any]) -> None:
+    """A status with an infinity could be read by nobody."""
+    await rig.claim()
+    [one] = (await status(rig)).running
+    assert one.seconds_left > 29 * 86400
