@@ -74,7 +74,7 @@ def readable_body(body: bytes, *, cut: bool = False) -> Any:
         return None
     try:
         if not cut:
-            return without_secrets(json.loads(body))
+            return without_secrets(json.loads(body, parse_constant=str))
     except (ValueError, RecursionError):
         pass
     try:

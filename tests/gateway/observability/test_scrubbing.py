@@ -90,6 +90,11 @@ def test_bodies_are_told_as_what_they_are() -> None:
     assert readable_body(b"[" * 100_000) == "[" * 100_000
 
 
+def test_what_python_writes_for_no_number_is_a_text() -> None:
+    """As NaN, which is no JSON, it would keep other programs from reading the line."""
+    assert readable_body(b'{"temperature": NaN, "top": -Infinity}') == {"temperature": "NaN", "top": "-Infinity"}
+
+
 def test_a_cut_leaves_no_half_of_a_secret_or_a_character() -> None:
     whole = json.dumps({"said": "grüße, my key is sk-proj-abcdefghijklmnop0123"}, ensure_ascii=False).encode()
     for length in range(1, len(whole)):
