@@ -35,7 +35,10 @@ export function show(parent, ...children) {
 export function number(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
-  return Math.abs(value) >= 1e5 ? value.toExponential(1) : String(Number(value.toFixed(digits)));
+  const size = Math.abs(value);
+  // a small one is not zero, unless it is what sums of fractions leave
+  const extreme = size >= 1e5 || (size > 1e-9 && size < 0.5 / 10 ** digits);
+  return extreme ? value.toExponential(1) : String(Number(value.toFixed(digits)));
 }
 
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);

@@ -513,6 +513,14 @@ async def test_messages_of_odd_forms_are_shown(site: Site, chrome: Browser) -> N
         assert tab.faults == []
 
 
+async def test_a_small_reward_is_not_shown_as_none(site: Site, chrome: Browser) -> None:
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        values = "[0, 0.0004, -0.0002, 0.0006, 0.25, 1.5e6, 0.1 + 0.2 - 0.3]"
+        shown = await tab.js(f"import('/ui/dom.js').then(({{ number }}) => {values}.map((value) => number(value, 3)))")
+        assert shown == ["0", "4.0e-4", "-2.0e-4", "0.001", "0.25", "1.5e+6", "0"]
+
+
 async def test_an_earlier_turn_has_its_words_and_its_calls(site: Site, chrome: Browser) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"for": "chains"}'}}
     turns = [
