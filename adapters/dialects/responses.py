@@ -66,6 +66,9 @@ _VLLM_FIELDS = (
     "top_k",
     "vllm_xargs",
 )
+#: Items that are the model's own words, and one that says nothing: messages next to each other would be two turns.
+_SAID = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
+_NO_THOUGHT: Mapping[str, Any] = {"type": "reasoning", "summary": []}
 #: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
 _FAULTS = {429: "rate_limit_exceeded"}
 #: Why a response is incomplete, by the finish reason of the chat form.
@@ -122,8 +125,10 @@ class ResponsesDialect(Dialect):
         return ResponseStream(data)
 
     def read(self, body: Body) -> SampledAnswer:
-        output: list[Body] = body["output"]
-        turns = self.parse({"model": "any", "input": output}).messages if output else []
+        # one answer, whatever stands between its messages
+        utterances = [item for item in body["output"] if item.get("type", "message") in _SAID]
+        items = [part for item in utterances for part in (_NO_THOUGHT, item)]
+        turns = self.parse({"model": "any", "input": items}).messages if items else []
         match body.get("status"):
             case "completed":
                 finish = "tool_calls" if turns and turns[-1].get("tool_calls") else "stop"

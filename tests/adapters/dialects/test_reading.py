@@ -104,6 +104,22 @@ def test_a_refusal_of_anthropics_and_an_unknown_address() -> None:
         answer_in("/v1/embeddings", [b"{}"], streamed=False)
 
 
+def test_all_messages_of_a_response_are_its_answer() -> None:
+    """Models say what they are about to do in one, and the result in another, with tools of OpenAI's between them."""
+
+    def message(text: str) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": []}
+        return {"type": "message", "role": "assistant", "content": [part]}
+
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    asked = {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "found"}
+    output = [message("I add. "), message("It is "), asked, message("four."), call]
+    body = {"status": "completed", "output": output, "usage": {"output_tokens": 3}}
+    read = answer_in("/v1/responses", [json.dumps(body).encode()], streamed=False)
+    assert (read.text, read.finish_reason) == ("I add. It is four.", "tool_calls")
+    assert [one["id"] for one in read.message["tool_calls"]] == ["c"]
+
+
 def test_a_text_in_parts_is_what_a_hook_is_given() -> None:
     """Mistral's servers give one, with the thinking before it as a part of another kind."""
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "fo"}]
