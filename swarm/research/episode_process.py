@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import ConfigDict
+
 from swarm.client import SwarmClient
 from swarm.client.training import TrainOptions, begin_training
 from swarm.client.training_options import Evaluation
@@ -30,6 +32,9 @@ _MOST = 32
 
 class TrainOrder(Model):
     """The settings of the ``train`` process; ``folder`` holds its code, and relative paths start there."""
+
+    # settings may hold an infinity
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     server: str
     token: str | None

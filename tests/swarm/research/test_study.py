@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.research.episode_process import TrainOrder
 from swarm.research.study import read_study
 from tests.swarm.research.making import folder_of, study_of
 
@@ -70,3 +71,19 @@ def test_what_the_study_decides_no_experiment_changes(key: str, value: Any) -> N
 def test_a_delta_is_of_the_job_of_verl_and_of_the_workflow() -> None:
     job, settings = study_of().with_delta({"lr": 1e-4, "actor_rollout_ref.actor.clip_ratio": 0.1, "settings.weight": 2})
     assert (job.lr, job.overrides, settings) == (1e-4, {"actor_rollout_ref.actor.clip_ratio": 0.1}, {"weight": 2})
+
+
+def test_the_process_that_trains_has_the_settings_of_the_study() -> None:
+    _, settings = study_of(settings={"cap": math.inf, "weight": [0.0, 1, None]}).with_delta({})
+    order = TrainOrder(
+        server="",
+        token=None,
+        folder="",
+        workflow="a:b",
+        settings=settings,
+        tasks="",
+        seed=0,
+        every_steps=1,
+        shuffle=False,
+    )
+    assert TrainOrder.model_validate_json(order.model_dump_json()) == order
