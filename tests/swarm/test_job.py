@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
@@ -19,6 +21,18 @@ from swarm.validation import describe_validation, parse_mapping
 @pytest.mark.parametrize("value", [0.3, math.inf, None, [1, "1"], date(2026, 11, 29), {1: "x"}])
 def test_round_trip(value: object) -> None:
     job = TrainJob(model="/models/tiny", batch_size=4, overrides={"actor_rollout_ref.actor.clip_ratio": value})
+    assert parse_job(dump_job(job)) == job == TrainJob.model_validate_json(job.model_dump_json())
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS.filter(lambda it: it != "NaN")
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_round_trip_of_any_overrides(overrides: dict[str, Any]) -> None:
+    job = TrainJob(model="m", experiment="\u2028 e\u0301", overrides=overrides)
     assert parse_job(dump_job(job)) == job == TrainJob.model_validate_json(job.model_dump_json())
 
 
