@@ -87,7 +87,9 @@ def task_id_of(task: Task | types.Task | str) -> str:
         return task
     if task.task_id:
         return task.task_id
-    content = {name: value for name, value in task.model_dump(exclude={"task_id"}).items() if value}
+    fields = task.model_dump(exclude={"task_id"})
+    # a number tells tasks apart, also one that is zero
+    content = {name: value for name, value in fields.items() if value or isinstance(value, int | float)}
     if not content:
         raise ConfigError("the task is empty: give it a task_id, so that its episodes form one group")
     return task_digest(content, "the task")

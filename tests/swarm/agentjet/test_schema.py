@@ -15,6 +15,8 @@ def test_equal_tasks_without_an_id_are_one_group() -> None:
     same = [Task(main_query="q", metadata={"answer": 4}) for _ in range(2)]
     assert task_id_of(same[0]) == task_id_of(same[1])
     assert task_id_of(same[0]) != task_id_of(Task(main_query="q", metadata={"answer": 5}))
+    seeds = [Task.model_validate({"main_query": "", "seed": seed}) for seed in (0, 1, False)]
+    assert len({task_id_of(task) for task in seeds}) == 3
     assert task_id_of(Task(task_id="t", main_query="q")) == "t" == task_id_of(types.Task(task_id="t"))
     with pytest.raises(ConfigError, match="the task is empty"):
         task_id_of(Task())
