@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -162,7 +163,9 @@ def write_report(
     make_folder(folder)
     try:
         kept = _set_aside(folder, report) if keeps_earlier else None
-        replace_file(folder / REPORT_FILE, f"{report.model_dump_json(indent=1)}\n".encode())
+        # an answer that was cut may end with half a character, which pydantic's own JSON refuses
+        text = json.dumps(report.model_dump(mode="json"), ensure_ascii=False, indent=1)
+        replace_file(folder / REPORT_FILE, f"{text}\n".encode(errors="replace"))
         if report.steps:
             draw([report, *others], folder / PLOT_FILE)
     except OSError as exc:

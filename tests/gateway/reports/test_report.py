@@ -85,6 +85,16 @@ def test_a_report_is_written_drawn_and_read_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_half_a_character_of_an_answer_is_a_question_mark_in_a_report(tmp_path: Path) -> None:
+    answer = SavedAnswer(message={"content": "caf\u00e9 \ud83d", "tool_calls": None}, finish_reason="length")
+    score = Score(messages=[{"role": "user", "content": "q"}], answers=[answer])
+    failures = {"HTTP 400": Failure(count=1, example="not \ud83d")}
+    write_report(report().model_copy(update={"scores": [score], "failures": failures}), tmp_path)
+    read = read_report(tmp_path)
+    assert isinstance(read, Report) and read.scores[0].answers[0].message == {"content": "café ?", "tool_calls": None}
+    assert read.failures["HTTP 400"].example == "not ?"
+
+
 def test_a_report_from_before_is_still_compared_with(tmp_path: Path) -> None:
     """Until a change of versions, each score also named the gateway's hook."""
     answers = [SavedAnswer(message={"role": "assistant", "content": "a"})]
