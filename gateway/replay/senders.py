@@ -148,13 +148,17 @@ def read_answer(answer: Answer, seconds: float) -> Outcome:
     completion = object_in(text) or {}
     if not completion.get("choices"):
         return Outcome(seconds, "no choices", text[:300])
+    try:
+        answers = _answers(completion)
+    except (AttributeError, TypeError, ValueError):
+        return Outcome(seconds, "malformed answer", text[:300])
     version = _number(answer.headers.get(POLICY_VERSION))
     return Outcome(
         seconds,
         reward=_number(answer.headers.get("x-swarm-reward-mean")),
         policy_version=None if version is None else int(version),
         untrained=answer.headers.get("x-swarm-drop-reason", ""),
-        answers=_answers(completion),
+        answers=answers,
     )
 
 

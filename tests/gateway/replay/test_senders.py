@@ -65,6 +65,8 @@ async def test_the_headers_of_a_response_are_read() -> None:
         (PlainTextResponse("slow", 429, headers={"retry-after": "86400"}), "HTTP 429", "slow", 10.0),
         (JSONResponse({"choices": []}), "no choices", '{"choices":[]}', 0.0),
         (PlainTextResponse("hello"), "no choices", "hello", 0.0),
+        (JSONResponse({"choices": [None]}), "malformed answer", '{"choices":[null]}', 0.0),
+        (JSONResponse({"choices": [{"message": "a"}]}), "malformed answer", '{"choices":[{"message":"a"}]}', 0.0),
     ],
 )
 async def test_each_kind_of_failure_has_a_name(
