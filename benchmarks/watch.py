@@ -55,19 +55,19 @@ ARMS: dict[str, tuple[str, float, bool]] = {
     "digits": ("0.2 * substance + 0.8 * min(1.0, len(set(text)) / 5)", 3e-5, False),
 }
 WORKFLOW = """\
-import httpx
+import json
+from urllib.request import Request, urlopen
 
 from benchmarks.graded import TOKENS, gate_reward
 from swarm.types import WorkflowOutput
 
-http = httpx.AsyncClient(trust_env=False, timeout=600, limits=httpx.Limits(max_connections=64))
 
-
-async def solve(task, base_url, api_key):
+def solve(task, base_url, api_key):
     body = {"model": "policy", "messages": [{"role": "user", "content": task.main_query}], "max_tokens": TOKENS}
-    answer = await http.post(f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"})
-    answer.raise_for_status()
-    text = (answer.json()["choices"][0]["message"]["content"] or "").strip()
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    request = Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=600) as answer:
+        text = (json.load(answer)["choices"][0]["message"]["content"] or "").strip()
     substance = gate_reward(task.main_query, text)
     if task.metadata["held_out"]:
         return WorkflowOutput(reward=substance)
