@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ access = logging.getLogger("gateway.access")
 
 #: Characters of an error's message within a line.
 _LONGEST = 1000
+#: What begins a line, or commands a terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -39,9 +42,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = logging.makeLogRecord(record.__dict__)
-        line.msg, line.args, line.exc_info, line.exc_text = self.message_of(record), None, None, None
+        line.msg, line.args, line.exc_info, line.exc_text = _harmless(self.message_of(record)), None, None, None
         text = super().format(line)
-        return f"{text}\n{error}" if (error := self.error_of(record)) else text
+        error = "\n".join(map(_harmless, self.error_of(record).split("\n")))
+        return f"{text}\n{error}" if error else text
 
     @property
     def _quotes(self) -> bool:
@@ -108,6 +112,11 @@ def log_access(record: RequestRecord) -> None:
     access.info(*line, extra={"fields": fields})
 
 
+def _harmless(text: str) -> str:
+    """``text``, which may be a caller's or another server's, on one line."""
+    return _CONTROL.sub(lambda control: control[0].encode("unicode_escape").decode(), text.rstrip("\n"))
+
+
 def _described(exc: BaseException) -> str:
     """The message of ``exc`` if it cannot quote a user, else its type and those of its causes."""
     if isinstance(exc, HookError) and exc.public_message:
@@ -137,7 +146,7 @@ def _lines(exc: BaseException) -> Iterator[str]:
         if error.__traceback__ is not None:
             yield "Traceback (most recent call last):"
             yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
-        yield f"{type(error).__qualname__}: {error}" if _quotes_nobody(error) else _kind(error)
+        yield _harmless(f"{type(error).__qualname__}: {error}") if _quotes_nobody(error) else _kind(error)
         if isinstance(error, BaseExceptionGroup):
             for member in error.exceptions:
                 yield from _lines(member)

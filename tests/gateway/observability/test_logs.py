@@ -63,6 +63,25 @@ def test_a_line_of_text_has_time_level_and_name() -> None:
     assert TextFormatter().format(record("%d%%", 5))[4:].endswith(" WARNING gateway.x: 5%")
 
 
+def test_a_text_of_others_begins_no_line_and_commands_no_terminal() -> None:
+    # a route that a client names, and what an upstream says of its 503
+    text = TextFormatter().format(
+        record("route %s: shadow", "a\n2026 ERROR gateway.x: forged\x1b]0;owned\x07\x9b2J\u2028b")
+    )
+    assert text.endswith(r"route a\n2026 ERROR gateway.x: forged\x1b]0;owned\x07\x9b2J\u2028b: shadow")
+    error = UnavailableError("busy\n2026 ERROR\x1b[2J", code="upstream_busy")
+    lines = TextFormatter().format(record("late: %s", error, exc_info=(type(error), error, None)))
+    assert lines.endswith("\n" + r"UnavailableError: busy\n2026 ERROR\x1b[2J")
+
+
+def test_a_message_that_ends_its_line_ends_no_other() -> None:
+    assert (
+        TextFormatter()
+        .format(record("Exception in ASGI application\n"))
+        .endswith("gateway.x: Exception in ASGI application")
+    )
+
+
 @pytest.mark.parametrize("kind", [TextFormatter, JsonFormatter])
 def test_an_exception_is_told_by_kind_and_place(kind: type[TextFormatter]) -> None:
     info = raised(failing)
