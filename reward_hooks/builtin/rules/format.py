@@ -13,8 +13,10 @@ can take time exponential in the answer's length: an answer on which it takes mo
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +25,7 @@ import regex
 
 from reward_hooks.builtin.verifiable.match import MATCH_SECONDS, compiled
 from reward_hooks.contract import Candidate, Reward, Rule
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -100,11 +102,16 @@ _MOST_FAULTS = 20
 class SchemaChecker:
     """Validates values against one schema.
 
+    Args:
+        schema: one of others may refer to itself so often that it takes weeks.
+        until: when all checks must be done, by the monotonic clock; one that is late raises :class:`HookError`
+            (``hook_timeout``).
+
     Raises:
         ConfigError: ``jsonschema`` is not installed, or this is no schema.
     """
 
-    def __init__(self, schema: Mapping[str, Any] | bool) -> None:
+    def __init__(self, schema: Mapping[str, Any] | bool, until: float = math.inf) -> None:
         try:
             from jsonschema import validators
             from jsonschema.exceptions import SchemaError
@@ -121,7 +128,8 @@ class SchemaChecker:
         if "unevaluatedProperties" in (text := str(schema)) and "patternProperties" in text:
             # the one keyword for names that is not among ours
             raise ConfigError("a schema with unevaluatedProperties beside patternProperties cannot be checked in time")
-        kind = validators.extend(kind, _KEYWORDS)
+        keywords = {**kind.VALIDATORS, **_KEYWORDS}
+        kind = validators.extend(kind, {name: _in_time(check, until) for name, check in keywords.items()})
         # an empty registry: without one, references are fetched over the network
         self._validator: Any = kind(schema, registry=Registry())
 
@@ -137,6 +145,15 @@ class SchemaChecker:
         except TimeoutError:
             return [f"takes more than {MATCH_SECONDS:g} s to match a pattern"]
         return [f"{error.json_path}: {error.message[:200]}" for error in errors]
+
+
+def _in_time(check: Callable[..., Any], until: float) -> Callable[..., Any]:
+    def in_time(*args: Any) -> Any:
+        if time.monotonic() > until:
+            raise HookError("a value takes too long to be checked by its schema", code="hook_timeout")
+        return check(*args)
+
+    return in_time
 
 
 def _is_in(pattern: str, text: str) -> bool:

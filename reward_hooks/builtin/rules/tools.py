@@ -12,6 +12,8 @@ Fails when: a call is valid and useless. It does not check whether the tool or t
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -48,21 +50,25 @@ class ToolCalls(Rule):
         """The rewards of a group; equal tools are compiled once.
 
         Raises:
-            HookError: an answer calls tools, but its request is unknown or has no readable tools (``no_tools``).
+            HookError: an answer calls tools, but its request is unknown or has no readable tools (``no_tools``), or
+                the tools take all of the hook's time to check a call (``hook_timeout``).
         """
         checked: dict[str, dict[str, SchemaChecker]] = {}
-        return [self._reward(candidate, checked) for candidate in candidates]
+        until = time.monotonic() + context.deadline_seconds
+        return [self._reward(candidate, checked, until) for candidate in candidates]
 
     def judge(self, task: Task, candidate: Candidate) -> Reward:
         return self._reward(candidate, {})
 
-    def _reward(self, candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]]) -> Reward:
+    def _reward(
+        self, candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]], until: float = math.inf
+    ) -> Reward:
         calls = candidate.tool_calls
         if not calls:
             return Reward(
                 value=float(not self._required), components={"calls": 0.0}, reason="no call" if self._required else ""
             )
-        checkers = self._checkers if self._checkers is not None else _of_request(candidate, checked)
+        checkers = self._checkers if self._checkers is not None else _of_request(candidate, checked, until)
         problems = [_problem(call, checkers) for call in calls]
         if self._at_most is not None and len(calls) > self._at_most:
             problems = [f"{len(calls)} calls, at most {self._at_most} allowed"] * len(calls)
@@ -73,27 +79,29 @@ class ToolCalls(Rule):
         )
 
 
-def _of_request(candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]]) -> dict[str, SchemaChecker]:
+def _of_request(
+    candidate: Candidate, checked: dict[str, dict[str, SchemaChecker]], until: float
+) -> dict[str, SchemaChecker]:
     tools = candidate.request.get("tools")
     if not tools:
         raise HookError("an answer calls tools, but its request shows none; give ToolCalls its tools", code="no_tools")
     key = json.dumps(tools, sort_keys=True, default=str)
     if key not in checked:
         try:
-            checked[key] = _checkers(tools)
+            checked[key] = _checkers(tools, until)
         except (ValueError, ConfigError) as exc:
             raise HookError(f"the request's tools are not readable: {exc}", code="no_tools") from exc
     return checked[key]
 
 
-def _checkers(tools: Any) -> dict[str, SchemaChecker]:
+def _checkers(tools: Any, until: float = math.inf) -> dict[str, SchemaChecker]:
     checkers: dict[str, SchemaChecker] = {}
     if not isinstance(tools, list | tuple):
         raise ValueError(f"tools are a {type(tools).__name__}, not a list")
     for tool in cast("Sequence[Any]", tools):
         match tool:
             case {"function": {"name": str() as name, **rest}}:
-                checkers[name] = SchemaChecker(rest.get("parameters") or {"type": "object"})
+                checkers[name] = SchemaChecker(rest.get("parameters") or {"type": "object"}, until)
             case _:
                 raise ValueError(f"a tool has no function with a name: {str(tool)[:100]}")
     return checkers
