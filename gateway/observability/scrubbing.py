@@ -19,18 +19,20 @@ _SECRET_FIELD = re.compile(
 )
 #: Where a word begins, also behind an escape of JSON that stands in a text.
 _BEGIN = r"(?:\b|(?<=\\[nrt]))"
-#: Forms of secrets: keys of providers and of ours, tokens, private keys, passwords in addresses.
+#: What begins like a JWT, as far as its first part goes, and the rest of one: no part is read for each beginning in it.
+_JWT = re.compile(rf"{_BEGIN}eyJ[A-Za-z0-9_-]{{8,}}+(?P<rest>\.[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]*)?")
+#: Other forms of secrets: keys of providers and of ours, tokens, private keys, passwords in addresses.
 _SECRET_TEXT = re.compile(
     rf"{_BEGIN}(sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|AIza|AKIA|ASIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{{14,}}"
-    rf"|{_BEGIN}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]*"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=://)[^\s/@:\"\\]+:[^\s/@\"\\]+(?=@)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-#: Such a field with its text, in JSON that cannot be read as such: cut, streamed, or within a text.
+#: Such a field with its text, in JSON that cannot be read as such: cut, streamed, or within a text. Its name is read
+#: twice, however often a part of it fits.
 _SECRET_IN_JSON = re.compile(
-    rf"(?<!\\)(?P<quote>\\{{0,15}}\")(?P<name>[\w-]*{_SECRET_FIELD.pattern}[\w-]*(?P=quote)\s*:\s*(?P=quote))"
+    rf"(?<!\\)(?P<quote>\\{{0,15}}\")(?P<name>(?=[\w-]*?{_SECRET_FIELD.pattern})[\w-]*+(?P=quote)\s*:\s*(?P=quote))"
     r".*?(?P<end>(?<!\\)(?P=quote)|\Z)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -40,7 +42,7 @@ _CUT_WORD, _LONGEST_WORD = re.compile(r"\S+\Z"), 256
 
 def text_without_secrets(text: str) -> str:
     """``text`` with everything that has the form of a secret replaced."""
-    return _SECRET_TEXT.sub(_REMOVED, text)
+    return _SECRET_TEXT.sub(_REMOVED, _JWT.sub(lambda match: _REMOVED if match["rest"] else match[0], text))
 
 
 def _scrubbed(text: str) -> str:
