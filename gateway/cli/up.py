@@ -239,6 +239,8 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from gateway.views.format import printable
+
     began = time.monotonic()
     console = Console(highlight=False, soft_wrap=True)
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
@@ -260,6 +262,9 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
         if kind == "listening" and values["name"] == "gateway":
             gateway = values["url"]
         fields = values | _words(kind, values)
+        if kind == "stage":
+            # whoever may claim may name a route
+            fields |= {name: printable(values[name]) for name in ("route", "by", "why")}
         fields["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
         line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(fields)
         if line:

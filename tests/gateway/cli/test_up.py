@@ -136,6 +136,13 @@ with event_printer({as_json}) as on_event:
     assert done.stderr.startswith("it went on\n")
 
 
+def test_a_route_that_a_client_names_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    moved = {"stage": "canary 5%", "challenger": 3, "by": "the verdict", "why": "not worse", "waits": False}
+    out = printed(capsys, False, ("stage", {"route": "mine\x1b]0;owned\x07\n    1.0 s  all stopped", **moved}))
+    assert "\x1b" not in out and "\x07" not in out
+    assert len(out.splitlines()) == 1 and "by the verdict: not worse" in out
+
+
 def test_people_read_which_disk_is_full_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     place = {"path": "/x/run", "holds": "journal and logs, checkpoints"}
     out = printed(capsys, False, ("disk_full", place), ("disk_free", place))
