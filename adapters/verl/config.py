@@ -272,6 +272,8 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "adapters.verl.vllm_extension.SwarmWorkerExtension",
         f"{rollout}.engine_kwargs.vllm.served_model_name": job.model_name,
         f"{rollout}.engine_kwargs.vllm.enable_prompt_tokens_details": True,
+        # it asks for no key, and by itself lets every page in a browser of this machine use it
+        f"{rollout}.engine_kwargs.vllm.allowed_origins": "[]",
         # no limit on the rows of a batch: a trajectory may have any number of timelines, and a full queue would
         # end the run at every attempt to train the batch
         "transfer_queue.backend.SimpleStorage.total_storage_size": None,

@@ -52,7 +52,8 @@ def serve_model(
     if not vllm.is_file():
         raise ConfigError(f"vLLM is not installed here: {INSTALL}")
     host, port = address
-    options = ["--served-model-name", name, "--host", host, "--port", str(port)]
+    # it asks for no key, and by itself lets every page in a browser of this machine use it
+    options = ["--served-model-name", name, "--host", host, "--port", str(port), "--allowed-origins", "[]"]
     if max_model_len is not None:
         options += ["--max-model-len", str(max_model_len)]
     if max_new_tokens is not None:

@@ -63,6 +63,8 @@ def test_job_fields_reach_verl(tmp_path: Path) -> None:
     assert list(verl.trainer.logger) == ["console", "tensorboard"]
     assert (verl.trainer.project_name, verl.trainer.experiment_name) == ("p", "e")
     assert rollout.engine_kwargs.vllm.served_model_name == "tiny"
+    # vLLM's option is JSON
+    assert rollout.engine_kwargs.vllm.allowed_origins == "[]"
 
 
 @pytest.mark.parametrize(("kl", "used"), [(0.0, False), (0.02, True)])

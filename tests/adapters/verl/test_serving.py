@@ -51,6 +51,7 @@ def test_the_command_line_of_vllm(tmp_path: Path, vllm: Path, monkeypatch: pytes
     assert arguments[:3] == [str(vllm), "serve", str(tmp_path / "mine")]
     options = dict(zip(arguments[3::2], arguments[4::2], strict=False))
     assert options["--served-model-name"] == str(tmp_path / "mine")
+    assert options["--allowed-origins"] == "[]"
     assert (options["--host"], options["--port"]) == ("127.0.0.1", "9001")
     assert (options["--max-model-len"], options["--override-generation-config"]) == ("560", '{"max_new_tokens": 48}')
     assert options["--dtype"] == "float32" and arguments[-2:] == ["--swap-space", "1"]
