@@ -53,8 +53,8 @@ POLL_SECONDS = 1.0
 _LOOKS_PER_NOTE = 30
 _RATE_WINDOW = 60.0
 _ADMIN = "/admin"
-#: Refusals of callers without a known key that the audit log takes: others can fill no disk.
-_STRANGERS_PER_MINUTE = 60
+#: Refusals that the audit log takes of one key, and of all callers without a known one: others can fill no disk.
+_REFUSALS_PER_MINUTE = 60
 #: Figures of all routes.
 _OPERATORS = ("/status", "/metrics")
 _MOST_NAME = 200
@@ -113,7 +113,8 @@ class KeyRing:
         self._rates: dict[str, RequestRate] = {}
         self._used: dict[str, datetime] = {}
         self._complaint = ""
-        self._strangers = RequestRate()
+        #: by who was refused
+        self._refused: dict[str, RequestRate] = {}
         self._reads = RepeatedReads()
         self.change(config)
 
@@ -235,11 +236,15 @@ class KeyRing:
                 self._complaint = exc.message
                 logger.error("cannot write when keys were last used: %s", exc.message)
 
-    async def audit(self, entry: Mapping[str, Any]) -> None:
-        """Append to the audit log, which is beside the file of keys; without one, nobody commands."""
+    async def audit(self, entry: Mapping[str, Any], *, admitted: bool = True) -> None:
+        """Append to the audit log, which is beside the file of keys; without one, nobody commands.
+
+        Args:
+            admitted: whether who asked may command.
+        """
         if self._file is None:
             return
-        if not entry["who"] and self._strangers.take(_STRANGERS_PER_MINUTE) > 0:
+        if not admitted and self._refused.setdefault(entry["who"], RequestRate()).take(_REFUSALS_PER_MINUTE) > 0:
             return
         await append_audit(self._file.audit_path, entry)
 
@@ -287,9 +292,9 @@ class KeyMiddleware:
         if is_open or self._is_exempt(scope["path"]):
             await self.app(scope, receive, send)
             return
-        who = ""
+        who, admitted = "", False
         if scope["path"].startswith(_ADMIN):
-            send = self._audited(scope, lambda: who, send)
+            send = self._audited(scope, lambda: (who, admitted), send)
         try:
             # keys are compared as bytes
             holder = self._keys.holder(bearer_bytes(scope["headers"]))
@@ -297,6 +302,7 @@ class KeyMiddleware:
             _check(scope["path"], holder)
             if scope["method"] not in ("GET", "HEAD"):
                 self._keys.count(holder)
+            admitted = True
         except SwarmGatewayError as exc:
             dialect = dialect_of(scope["path"], scope["headers"])
             await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
@@ -310,20 +316,21 @@ class KeyMiddleware:
     def _is_exempt(self, path: str) -> bool:
         return bool(self._exempt) and f"{path}/".startswith(f"{self._exempt}/")
 
-    def _audited(self, scope: Scope, who: Callable[[], str], send: Send) -> Send:
+    def _audited(self, scope: Scope, caller: Callable[[], tuple[str, bool]], send: Send) -> Send:
         """``send`` that first notes commands and refusals: who sent what, from where, and with which status."""
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and (scope["method"] != "GET" or message["status"] >= 400):
                 asked = parse_qs(scope["query_string"].decode("latin-1"))
+                who, admitted = caller()
                 entry = {
-                    "who": who(),
+                    "who": who,
                     "from": (scope.get("client") or [""])[0],
                     "what": f"{scope['method']} {scope['path'][:_MOST_NAME]}",
                     "route": asked.get("route", [""])[0][:_MOST_NAME],
                     "result": message["status"],
                 }
-                await self._keys.audit(entry)
+                await self._keys.audit(entry, admitted=admitted)
             await send(message)
 
         return noting
