@@ -114,7 +114,8 @@ class Attempt:
         """Whether the caller has the text of all tokens of choice ``index``, and it does not end as a stop text begins:
         who samples on would not know the rest for one. After half a character, vLLM would begin with all the prompt."""
         text = self._messages[index].message()["content"] or "" if index in self._messages else ""
-        begun = any(text.endswith(stop[:end]) for stop in self._call.stops for end in range(1, len(stop)))
+        stops = [stop[: len(text) + 1] for stop in self._call.stops]
+        begun = any(text.endswith(stop[:end]) for stop in stops for end in range(1, len(stop)))
         return index not in self._held and index not in self._broken and not begun
 
     def _hold(self, index: int, choice: Body) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
@@ -329,6 +330,16 @@ async def test_a_stream_with_stop_texts_that_nobody_records_goes_on(rig: Rig) ->
     assert rig.vllm.requests[0][1]["logprobs"] is True
     assert '"finish_reason":"stop"' in answer.text and "error" not in answer.text, answer.text
     assert '"logprobs":{' not in answer.text, "nobody asked for them"
+
+
+async def test_a_stop_text_of_any_length_holds_nobody_up_at_an_abort(rig: Rig) -> None:
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5]), token_chunk([], "abort"), usage_chunk(1)))
+    rig.vllm.default = streamed(completion_chunk([7], "stop"), usage_chunk(1, len(PROMPT) + 1))
+    episode = await rig.claim()
+    began = time.perf_counter()
+    assert text(await read(episode, stop=["END" * 100_000])) == "t5 t7 "
+    # it takes a hundredth of that, and took several times as long, in which no other call was served
+    assert time.perf_counter() - began < 2.0
 
 
 async def test_half_a_character_is_not_continued(rig: Rig) -> None:
