@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from operator import neg
 from typing import Any, TypeVar, cast
 
 from adapters.dialects.assembly import begins_another
@@ -31,6 +33,7 @@ _IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
 #: Where a value may begin that is known: no part of a word, but for the escape before it in JSON. A letter behind one
 #: backslash is part of an escape, unless it stands in no JSON.
 _BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=(?<!\\)\\\\)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4})|(?P<no_json>(?<!\w)))"
+_WORD = re.compile(r"\w")
 #: Beyond these a text, which is read once in each, is private as a whole: a row of numbers without blanks would take
 #: minutes.
 _MOST_ROUNDS = 30
@@ -51,6 +54,8 @@ class Masking:
         self._taken: set[str] = set()
         #: by value, and by value as it stands in JSON
         self._placeholders: dict[str, str] = {}
+        #: by their first letter, the longest first
+        self._lengths: dict[str, list[int]] = {}
         self._counts: dict[str, int] = {}
 
     def masked(self, value: T) -> T:
@@ -64,13 +69,8 @@ class Masking:
 
     def _masked(self, text: str, in_json: bool) -> str:
         whole, rounds = text, 0
-        # those that the text has: thousands of them in one pattern take minutes
-        if literals := sorted((value for value in self._placeholders if value in text), key=len, reverse=True):
-            text = re.sub(
-                rf"{_BEGIN}(?:{'|'.join(map(re.escape, literals))})(?!\w)",
-                lambda match: match[0] if in_json and match["no_json"] is not None else self._placeholders[match[0]],
-                text,
-            )
+        if self._lengths:
+            text = self._without_known(text, in_json)
         # where a part is gone, its neighbour may stand free and become one
         while private := self._rules.spans(text, in_json=in_json):
             rounds += 1
@@ -88,11 +88,27 @@ class Masking:
             _IN_JSON.sub(lambda match: match[0] if match[0][0] == '"' else f'"{match[0]}"', text) if in_json else text
         )
 
+    def _without_known(self, text: str, in_json: bool) -> str:
+        """``text`` with placeholders for the values that are known; at each place they are looked up by their lengths,
+        since a pattern of thousands of them takes minutes."""
+        parts, end = [], 0
+        for begin in re.finditer(rf"{_BEGIN}(?=[{re.escape(''.join(self._lengths))}])", text):
+            if (at := begin.start()) < end:
+                continue
+            for length in self._lengths[text[at]]:
+                value = text[at : at + length]
+                if value in self._placeholders and not _WORD.match(text, at + length):
+                    is_known = not in_json or begin["no_json"] is None
+                    parts += [text[end:at], self._placeholders[value] if is_known else value]
+                    end = at + length
+                    break
+        return "".join([*parts, text[end:]])
+
     def _placeholder(self, kind: str, value: str, in_json: bool) -> str:
         if value not in self._placeholders:
             # a phone has a backslash only where the text quotes JSON
             plain = _unescaped(value) if in_json or kind == "phone" else value
-            self._placeholders[value] = self._placeholders.get(plain) or self._new(kind, plain)
+            self._know(value, self._placeholders.get(plain) or self._new(kind, plain))
         return self._placeholders[value]
 
     def _new(self, kind: str, value: str) -> str:
@@ -103,8 +119,15 @@ class Masking:
                 break
         # a value that was found later may hold an earlier placeholder
         self.values[name] = unmasked(value, self.values)
-        self._placeholders[value] = self._placeholders[_escaped(value)] = name
+        self._know(value, name)
+        self._know(_escaped(value), name)
         return name
+
+    def _know(self, value: str, name: str) -> None:
+        self._placeholders[value] = name
+        lengths = self._lengths.setdefault(value[0], [])
+        if len(value) not in lengths:
+            insort(lengths, len(value), key=neg)
 
 
 def unmasked(value: T, values: Mapping[str, str], json_fields: Set[str] = CALLS) -> T:
