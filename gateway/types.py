@@ -106,7 +106,7 @@ class LeftOut:
 
     def add(self, lines: Iterable[str]) -> None:
         """Add those of ``lines`` that are new."""
-        new = [line for line in lines if line not in self.lines]
+        new = [line for line in dict.fromkeys(lines) if line not in self.lines]
         if not new:
             return
         self.lines += new

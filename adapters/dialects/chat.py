@@ -215,12 +215,18 @@ def without_lines(body: dict[str, Any], patterns: Sequence[re.Pattern[str]]) -> 
             return body, []
     parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
     dropped: list[str] = []
-    while parts and isinstance(parts[0], dict) and isinstance(text := parts[0].get("text"), str):
-        line, _, rest = text.partition("\n")
+    # where what is left begins: in which part, and where in its text
+    at = begin = 0
+    while at < len(parts) and isinstance(parts[at], dict) and isinstance(text := parts[at].get("text"), str):
+        end = line_end if (line_end := text.find("\n", begin)) >= 0 else len(text)
+        line = text[begin:end]
         if not any(pattern.fullmatch(line) for pattern in patterns):
             break
         dropped.append(line)
-        parts[:1] = [{**parts[0], "text": rest}] if rest else []
+        at, begin = (at, end + 1) if end + 1 < len(text) else (at + 1, 0)
+    if begin:
+        parts[at] = {**parts[at], "text": parts[at]["text"][begin:]}
+    del parts[:at]
     if not dropped or not (parts or others):
         return body, []
     left = parts[0]["text"] if parts and isinstance(content, str) else parts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import ChatDialect, SampledAnswer
+from adapters.dialects.chat import without_lines
 from adapters.dialects.chat_answers import chunks_of, completion_of
 from swarm.errors import RequestError, UpstreamError
 from tests.adapters.dialects import answers
@@ -242,3 +245,18 @@ def test_several_choices_stream_one_after_the_other() -> None:
     chunks = list(chunks_of(answers, "id", include_usage=False, last={"swarm": {}}))
     assert [joined(chunks, index)["content"] for index in (0, 1)] == ["one", "two words"]
     assert [index for index, chunk in enumerate(chunks) if "swarm" in chunk] == [len(chunks) - 1]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_many_lines_at_the_head_take_no_long_time(in_parts: bool) -> None:
+    """Nobody else is answered meanwhile."""
+    head, number = "billing: 1", 300_000
+    content: Any = [{"type": "text", "text": head}] * number if in_parts else f"{head}\n" * number
+    kept: Any = [{"type": "text", "text": "Be kind."}] if in_parts else "Be kind."
+    began = time.perf_counter()
+    body, dropped = without_lines(
+        {"messages": [{"role": "system", "content": content + kept}, HELLO]}, [re.compile("billing:.*")]
+    )
+    assert time.perf_counter() - began < 3
+    assert dropped == [head] * number
+    assert body["messages"] == [{"role": "system", "content": kept}, HELLO]

@@ -286,6 +286,13 @@ async def test_a_route_drops_the_lines_that_it_names(open_gateway: OpenGateway, 
         assert ("Session ??1" in answer.headers.get("x-swarm-left-out", "")) == bool(lines)
 
 
+async def test_lines_that_are_alike_are_named_once(open_gateway: OpenGateway) -> None:
+    async with open_gateway() as http:
+        body = {"model": "tiny", "max_tokens": 9, "system": (BILLING + "\n") * 99 + "Be kind.", "messages": [HI]}
+        answer = await http.post("/v1/messages", json=body)
+    assert answer.headers["x-swarm-left-out"] == DROPPED
+
+
 async def test_the_tokens_that_are_counted_are_those_that_are_sampled_from(rig: server.Rig, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
