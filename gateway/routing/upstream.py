@@ -205,7 +205,7 @@ class Upstream:
                     raise self._broken(exc) from exc
                 call.failed = answer.status >= 500
             self._check(answer.status)
-            headers = {low: value for name, value in answer.headers.items() if _passes(low := name.lower())}
+            headers = {low: _asgi(value) for name, value in answer.headers.items() if _passes(low := name.lower())}
             if whole is not None:
                 return Relayed(answer.status, headers, whole)
             held = stack.pop_all()
@@ -271,6 +271,11 @@ def _has_dots(target: str) -> bool:
 
 def _passes(name: str) -> bool:
     return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+
+
+def _asgi(value: str) -> str:
+    """aiohttp reads UTF-8 where ASGI wants a character for each byte."""
+    return value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 # ------------------------------------------------------------------ a chat's answer for another dialect

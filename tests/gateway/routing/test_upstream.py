@@ -90,6 +90,19 @@ async def test_an_answer_comes_as_it_is_with_the_headers_that_matter(plain: Plai
     assert "x-api-key" not in got.headers
 
 
+async def test_a_header_is_passed_on_in_the_bytes_in_which_it_came(plain: Plain, ours: Upstream) -> None:
+    def answered(_: dict[str, Any]) -> Response:
+        answer = JSONResponse(completion("from the upstream"))
+        answer.raw_headers += [(b"x-ratelimit-left", "5 \u2013 6".encode()), (b"x-ratelimit-right", b"5 \xff 6")]
+        return answer
+
+    plain.answers[CHAT] = answered
+    outcome = await ours.relay(chat(), "")
+    assert isinstance(outcome, Relayed)
+    sent = {name: value.encode("latin-1") for name, value in outcome.headers.items()}
+    assert sent["x-ratelimit-left"] == "5 \u2013 6".encode() and sent["x-ratelimit-right"] == b"5 \xff 6"
+
+
 async def test_a_stream_is_passed_on_part_by_part(plain: Plain, ours: Upstream) -> None:
     go = asyncio.Event()
 
