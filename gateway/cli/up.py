@@ -30,7 +30,7 @@ Fresh = Annotated[
 _TAIL_LINES = 5
 _INDENT = "\n           "
 #: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results``, ``waiting``,
-#: ``memory`` and ``origin``.
+#: ``memory``, ``origin`` and ``loss``.
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
@@ -56,8 +56,7 @@ _LINES = {
     "meanwhile users are answered, and nothing is trained whose record would be lost",
     "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
-    "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "such groups are not trained, "
-    "and while all are such, training waits; `swarm-gateway groups list --reason hook_failed` shows them",
+    "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "{loss}",
     "boot": "engine: {doing}",
     "ready": "ready after {seconds:.0f} s: {use} (model {model}); Ctrl-C stops everything",
     "evaluation": "evaluation of step {step}: {results}",
@@ -79,6 +78,12 @@ _LINES = {
     "stopped": "all stopped",
     "failed": "FAILED: {message}{tail}" + _INDENT + "full log: {log}",
 }
+#: What a failure of a hook costs: that of a session, and another.
+_SESSION_LOSS = "such sessions earn nothing as a whole; their answers train by their own rewards"
+_GROUP_LOSS = (
+    "such groups are not trained, and while all are such, training waits; `swarm-gateway groups list --reason "
+    "hook_failed` shows them"
+)
 #: Event -> the text of the spinner from then on.
 _DOING = {
     "boot": "booting: {doing}",
@@ -282,6 +287,7 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
 
 def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
     """Parts of a line that depend on an event's values."""
+    from reward_hooks.contract import SESSION_END
     from swarm.progress import DOING
     from swarm.states import EngineState
 
@@ -304,6 +310,7 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
         if (gigabytes := values.get("gigabytes"))
         else "its model is downloaded first",
         "origin": f"the checkpoint of step {step}" if step else without,
+        "loss": _SESSION_LOSS if values.get("sentence", "").startswith(SESSION_END) else _GROUP_LOSS,
     }
 
 

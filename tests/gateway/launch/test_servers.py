@@ -75,6 +75,16 @@ def test_the_first_failure_of_a_kind_is_told_in_the_terminal_once(
     assert "such groups are not trained" in out and "groups list --reason hook_failed" in out
 
 
+def test_a_hook_of_sessions_that_fails_keeps_no_group_from_training(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "the hook fails: hook_raised: on_session_end raised KeyError (on_session_end.py, line 3)"
+    [(kind, values)] = watched(Printed(TEXT.format("ERROR", told)))
+    with event_printer(as_json=False) as on_event:
+        on_event(kind, values)
+    out = capsys.readouterr().out
+    assert "WARNING: the hook fails (hook_raised): on_session_end raised KeyError" in out
+    assert "such sessions earn nothing as a whole" in out and "not trained" not in out
+
+
 @pytest.mark.parametrize("warning", [CLAUDE, json.dumps({"time": "t", "level": "warning", "message": "Claude Code"})])
 def test_a_warning_is_not_shown_as_the_cause_of_a_death(warning: str) -> None:
     died = ended(cast(Child, Printed("Traceback (most recent call last):", "OSError: x", warning, exit_code=1)))
