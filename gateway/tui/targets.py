@@ -193,7 +193,7 @@ def _error_status(target: Target, answer: Answer) -> Trouble:
 
 _HOW_TO_ENTER = {
     Kind.SWARM: "give --token or SWARM_TOKEN; "
-    "`swarm-gateway swarm tokens create monitor --scope read` in its run folder makes one",
+    "`swarm-gateway swarm tokens create monitor --scope read --run-dir FOLDER` makes one, with its run folder",
     Kind.GATEWAY: "give --api-key or SWARM_GATEWAY_KEY, a key that is not restricted to routes; "
     "`swarm-gateway keys create monitor` makes one",
 }

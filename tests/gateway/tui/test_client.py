@@ -100,7 +100,8 @@ async def test_the_token_of_a_swarm_server(rig: server.Rig, overrides: dict[str,
     url = str(rig.client.base_url)
     told = await trouble(Kind.SWARM, url)
     assert told.reason is Reason.REFUSED and "asks for a secret, and none was given" in told.message
-    assert "swarm tokens create monitor --scope read" in told.message
+    # without the folder it would be a token of runs/default below the working directory
+    assert "swarm tokens create monitor --scope read --run-dir FOLDER" in told.message
     told = await trouble(Kind.SWARM, url, "wrong-one")
     assert "refuses the secret that it was given" in told.message and "wrong-one" not in told.message
     assert isinstance(await ask(Kind.SWARM, url, "secret-of-the-server"), ServerStatus)
