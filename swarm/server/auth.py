@@ -199,7 +199,7 @@ ANONYMOUS = TokenHolder("anonymous", frozenset({"admin"}))
 _NO_TOKEN = (
     "this route needs a token: send `Authorization: Bearer TOKEN` (`swarm-gateway swarm tokens create`), or give a "
     "client that takes only an address `http://x:TOKEN@HOST:PORT`. Where programs on the server's own machine need no "
-    "token, `ssh -L 10086:127.0.0.1:10086 HOST` lets those of another machine in"
+    "token, `ssh -L PORT:127.0.0.1:PORT HOST` lets those of another machine in"
 )
 _REMEDY = "make a token (`swarm-gateway swarm tokens create`) and send it as `Authorization: Bearer TOKEN`"
 #: headers that proxies add: the peer is then not the caller
