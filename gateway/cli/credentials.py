@@ -231,5 +231,7 @@ def _open(file: Path | None, config: Path | None) -> tuple[KeyFile, GatewayConfi
     assert config is not None
     settings = read_gateway(config)
     if settings.keys_file is None:
-        raise ConfigError(f"{config} has no keys_file: add one, such as `keys_file: keys.json`")
+        raise ConfigError(
+            f"{config} has no keys_file: add one to its gateway's settings, such as `keys_file: keys.json`"
+        )
     return KeyFile(settings.keys_file), settings

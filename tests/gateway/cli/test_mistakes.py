@@ -110,7 +110,9 @@ FILE = [
         "config show my.yaml",
         ("my.yaml has the jobs one, two, and one is wanted here",),
     ),
-    elsewhere("no file of keys", "keys create shop -c my.yaml", "my.yaml has no keys_file: add one"),
+    elsewhere(
+        "no file of keys", "keys create shop -c my.yaml", "my.yaml has no keys_file: add one to its gateway's settings"
+    ),
     elsewhere("keys of nowhere", "keys create shop", "by --file or by --config", "or run this where `up` runs"),
     in_up("resume and fresh", "", "", "")._replace(command="up my.yaml --resume --fresh", words=("give one of them",)),
 ]
