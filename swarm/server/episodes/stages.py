@@ -225,9 +225,10 @@ class Stages:
             # a challenger that answers users is meant by nobody who does not know of it
             fitting = [stage for stage in fitting if stage.incumbent_version == latest or stage.share > 0]
         if not fitting:
+            meant = f" {route[:100]!r}" if route else ""
+            before = f"the incumbent {incumbent[:100]!r}" if incumbent else "an incumbent"
             raise NotFoundError(
-                f"no route {route[:100]!r} with an incumbent is known here: {_listed(self.pointers.values())}",
-                code="no_stage",
+                f"no route{meant} with {before} is known here: {_listed(self.pointers.values())}", code="no_stage"
             )
         if len(fitting) > 1:
             raise RequestError(f"say which route, and which incumbent: {_listed(fitting)}", param="route")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.checkpoints import held_steps
-from swarm.errors import ConflictError, RequestError, SwarmGatewayError, UnavailableError
+from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.stages import SERVER, JobTerms, ServingStage, StageRules
 from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
@@ -64,6 +64,21 @@ def test_weights_that_were_served_before_a_restart_are_known_once_the_engine_goe
     for each in (stages, restored(rows)):
         each.serves(4)
         assert each.is_left(5)
+
+
+@pytest.mark.parametrize(
+    ("route", "incumbent", "message"),
+    [
+        ("shop", "", "no route 'shop' with an incumbent is known here: chat before gpt; code before gpt"),
+        ("chat", "gtp", "no route 'chat' with the incumbent 'gtp' is known here: chat before gpt; code before gpt"),
+    ],
+)
+def test_what_is_not_known_is_named(route: str, incumbent: str, message: str) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        opened()[0].find(route, incumbent)
+    assert refused.value.message == message
+    with pytest.raises(NotFoundError, match=r"^no route with an incumbent is known here: none$"):
+        Stages(lambda _: None).find("", "")
 
 
 OPERATIONS = st.one_of(
