@@ -54,6 +54,9 @@ class Calls:
     ) -> None:
         self.server_url = wire.parse_server_url(server_url)
         self._query = wire.parse_server_query(server_url)
+        # of a gateway, before its swarm server
+        self._gateway_url = self.server_url.removesuffix("/admin") if self.server_url.endswith("/admin") else None
+        self._secret = wire.GATEWAY_SECRET if self._gateway_url else wire.SERVER_SECRET
         self.client_uuid = client_uuid or uuid.uuid4().hex
         self.policy = policy or RetryPolicy()
         if token is None:
@@ -106,7 +109,7 @@ class Calls:
                 raise StateError("this client is closed")
             outcome = await self._send(call)
             if isinstance(outcome, Answer) and not may_retry(outcome):
-                return wire.read_answer(call, outcome)
+                return wire.read_answer(call, outcome, self._secret)
             failures += 1
             unsent = isinstance(outcome, ConnectionBrokenError) and outcome.unsent
             reached = reached or not unsent
@@ -172,9 +175,10 @@ class Calls:
         self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float, reached: bool
     ) -> SwarmGatewayError:
         if isinstance(outcome, Answer):
-            return wire.error_of(call, outcome)
+            return wire.error_of(call, outcome, self._secret)
+        kind, start = ("gateway", "serve") if self._gateway_url else ("swarm server", "swarm start")
         return (UnavailableError if reached else UnsentError)(
-            f"no swarm server answers at {self.server_url} ({tries} tries in {seconds:.1f} s, last: {outcome}); start "
-            "one with `swarm-gateway swarm start` or check the address",
+            f"no {kind} answers at {self._gateway_url or self.server_url} ({tries} tries in {seconds:.1f} s, last: "
+            f"{outcome}); start one with `swarm-gateway {start}` or check the address",
             code="server_unreachable",
         )

@@ -299,15 +299,23 @@ def episodes_of(answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupRespo
     )
 
 
-def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
-    """The answer to ``call``; fields that a newer server adds are ignored.
+#: What opens a swarm server, and the control plane behind a gateway.
+SERVER_SECRET = "the server's token (token=... or SWARM_TOKEN)"
+GATEWAY_SECRET = (
+    "an admin key of the gateway (--api-key or SWARM_GATEWAY_KEY); where it has no keys, an admin token of the swarm "
+    "server (--token or SWARM_TOKEN)"
+)
+
+
+def read_answer(call: Call[AnswerT], reply: Answer, secret: str = SERVER_SECRET) -> AnswerT:
+    """The answer to ``call``; fields that a newer server adds are ignored. ``secret`` opens the server.
 
     Raises:
         SwarmGatewayError: the subclass that fits an error status or ``success: false``.
         UpstreamError: the answer is not what the wire promises.
     """
     if reply.status >= 400:
-        raise error_of(call, reply)
+        raise error_of(call, reply, secret)
     if issubclass(call.answer, Content):
         return call.answer(content=reply.content)
     try:
@@ -341,8 +349,8 @@ def validate_known(model: type[AnswerT], data: Any) -> AnswerT:
     return model.model_validate(data)
 
 
-def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
-    """The error for an answer with an error status."""
+def error_of(call: Call[Any], reply: Answer, secret: str = SERVER_SECRET) -> SwarmGatewayError:
+    """The error for an answer with an error status; ``secret`` opens the server."""
     message, code, param = _error_body(reply)
     text = f"{call.path}: {message}"
     if reply.status == 503:
@@ -350,7 +358,7 @@ def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
     if reply.status >= 500:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
     if reply.status == 401:
-        text += "; pass the server's token (token=... or SWARM_TOKEN)"
+        text += f"; pass {secret}"
     return _STATUS_ERRORS.get(reply.status, RequestError)(text, code=code, param=param)
 
 

@@ -152,6 +152,16 @@ def test_retries_are_bounded(server: ScriptedServer, client: SwarmClient) -> Non
     assert len(server.requests) == 5
 
 
+def test_behind_a_gateway_it_is_the_gateway_that_is_away_or_wants_a_key(server: ScriptedServer) -> None:
+    with SwarmClient(f"{server.url}/admin?route=chat", policy=QUICK) as client:
+        server.script("/admin/policies", DROP)
+        with pytest.raises(UnavailableError, match=rf"no gateway answers at {server.url} \(5 tries .*-gateway serve`"):
+            client.policies()
+        server.script("/admin/policies", Answer({"error": {"message": "wrong or missing API key"}}, 401))
+        with pytest.raises(AuthenticationError, match=r"API key; pass an admin key .*--api-key or SWARM_GATEWAY_KEY"):
+            client.policies()
+
+
 def test_retry_after_beyond_the_bound_is_not_waited_for(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/end_episode", Answer({"error": {"message": "later"}}, 503, {"retry-after": "3600"}))
     with pytest.raises(UnavailableError, match="later") as caught:
