@@ -34,6 +34,8 @@ from swarm.intervals import mean_interval
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`"
+#: The same of `train`, which has no gateway and no hook.
+_EVALUATION = "held-out tasks prove more: give the file `eval` and `tasks.validation`"
 #: Values of steps that have a column only where one is known.
 _WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
@@ -112,7 +114,7 @@ def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
         return [*lines, *_held_out(report)]
     if report.steps:
         lines.append(report.learning(others))
-        lines += [] if report.evaluations else [_TEST]
+        lines += [] if report.evaluations else [_TEST if isinstance(report, Report) else _EVALUATION]
     return lines
 
 

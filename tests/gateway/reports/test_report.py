@@ -8,12 +8,14 @@ from rich.console import Console
 
 from gateway.reports.printing import print_report, summary, write_report
 from gateway.reports.report import (
+    Curves,
     Failure,
     Latency,
     Report,
     SavedAnswer,
     Score,
     StepPoint,
+    TrainingReport,
     points_of_evaluations,
     points_of_steps,
     read_report,
@@ -157,6 +159,13 @@ def test_the_table_shows_the_run_beside_its_control() -> None:
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
     assert "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`" in text
+
+
+def test_a_training_without_evaluations_is_told_how_to_have_them() -> None:
+    common = {name: value for name, value in report() if name in Curves.model_fields}
+    run = TrainingReport(**common, workflow="my:solve", finished=64, failed=0)
+    # there is no gateway and no hook to score prompts with
+    assert summary(run)[-1] == "held-out tasks prove more: give the file `eval` and `tasks.validation`"
 
 
 @pytest.mark.parametrize("label", ["[base]", "[/base]", r"from $\oops to $2"])
