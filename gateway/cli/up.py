@@ -30,7 +30,7 @@ Fresh = Annotated[
 _TAIL_LINES = 5
 _INDENT = "\n           "
 #: Event -> its line. Beside the event's values there are ``doing``, ``tail``, ``use``, ``results``, ``waiting``,
-#: ``memory``, ``origin`` and ``loss``.
+#: ``memory``, ``origin`` and ``loss``; where there is a gateway, also something in ``stays`` and ``answered``.
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
@@ -53,7 +53,7 @@ _LINES = {
     "({attempt} of {of})",
     "gateway_recovered": "gateway: serves again after {seconds:.0f} s",
     "disk_full": "WARNING: the disk of {path} is full ({holds}): free some space there, and all goes on by itself; "
-    "meanwhile users are answered, and nothing is trained whose record would be lost",
+    "meanwhile {answered}nothing is trained whose record would be lost",
     "disk_free": "the disk of {path} has room again",
     "warning": "WARNING: {message}",
     "hook_failed": "WARNING: the hook fails ({code}): {sentence}" + _INDENT + "{loss}",
@@ -62,7 +62,7 @@ _LINES = {
     "evaluation": "evaluation of step {step}: {results}",
     "learning": "{sentence}",
     "restarting": "engine: DIED: {reason}{tail}" + _INDENT + "starting it again in {in_seconds:.0f} s "
-    "({attempt} of {of}); the gateway stays",
+    "({attempt} of {of}){stays}",
     "trainer_restarting": "engine: the trainer DIED: {reason}" + _INDENT + "another one starts ({attempt} of {of}); "
     "meanwhile vLLM answers, untrained, with the weights that it has",
     "recovered": "engine: serves again after {seconds:.0f} s; training continues from {origin}",
@@ -84,6 +84,8 @@ _GROUP_LOSS = (
     "such groups are not trained, and while all are such, training waits; `swarm-gateway groups list --reason "
     "hook_failed` shows them"
 )
+#: Of ``train``, which has no gateway.
+_NO_USERS = {"stays": "", "answered": ""}
 #: Event -> the text of the spinner from then on.
 _DOING = {
     "boot": "booting: {doing}",
@@ -271,6 +273,7 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
             # whoever may claim may name a route
             fields |= {name: printable(values[name]) for name in ("route", "by", "why")}
         fields["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
+        fields |= {"stays": "; the gateway stays", "answered": "users are answered, and "} if gateway else _NO_USERS
         line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(fields)
         if line:
             line = f"{values['job']}: {line}" if "job" in values else line

@@ -143,6 +143,18 @@ def test_a_route_that_a_client_names_does_not_command_the_terminal(capsys: pytes
     assert len(out.splitlines()) == 1 and "by the verdict: not worse" in out
 
 
+def test_train_has_no_gateway_and_no_users(capsys: pytest.CaptureFixture[str]) -> None:
+    died: dict[str, object] = {"reason": "bye", "attempt": 1, "of": 5, "in_seconds": 2.0}
+    place: dict[str, object] = {"path": "/x/run", "holds": "journal and logs"}
+    events = [("restarting", died), ("disk_full", place)]
+    told = "the gateway stays", "users are answered"
+    out = printed(capsys, False, *events)
+    assert "(1 of 5)\n" in out and "meanwhile nothing is trained" in out and not any(each in out for each in told)
+    gateway: dict[str, object] = {"name": "gateway", "url": "http://127.0.0.1:8000", "log": "/x/gateway.log"}
+    out = printed(capsys, False, ("listening", gateway), *events)
+    assert all(each in out for each in told)
+
+
 def test_people_read_which_disk_is_full_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     place = {"path": "/x/run", "holds": "journal and logs, checkpoints"}
     out = printed(capsys, False, ("disk_full", place), ("disk_free", place))
