@@ -63,8 +63,9 @@ def sync(
         selected = _selected(server_code)
         if selected is not None and selected.digest == code.digest and server_code.enabled and not force_restart:
             # the server would say the same, for the price of the upload
-            same = {**_contents(code), "changed": False, "snapshot": selected.model_dump(mode="json")}
-            tell(as_json, same, f"{selected.id} is this code already: nothing was changed")
+            line = f"{selected.id} is this code already: nothing was changed"
+            same = {**_contents(code), "snapshot": selected.model_dump(mode="json"), "message": line, "changed": False}
+            tell(as_json, same | {"restarted": False, "not_installed": {}, "engine": None}, line)
             return
         done = client.sync_train_code(
             code.content, revision=code.revision, message=message, force_restart=force_restart
