@@ -118,12 +118,11 @@ def _unsaved(plan: UpPlan) -> Iterator[str]:
         if trial is None or gate.mode == "never" or (job.checkpoint_every and trial % job.checkpoint_every == 0):
             continue
         override = job.flat_overrides.get("trainer.save_freq")
-        saves = (
-            f"job.save_freq is {job.save_freq}"
-            if override is None
-            else (f"job.overrides has trainer.save_freq {override}")
-        )
+        # the override wins over the field
+        saves, setting = f"job.save_freq is {job.save_freq}", "job.save_freq"
+        if override is not None:
+            saves, setting = f"job.overrides has trainer.save_freq {override}", "that"
         yield (
             f"route {name}: gate.trial_every is {trial} and {saves}, so a version that is promoted may have no "
-            f"checkpoint to keep: set job.save_freq to {trial}, or to a number that divides {trial}"
+            f"checkpoint to keep: set {setting} to {trial}, or to a number that divides {trial}"
         )
