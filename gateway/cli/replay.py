@@ -107,7 +107,10 @@ def replay(
     elif run is not None and len(run.servers) == 1 and not no_train:
         swarm_url, token = run.servers[0].url, token_for(run, token)
     if steps is not None and swarm_url is None:
-        raise ConfigError("--steps needs --swarm-url to see the steps: no `up` of this folder has that gateway")
+        why = "no `up` of this folder has that gateway"
+        if run is not None:
+            why = f"its `up` has several: {', '.join(f'{server.url} ({server.job})' for server in run.servers)}"
+        raise ConfigError(f"--steps needs --swarm-url to see the steps: {why}")
     if report is not None and not no_train:
         check_plots()
     others = [read_report(path) for path in compare or []]

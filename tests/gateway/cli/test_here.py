@@ -200,6 +200,20 @@ def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeyp
         another.communicate(b"\n")
 
 
+def test_steps_of_a_gateway_before_several_servers_are_those_of_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = [
+        run_file.RunServer(job=job, url=f"http://127.0.0.1:{port}", run_dir=tmp_path)
+        for job, port in (("a", 1), ("b", 2))
+    ]
+    run_file.write(run_file.of_this_process(None, servers, "http://127.0.0.1:3", "t"))
+    names = r"its `up` has several: http://127.0.0.1:1 \(a\), http://127.0.0.1:2 \(b\)$"
+    with pytest.raises(ConfigError, match=r"--steps needs --swarm-url .*: " + names):
+        CliRunner().invoke(app, ["replay", "--data", "none.jsonl", "--steps", "3"], catch_exceptions=False)
+
+
 def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
     def act(gateway: str) -> None:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
