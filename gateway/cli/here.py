@@ -65,16 +65,20 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _below(Path(entry.path), depth - 1)
 
 
-def only_server() -> tuple[RunFile, RunServer] | None:
+def only_server(option: str = "--swarm-url") -> tuple[RunFile, RunServer] | None:
     """The only swarm server of the only run here; ``None`` if nothing runs.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: there are several; says that ``option`` names one, an address or a run folder.
     """
     servers = [(run, server) for run in runs_of() for server in run.servers]
     if len(servers) > 1:
-        urls = ", ".join(f"{server.url} ({server.job or server.run_dir})" for _, server in servers)
-        raise ConfigError(f"several swarm servers run in this folder; say by --swarm-url which one is meant: {urls}")
+        shown = (f"{server.url} ({server.job or server.run_dir})" for _, server in servers)
+        if option == "--run-dir":
+            shown = (str(server.run_dir) for _, server in servers)
+        raise ConfigError(
+            f"several swarm servers run in this folder; say by {option} which one is meant: {', '.join(shown)}"
+        )
     return servers[0] if servers else None
 
 
@@ -105,7 +109,7 @@ def run_folder(folder: Path | None) -> Path:
     """
     if folder is not None:
         return folder
-    run_and_server = only_server()
+    run_and_server = only_server("--run-dir")
     return run_and_server[1].run_dir if run_and_server else DEFAULT_RUN
 
 

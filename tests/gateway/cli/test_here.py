@@ -212,6 +212,9 @@ def test_steps_of_a_gateway_before_several_servers_are_those_of_the_one_that_is_
     names = r"its `up` has several: http://127.0.0.1:1 \(a\), http://127.0.0.1:2 \(b\)$"
     with pytest.raises(ConfigError, match=r"--steps needs --swarm-url .*: " + names):
         CliRunner().invoke(app, ["replay", "--data", "none.jsonl", "--steps", "3"], catch_exceptions=False)
+    # a command for files takes no address
+    with pytest.raises(ConfigError, match=rf"say by --run-dir which one is meant: {tmp_path}, {tmp_path}$"):
+        CliRunner().invoke(app, ["models", "export", "--out", "mine"], catch_exceptions=False)
 
 
 def test_the_gateways_log_has_no_line_for_each_request(project: Path) -> None:
