@@ -18,7 +18,7 @@ from swarm.errors import ConfigError
 from swarm.server.journal.codec import clean
 from swarm.server.journal.episode_rows import Row, episode_rows, finite
 from swarm.server.journal.erasure import note_export
-from swarm.server.journal.group_lines import Decode, GroupLines
+from swarm.server.journal.group_lines import Decode, GroupLines, check_run
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.tokens import TokenCounts
@@ -130,12 +130,8 @@ def _copy(
 
 
 def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str | None) -> str:
-    if run_id is None:
-        return _STATES[state]
-    runs = [name for (name,) in connection.execute("SELECT run_id FROM runs ORDER BY rowid")]
-    if run_id not in runs:
-        raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {', '.join(runs[-5:]) or 'none'}")
-    return f"{_STATES[state]} AND e.run_id = '{run_id}'"
+    check_run(connection, run_id)
+    return _STATES[state] if run_id is None else f"{_STATES[state]} AND e.run_id = '{run_id}'"
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:

@@ -10,6 +10,7 @@ tool calls and reasoning, where a parser made them into fields.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,13 @@ class GroupLines:
         )
 
 
+def check_run(connection: sqlite3.Connection, run_id: str | None) -> None:
+    """Raise :class:`ConfigError` if a run is named that the journal does not know."""
+    runs = [name for (name,) in connection.execute("SELECT run_id FROM runs ORDER BY rowid")]
+    if run_id is not None and run_id not in runs:
+        raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {', '.join(runs[-5:]) or 'none'}")
+
+
 def model_of(journal: Path, run_id: str | None = None) -> str:
     """The model whose tokens a journal holds, as its runs' jobs name it.
 
@@ -106,6 +114,7 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
             models.
     """
     with reading(journal) as connection:
+        check_run(connection, run_id)
         runs = connection.execute("SELECT run_id, job_yaml FROM runs ORDER BY rowid").fetchall()
     jobs: list[Any] = [yaml.safe_load(text) for name, text in runs if text and run_id in (None, name)]
     models = sorted({str(job["model"]) for job in jobs if isinstance(job, dict) and "model" in job})

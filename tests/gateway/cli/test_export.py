@@ -56,4 +56,7 @@ def test_export_says_what_it_wrote(run_dir: Path) -> None:
 def test_mistakes_are_named(run_dir: Path, option: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         export(run_dir, option, value)
+    if option != "--tokenizer":
+        with pytest.raises(ConfigError, match=message):
+            export(run_dir, option, value, "--groups", out="x.jsonl")
     assert not (run_dir / "exports.jsonl").exists(), "nothing was written"
