@@ -35,7 +35,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
 from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
-from swarm.http.serve import TLSFiles, allow_connections, bind, run_app, spare_collections
+from swarm.http.serve import TLSFiles, allow_connections, bind, run_app, spare_collections, url_of
 from swarm.packs import required
 
 _DESCRIPTION = """\
@@ -228,8 +228,8 @@ def serve(
     tls = tls_files(config)
     sock = bind(config.host, config.port)
     if on_bound is not None:
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        on_bound(f"{'https' if tls is not None else 'http'}://{host}:{sock.getsockname()[1]}")
+        url = url_of(config.host, sock.getsockname()[1])
+        on_bound(url if tls is None else url.replace("http", "https", 1))
     allow_connections()
     spare_collections()
     run_app(app, sock, tls=tls)

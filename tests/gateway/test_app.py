@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.routing import Route
 
 import gateway as gateway_package
-from gateway.app import ANY_OTHER, create_app
+from gateway.app import ANY_OTHER, create_app, serve
 from gateway.config.gateway import GatewayConfig
 from swarm.errors import ConfigError
 from swarm.states import EngineState
@@ -52,6 +54,20 @@ async def test_bad_input(
     assert (response.status_code, error["code"], error["param"]) == (status, code, param)
     assert error["message"] and response.headers["x-should-retry"] == "false" and response.headers["x-request-id"]
     assert not swarm.claims
+
+
+def test_a_gateway_on_all_addresses_tells_one_that_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(app: Starlette, sock: socket.socket, **rest: object) -> None:
+        sock.close()
+
+    for name, done in {"run_app": closed, "allow_connections": lambda: None, "spare_collections": lambda: None}.items():
+        monkeypatch.setattr(f"gateway.app.{name}", done)
+    told: list[str] = []
+    upstream = {"base_url": "http://127.0.0.1:9/v1"}
+    config = {"host": "0.0.0.0", "port": 0, "api_keys": ["k"], "swarm_url": None, "upstream": upstream}
+    serve(GatewayConfig.model_validate(config), told.append)
+    # `up` gives it to people, and its other commands ask it
+    assert told[0].startswith("http://127.0.0.1:")
 
 
 @pytest.mark.parametrize("declared", [True, False])
