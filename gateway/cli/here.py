@@ -89,7 +89,7 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     Raises:
         ConfigError: there are several.
     """
-    wanted = base_url and base_url.rstrip("/")
+    wanted = base_url and base_url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
     runs = [run for run in runs_of() if run.gateway and wanted in (None, f"{run.gateway}/v1")]
     if len(runs) > 1:
         urls = ", ".join(f"{run.gateway}/v1" for run in runs)

@@ -194,8 +194,9 @@ def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeyp
             run_file.write(run.model_copy(update={"servers": [server]}))
         with pytest.raises(ConfigError, match=r"say by --base-url .*: http://127.0.0.1:\d/v1, http://127.0.0.1:\d/v1"):
             gateway_run(None)
-        found = gateway_run("http://127.0.0.1:2/v1/")
-        assert found is not None and found.pid == another.pid
+        for url in ("http://127.0.0.1:2/v1/", "http://localhost:2/v1"):
+            found = gateway_run(url)
+            assert found is not None and found.pid == another.pid
         assert gateway_run("http://127.0.0.1:3/v1") is None
         another.communicate(b"\n")
 
