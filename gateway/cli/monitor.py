@@ -43,7 +43,11 @@ def monitor(
     from gateway.tui.targets import make_targets, snapshot
 
     if not as_json and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("the monitor needs a terminal; for scripts there is --json, which prints one status of all")
+        # as it is from `ajet-swarm overwatch`, which has no --json
+        command = "`swarm-gateway monitor --json`"
+        raise ConfigError(
+            f"the monitor needs a terminal; for scripts there is {command}, which prints one status of all"
+        )
     if swarm_url or gateway_url:
         if config is not None:
             raise ConfigError("give a file or addresses, not both")

@@ -82,5 +82,6 @@ def test_without_a_terminal_it_says_what_to_do(environment: dict[str, str]) -> N
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "swarm-gateway: the monitor needs a terminal; for scripts there is --json, which prints one status of all\n"
+        "swarm-gateway: the monitor needs a terminal; for scripts there is `swarm-gateway monitor --json`, which "
+        "prints one status of all\n"
     )
