@@ -95,7 +95,8 @@ def fork(
         as_json,
         value,
         f"{out}: goes on from step {version} of {run_dir}",
-        f"start it with a file that has the same job, `swarm: {{run_dir: {out}}}` and no job.checkpoint_dir",
+        # a relative one in a file starts from the file
+        f"start it with a file that has the same job, `swarm: {{run_dir: {out.absolute()}}}` and no job.checkpoint_dir",
     )
 
 

@@ -141,6 +141,15 @@ def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path
     assert "exists" in str(command("fork", "2", *told).exception) and list(tmp_path.glob(".fork*")) == []
 
 
+def test_a_fork_is_named_as_any_file_may_name_it(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = command("fork", "2", "--run-dir", str(run_dir), "--out", "mine").stdout
+    # relative, it would start from the file, and begin there anew
+    assert f"`swarm: {{run_dir: {tmp_path / 'mine'}}}`" in told
+
+
 def test_a_version_is_deleted_unless_it_is_served_or_held(run_dir: Path) -> None:
     told = ("--run-dir", str(run_dir))
     told = (*told, "--reason", "no room")
