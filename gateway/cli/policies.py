@@ -134,10 +134,8 @@ def _of_training(policies: PoliciesResponse) -> list[str]:
     if not policies.training_waits or any(alarm.pauses for alarm in policies.alarms):
         return alarms
     if any(policy.stage.paused for policy in policies.policies):
-        return [
-            *alarms,
-            "training waits for a person, for a challenger was taken back: `swarm-gateway policies resume`",
-        ]
+        how = "`swarm-gateway policies resume --reason WHY`"
+        return [*alarms, f"training waits for a person, for a challenger was taken back: {how}"]
     return [*alarms, "training waits for a verdict, or because a challenger answers users"]
 
 

@@ -112,5 +112,5 @@ class Alarm(Model):
     @property
     def sentence(self) -> str:
         """All of it."""
-        waits = "; training waits: `swarm-gateway policies resume`" if self.pauses else ""
+        waits = "; training waits: `swarm-gateway policies resume --reason WHY`" if self.pauses else ""
         return f"{self.kind}, since step {self.since}: {self.text}{waits}"

@@ -308,7 +308,7 @@ def test_an_alarm_is_a_warning_when_it_begins(tmp_path: Path) -> None:
     assert ["warning" in kinds for kinds in told] == [False, True, False, False, True]
     message = next(values["message"] for kind, values in watched.events if kind == "warning")
     assert message == (
-        "alarm: signal, since step 2: nothing was learned; training waits: `swarm-gateway policies resume`"
+        "alarm: signal, since step 2: nothing was learned; training waits: `swarm-gateway policies resume --reason WHY`"
     )
 
 
