@@ -442,7 +442,7 @@ class AsyncSwarmClient:
         stop the server if this client started it."""
         async with self._background:
             self._calls.begin_close()
-            self._claimer.give_up()
+            await self._claimer.give_up()
             await self.engine.end_watches()
         await self._calls.close()
         child, self._child = self._child, None

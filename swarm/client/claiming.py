@@ -225,10 +225,13 @@ class Claimer:
         #: why claims waited at the last answer; empty: they did not
         self._waits_for = ""
 
-    def give_up(self) -> None:
+    async def give_up(self) -> None:
         """End the claims that wait, with :class:`StateError`: the client is being closed."""
-        for waiting in tuple(self._waiting):
+        for waiting in (ended := tuple(self._waiting)):
             waiting.cancel()
+        if ended:
+            # an answer that came just now is handed back before the connections are closed
+            await asyncio.wait(ended)
 
     async def claim(self, wanted: Claim) -> wire.EpisodeGroup:
         """Claim episodes within ``wanted.wait_seconds``.
@@ -286,7 +289,7 @@ class Claimer:
         body = WithdrawClaimRequest(client_uuid=calls.client_uuid, idempotency_key=key)
         withdraw = wire.Call("POST", "/withdraw_claim", SuccessResponse, body)
         try:
-            return await waiting
+            answer = await waiting
         except asyncio.CancelledError:
             abandoned = True
             if wanted.idempotency_key is None:
@@ -304,6 +307,11 @@ class Claimer:
             raise
         finally:
             self._waiting.discard(waiting)
+        if calls.closing:
+            if wanted.idempotency_key is None:
+                self._hand_back(polling)
+            raise StateError("this client is closed")
+        return answer
 
     def _hand_back(self, polling: asyncio.Task[ClaimAnswer]) -> None:
         if polling.cancelled() or polling.exception() is not None:

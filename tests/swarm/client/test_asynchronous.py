@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.errors import RequestError, UnavailableError
+from swarm.errors import RequestError, StateError, UnavailableError
+from swarm.http.client import Answer as HttpAnswer
+from swarm.http.client import HttpClient
 from swarm.protocol import NO_EPISODES, POST_ROLLING
 from swarm.states import EngineState
 from swarm.types import WorkflowOutput
@@ -119,6 +122,44 @@ async def test_a_claim_that_was_given_up_is_withdrawn_and_not_polled_again(
     assert [one.path for one in server.requests] == ["/claim_group", "/withdraw_claim"]
     [claimed], [withdrawn] = server.bodies("/claim_group"), server.bodies("/withdraw_claim")
     assert {"client_uuid": "me", "idempotency_key": claimed["idempotency_key"]} == withdrawn
+
+
+class Turns(HttpClient):
+    """Answers in memory, so that the turns of the loop can be counted; grants a claim once told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claimed, self.granting = asyncio.Event(), asyncio.Event()
+        self.aborted: set[str] = set()
+
+    async def request(self, method: str, url: str, content: bytes | None, *_: Any, **__: Any) -> HttpAnswer:
+        body: dict[str, Any] = {"success": True}
+        if url.endswith("/claim_group"):
+            self.claimed.set()
+            await self.granting.wait()
+            body = group("a", "b")
+        elif url.endswith("/abort_episode"):
+            self.aborted.add(json.loads(content or b"")["episode_uuid"])
+        return HttpAnswer(200, {}, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_episodes_granted_just_as_the_client_is_closed_are_handed_back(turns: int) -> None:
+    http = Turns()
+    client = AsyncSwarmClient("http://127.0.0.1:1", client_uuid="me", http=http)
+    caller = asyncio.ensure_future(client.claim_group(2, 5.0))
+    await http.claimed.wait()
+    http.granting.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    had_them = caller.done()
+    await client.close()
+    if had_them:
+        assert (await caller).episode_uuids
+        return
+    with pytest.raises(StateError, match="this client is closed"):
+        await caller
+    assert http.aborted == {"a", "b"}
 
 
 async def test_close_is_bounded(
