@@ -13,7 +13,7 @@ from swarm.types import EvalResult
 #: Prefixes of the metrics of a training step's batch, and of evaluations.
 TRAIN, EVAL = "swarm/", "eval/"
 #: Metrics of a step's batch that people read: means over its episodes and the deviation of their rewards, its groups,
-#: and those of them whose rewards differ.
+#: and those of them whose rewards differ or that have a credit.
 REWARD, SPREAD = f"{TRAIN}reward_mean", f"{TRAIN}reward_std"
 SUCCESS, CALLS = f"{TRAIN}success_rate", f"{TRAIN}calls_mean"
 RESPONSE_TOKENS = f"{TRAIN}response_tokens_mean"

@@ -239,7 +239,8 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     population's); what merging made of its calls, and by how many weight syncs the sampled tokens are older than the
     weights that ``step`` began with.
 
-    ``swarm/tasks_with_signal`` counts the tasks whose rewards differ: GRPO learns nothing from the others.
+    ``swarm/tasks_with_signal`` counts the tasks whose rewards differ or that have a credit: nothing is learned from the
+    others.
     ``swarm/lost_history`` is the share of the calls whose prompt does not begin with the tokens of the conversation's
     earlier answer, among those that go on from one.
     """
@@ -274,7 +275,11 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         f"{TRAIN}episodes": float(len(trajectories)),
         TASKS: float(len(batch.groups)),
         TASKS_WITH_SIGNAL: float(
-            sum(len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in batch.groups)
+            sum(
+                len({trajectory.reward for trajectory in group.trajectories}) > 1
+                or any(trajectory.credit for trajectory in group.trajectories)
+                for group in batch.groups
+            )
         ),
     }
 

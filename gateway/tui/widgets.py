@@ -196,7 +196,8 @@ States of an engine
                     timeout (`of`) on, at whose end the server takes it back
  reward, ±          mean of the answers' rewards, and their standard deviation: over
                     the whole step at a server, within a group at a gateway
- groups differ      those whose answers got different rewards: only those teach
+ groups differ      those whose answers got different rewards or a credit: only
+                    those teach
  not delivered      tokens of answers that nobody got: of N answers a user gets
                     the best, the others are the price of choosing and learning
  history lost       calls that do not repeat the tokens of the answer before

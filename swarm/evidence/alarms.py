@@ -67,7 +67,8 @@ class WatchRules(Model):
         default=Watched(limit=0.1), description="rise of the share of answers that refuse, since the first: more"
     )
     signal: Watched = Field(
-        default=Watched(limit=0.1), description="share of the groups of two steps in a row whose rewards differ: less"
+        default=Watched(limit=0.1),
+        description="share of the groups of two steps in a row whose rewards differ or that have a credit: less",
     )
     weights: Watched = Field(
         default=Watched(limit=2.0),

@@ -148,7 +148,7 @@ class Meters:
         self._trained = CounterMetric("swarm_trained_episodes", "Episodes of recorded steps", registry=registry)
         groups = CounterMetric(
             "swarm_trained_groups",
-            "Groups of recorded steps, by whether their rewards differ: only those teach",
+            "Groups of recorded steps, by whether they teach: their rewards differ, or they have a credit",
             ["informative"],
             registry=registry,
         )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from swarm.measures import MAX_LOGGED, MetricSums
-from swarm.tokens import TrainBatch, TrainGroup, Trajectory, batch_metrics
+from swarm.tokens import TokenCounts, TrainBatch, TrainGroup, Trajectory, batch_metrics
 from swarm.types import StepResult
 from tests.token_data import timeline, trajectory
 
@@ -31,6 +31,34 @@ def test_a_batch_is_measured_over_the_episodes_that_say_something() -> None:
         "swarm/episodes": 2.0,
         "swarm/tasks": 1.0,
         "swarm/tasks_with_signal": 1.0,
+    }
+    assert {name: measured[name] for name in told} == told
+
+
+def test_a_task_of_equal_rewards_has_a_signal_where_an_episode_has_a_credit() -> None:
+    def group(*credits: float) -> TrainGroup:
+        line = timeline([1], [2])
+        return TrainGroup(task_id="t", trajectories=[trajectory(line, credit=credit) for credit in credits])
+
+    batch = TrainBatch(batch_id="b", groups=[group(0.0, 0.0), group(0.0, -0.5)])
+    assert batch_metrics(batch, 1)["swarm/tasks_with_signal"] == 1.0
+
+
+def test_merging_and_the_age_of_tokens_are_measured_over_the_batch() -> None:
+    mixed = timeline([1], [2, 3, 4], response_mask=[1, 0, 1], version=1, newest=4, versions=[(0, 1), (1, 4)])
+    tokens = TokenCounts(calls=3, timelines=1, trained=2, masked=1, prompts=1, unmerged=9, kept=2, lost=1)
+    other = TokenCounts(calls=1, timelines=1, trained=1, prompts=1, unmerged=2, kept=1)
+    members = [trajectory(mixed, tokens=tokens), trajectory(timeline([1], [2], 3), tokens=other)]
+    batch = TrainBatch(batch_id="b", groups=[TrainGroup(task_id="t", trajectories=members)])
+    measured = batch_metrics(batch, 5)
+    told = {
+        "swarm/calls": 4.0,
+        "swarm/timelines": 2.0,
+        "swarm/unmerged_tokens": 11.0,
+        "swarm/merged_tokens": 6.0,
+        "swarm/lost_history": 0.25,
+        "swarm/staleness_mean": pytest.approx((3 + 0 + 1) / 3),
+        "swarm/staleness_max": 3.0,
     }
     assert {name: measured[name] for name in told} == told
 

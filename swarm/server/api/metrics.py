@@ -106,7 +106,7 @@ def _learning(status: ServerStatus) -> Iterator[Metric]:
         if metrics.get(TASKS) and TASKS_WITH_SIGNAL in metrics:
             yield gauge(
                 "swarm_step_informative_group_share",
-                "Share (0 to 1) of the groups of the last training step whose rewards differ: only those teach",
+                "Share (0 to 1) of the last step's groups that teach: their rewards differ, or they have a credit",
                 metrics[TASKS_WITH_SIGNAL] / metrics[TASKS],
             )
     raised = {alarm.kind for alarm in status.alarms}
