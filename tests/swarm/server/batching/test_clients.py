@@ -54,6 +54,14 @@ def test_the_longest_unseen_are_forgotten(clients: Clients, clock: Clock) -> Non
     assert [client.dropped for _, client in clients.rows()] == [0, 0, 1]
 
 
+def test_a_client_with_a_call_in_flight_is_not_forgotten(clients: Clients) -> None:
+    clients.begin_call("a", train=True)
+    for name in ("b", "c", "d"):
+        clients.seen(name, train=True)
+    clients.end_call("a", train=True)
+    assert dict(clients.rows())["a"].in_flight == 0
+
+
 def test_a_client_that_is_forgotten_is_not_waited_for(clients: Clients) -> None:
     for name in ("a", "b", "c"):
         clients.take_part(name)

@@ -39,6 +39,7 @@ def test_a_batch_that_comes_back_is_without_it() -> None:
     assert again.batch_id == first.batch_id and [group.task_id for group in again.groups] == ["his"]
     assert collection.confirm(again.batch_id, 1) is not None
     assert (collection.trained, collection.dropped) == (2, 2)
+    assert [(row.trained, row.dropped) for row in collection.rows()] == [(2, 2)]
 
 
 def test_a_batch_of_nothing_else_is_no_batch() -> None:

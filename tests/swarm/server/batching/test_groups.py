@@ -10,7 +10,7 @@ from msgspec import structs
 
 from swarm.server.batching.collection import Collection
 from swarm.server.batching.groups import Dropped
-from swarm.server.journal.rows import JournalRow, StateRow
+from swarm.server.journal.rows import GroupRow, JournalRow, StateRow
 from swarm.states import EpisodeState
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
 
@@ -82,6 +82,18 @@ def test_losses_without_a_finished_episode_are_bounded() -> None:
         collection.lose(f"t{n}")
     fill(collection, "t0", "t0", f"t{collection.bound}")
     assert collection.groups.tasks() == {"t0": 2}, "the oldest loss was forgotten, the latest was not"
+
+
+def test_losses_end_with_their_group_and_with_their_run() -> None:
+    rows: list[JournalRow] = []
+    collection = store(rows, batch_size=1)
+    for _ in range(2):
+        collection.lose("a")
+    assert fill(collection, "a", "a") == [] and collection.ready, "another group of the same task"
+    collection.lose("b")
+    collection.begin_run("r", "another run")
+    assert [(row.task_id, row.lost) for row in rows if isinstance(row, GroupRow)][-2:] == [("b", 1), ("b", 0)]
+    assert fill(collection, "b", "b") == [] and collection.ready
 
 
 def test_a_group_with_equal_rewards_and_a_credit_teaches_something() -> None:

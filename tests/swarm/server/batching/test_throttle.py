@@ -37,8 +37,8 @@ def scene(clock: Clock) -> Scene:
 
 
 def test_a_new_task_beyond_the_share_waits(scene: Scene) -> None:
-    scene.begin("t1", "t2", "t3")
-    assert scene.refusal("t4") == ""
+    scene.begin("t1", "t2", "t3", "t3")
+    assert scene.refusal("t4") == scene.refusal("t3") == "", "a new task, or another group of a complete one"
     scene.begin("t4")
     assert scene.refusal("t5") == "throttled: 4 tasks of this client are in the batch, its share is 4 of 10"
     assert scene.refusal("t4") == "", "a task begun is never delayed"
