@@ -37,6 +37,12 @@ def test_what_users_like_less_is_found_and_what_they_like_as_much_is_not() -> No
     assert filled(bad, good[:150]).counts == (200, 150)
 
 
+def test_a_drop_that_is_allowed_proves_nothing_however_many_rate_and_a_larger_one_does() -> None:
+    assert not filled([0.75] * 1000, [1.0] * 1000, most=0.25).lower(0.5)
+    assert filled([0.625] * 1000, [1.0] * 1000, most=0.25).lower(0.01)
+    assert filled([-1.0], [1.0]).lower(0.9), "the first ratings count"
+
+
 def test_equal_sides_are_seldom_told_apart_however_often_one_looks() -> None:
     chance, alarms = random.Random(11), 0
     for _ in range(200):

@@ -138,6 +138,15 @@ def test_a_guard_that_is_proven_worse_stops_a_better_challenger(
     assert not verdict([pair(0.8, challenger=theirs, incumbent=ours) for _ in range(150)], TERMS).guards
 
 
+@pytest.mark.parametrize("failed", ["challenger", "incumbent"])
+def test_an_answer_that_failed_is_neither_long_nor_a_refusal(failed: str) -> None:
+    long = [pair(0.8, challenger={"characters": 100}, incumbent={"characters": 100}) for _ in range(100)]
+    sides: dict[str, Any] = {"challenger": {"characters": 900, "refused": 1.0}, "incumbent": {"characters": 1}}
+    sides[failed] |= {"failed": 1.0}
+    gone = [pair(0.8, **sides) for _ in range(100)]
+    assert not {"length", "refusals"} & {*verdict([*long, *gone]).guards}
+
+
 def test_the_slowest_twentieth_of_the_requests_is_guarded_by_a_time() -> None:
     terms = TERMS.model_copy(update={"rules": GateRules(max_p95_seconds=2)})
 

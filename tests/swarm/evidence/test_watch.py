@@ -174,6 +174,20 @@ def test_two_steps_without_a_signal(counts: tuple[int, ...], alarms: list[str]) 
     assert all("so nothing was learned: make the reward finer" in alarm.text for alarm in found)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_what_chance_makes_of_a_few_steps_is_no_alarm(noise: float) -> None:
+    refused = [level + noise * (number % 2) for level in (0.0, 0.15) for number in range(RULES.window)]
+    steps = [step(swarm__log__refused=share) for share in refused]
+    found = watched([one.model_copy(update={"step": number}) for number, one in enumerate(steps, 1)], [], RULES)
+    assert [alarm.kind for alarm in found] == ([] if noise else ["refusals"])
+
+
+def test_few_groups_with_a_signal_are_little() -> None:
+    rare = [step(swarm__tasks=40, swarm__tasks_with_signal=count) for count in (5, 2)]
+    [alarm] = watched([one.model_copy(update={"step": number}) for number, one in enumerate(rare, 1)], [], RULES)
+    assert alarm.text.startswith("in 2 steps in a row the rewards differ in 7 of 80 groups, so little was learned")
+
+
 def evaluated(*rewards: float, episodes: int = 200, deviation: float = 0.25) -> list[EvalResult]:
     return [
         EvalResult(
