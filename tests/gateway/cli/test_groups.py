@@ -100,6 +100,8 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
         (["--reason", "brief"], ["aaaa"]),
         (["--find", "chat-bbbb"], ["bbbb"]),
         (["--at-least", "0.9", "--at-most", "0.95"], ["cccc"]),
+        (["--at-least", "0.5", "--at-most", "0.9"], ["cccc", "bbbb"]),
+        (["--at-most=-1"], []),
         (["--limit", "1", "--route", "math"], ["aaaa"]),
     ],
 )
@@ -180,7 +182,7 @@ def test_an_unknown_group_is_said(run_dir: Path) -> None:
 
 
 def test_a_histogram_has_every_reward_in_one_bin() -> None:
-    counts = histogram(1, [0.0, 0.05, 0.5, 1.0, 1.0], 0.0, 1.0).counts
+    counts = histogram(1, [0.5, 0.55, 1.0, 1.5, 1.5], 0.5, 1.5).counts
     assert (len(counts), sum(counts), counts[0], counts[-1]) == (BINS, 5, 2, 2)
     assert histogram(1, [0.3, 0.3], 0.3, 0.3).counts[0] == 2
     assert bars([0, 1, 8]) == " ▁█"

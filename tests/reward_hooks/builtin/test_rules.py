@@ -70,6 +70,8 @@ def test_concise_in_detail() -> None:
     assert concise(GOOD, "length").reason.startswith("finished 0.00")
     assert concise("Python strings are immutable for speed and hashing.").reason == ""
     assert concise("Blue is a color.", "stop", "why?").components["on_topic"] == 1.0
+    halves = concise("Python is the language for speed.").components
+    assert (halves["on_topic"], concise("Python strings are for speed.").components["substance"]) == (0.5, 0.5)
 
 
 @given(st.text(), st.text(), st.sampled_from(["stop", "length", "abort", ""]), st.integers(1, 5))
@@ -97,7 +99,7 @@ def test_rules_accept_any_text_and_are_bounded(text: str, question: str, finish_
         (Json(fenced=True), 'Here: ```json\n{"a": 1}\n```', 0.0),
         (Json(("a", "b")), '{"a": 1, "b": 2}', 1.0),
         (Json(("a", "b")), '{"a": 1}', 0.0),
-        (Json(("a",)), "[1]", 0.0),
+        (Json(("a",)), "1", 0.0),
         (Repetition(), "all of these words are new", 1.0),
         (Repetition(), "again and again and again and again", 2 / 5),
         (Repetition(), "two words", 1.0),
