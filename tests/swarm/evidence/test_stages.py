@@ -73,7 +73,9 @@ def test_a_trial_begins_every_so_many_steps_and_ends_with_what_is_proven_or_used
         assert (over.trial, over.share, over.tried) == (False, 0, 7) and over.ended.startswith(why)
         # what further pairs make of it changes nothing
         assert over.judged(evidence(stage, *differences, *BETTER), 4.0).ended == over.ended
-        assert not over.serving(11, 5.0).trial and over.serving(12, 5.0).trial
+        for version, trial, ended in ((11, False, over.ended), (12, True, "")):
+            served = over.serving(version, 5.0)
+            assert (served.trial, served.ended) == (trial, ended)
     assert stage.judged(evidence(stage, *EQUAL), 4.0) is stage
     # a dead judge promotes nobody
     assert stage.judged(evidence(stage, *BETTER, *[None] * 10), 4.0) is stage
@@ -84,6 +86,20 @@ def test_a_canary_without_proof_is_taken_back() -> None:
     assert stage.judged(evidence(stage, *EQUAL), 4.0) is stage
     back = stage.judged(evidence(stage, *[0.4, -0.4] * 200), 4.0)
     assert (back.share, back.trial) == (0, False) and back.why.startswith("no proof in 400 requests: not decided")
+
+
+def test_a_rollback_pauses_training_until_a_person_moves_the_share_or_goes_on() -> None:
+    stage = begun(AUTO.model_copy(update={"after_rollback": "pause"}))
+    canary = stage.moved(0.05, 3.0, VERDICT, "better")
+    back = canary.moved(0.0, 4.0, VERDICT, "worse")
+    assert (stage.moved(0.0, 3.0, "ann", "nothing to take back").paused, canary.paused, back.paused) == (
+        False,
+        False,
+        True,
+    )
+    assert not canary.moved(0.0, 4.0, SERVER, "other weights").paused
+    assert back.moved(0.0, 5.0, "ann", "once more").paused and not back.moved(0.05, 5.0, "ann", "look").paused
+    assert not back.resumed().paused and canary.resumed() is canary
 
 
 @pytest.mark.parametrize("mode", ["manual", "never"])
