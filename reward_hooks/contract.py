@@ -30,8 +30,8 @@ request is not to be trained: it is answered once, and no reward hook is asked.
 
 ``on_session_end`` runs once at the end of a conversation. It returns the outcome of the whole, one number, which is
 compared with other sessions of the same task and spread over the turns (``gateway/sessions/credit.py``); or one number
-per turn, in order, which is taken as it is; or ``None`` where nothing is known. What a turn is given is an advantage of
-the answer that was delivered, beside that of its own reward in its group.
+per turn, in order, which is compared with nothing; or ``None`` where nothing is known. What a turn is given, times
+``session_weight``, is an advantage of the answer that was delivered, beside that of its own reward in its group.
 
 All are pure functions of their arguments, which are copies. A hook that raises, hangs, or returns something else drops
 the group from training; the user still gets an answer.

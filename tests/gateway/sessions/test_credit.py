@@ -100,6 +100,18 @@ async def test_the_outcome_is_discounted_over_the_turns_that_led_to_it(sessions:
 
 
 @pytest.mark.anyio
+async def test_what_the_hook_gives_each_turn_is_weighted_and_no_more(sessions: Sessions) -> None:
+    to = route(lambda session, context: [0.25, -1.0], session_discount=0.5, session_weight=2.0)
+    talk, more = [user("repair the parser, please")], {"headers": {"x-swarm-session": "s"}}
+    turns = [
+        say(sessions, to, talk, "Which one?", **more),
+        say(sessions, to, [*talk, user("of dates")], "Done.", **more),
+    ]
+    sessions.end("s", "app")
+    assert await credits(*turns) == [0.5, -2.0]
+
+
+@pytest.mark.anyio
 async def test_sessions_of_one_task_are_compared(sessions: Sessions) -> None:
     to = route(rated, session_baseline="mean")
     found: list[float] = []
