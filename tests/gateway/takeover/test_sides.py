@@ -162,6 +162,7 @@ def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share(
     route.move(0.5)
     route.draw(text="new")
     route.gateways[0].put_back(before, (ours, theirs))
+    assert route.gateways[0].take_begun(before) == (0, 0), "they began in another share"
     assert sum(route.gateways[0].take_begun(route.stage)) == 1
 
 
