@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.evidence.pairs import Pair, SideResult, Terms
 from swarm.evidence.ratings import SideRating
-from swarm.evidence.verdict import Verdict
+from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes import comparisons as comparisons_module
 from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
@@ -54,6 +54,21 @@ def test_a_pair_counts_once_and_the_newest_challenger_is_shown() -> None:
     assert (other.route, other.challenger) == ("other", 1)
     found.begin_run("next")
     assert found.statuses() == []
+
+
+def test_each_pair_and_each_rating_is_told_and_shown_at_once() -> None:
+    told: list[PairedEvidence] = []
+    found = Comparisons(lambda _: None, "run", told.append)
+    for requests in (1, 2):
+        found.add(pair(f"g{requests}"))
+        assert [status.verdict.requests for status in found.statuses()] == [requests]
+    terms = pair("g").terms
+    found.rate(SideRating(answer="a", terms=terms, side="challenger", rating=1))
+    assert [status.verdict.rated for status in found.statuses()] == [(1, 0)]
+    assert [evidence.terms for evidence in told] == [terms] * 3
+    assert found.of(terms.route, terms.incumbent)
+    found.begin_run("next")
+    assert found.of(terms.route, terms.incumbent) == []
 
 
 @given(
