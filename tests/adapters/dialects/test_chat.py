@@ -253,10 +253,10 @@ def test_many_lines_at_the_head_take_no_long_time(in_parts: bool) -> None:
     head, number = "billing: 1", 300_000
     content: Any = [{"type": "text", "text": head}] * number if in_parts else f"{head}\n" * number
     kept: Any = [{"type": "text", "text": "Be kind."}] if in_parts else "Be kind."
-    began = time.perf_counter()
+    began = time.thread_time()
     body, dropped = without_lines(
         {"messages": [{"role": "system", "content": content + kept}, HELLO]}, [re.compile("billing:.*")]
     )
-    assert time.perf_counter() - began < 3
+    assert time.thread_time() - began < 3
     assert dropped == [head] * number
     assert body["messages"] == [{"role": "system", "content": kept}, HELLO]

@@ -112,9 +112,9 @@ async def test_a_compressed_body_leads_to_the_route_of_the_model_that_it_names(
 
 async def test_a_form_whose_every_line_could_begin_a_part_is_read_at_once() -> None:
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    began = time.perf_counter()
+    began = time.thread_time()
     assert _model(headers, b"form-data; name=model\r\n" * 50_000) is None
-    assert time.perf_counter() - began < 10, "other requests wait meanwhile"
+    assert time.thread_time() - began < 10, "other requests wait meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -105,20 +105,20 @@ def test_a_cut_leaves_no_half_of_a_secret_or_a_character() -> None:
 @pytest.mark.parametrize("letter", ["A", "\\", '"', "字"])
 def test_a_long_body_without_blanks_holds_nobody_up(letter: str) -> None:
     """A picture, or a Chinese text: meanwhile, the whole gateway stands still."""
-    began = time.perf_counter()
+    began = time.thread_time()
     told = readable_body(letter.encode() * 400_000, cut=True)
     # it takes a small part of that, and took several times as long
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
     assert told == letter * (400_000 - 256)
 
 
 @pytest.mark.parametrize("text", ["eyJ-" * 60_000, '"' + "secret" * 40_000], ids=["tokens", "a field"])
 def test_a_text_that_begins_secrets_without_end_holds_nobody_up(text: str) -> None:
     """What a caller may send."""
-    began = time.perf_counter()
+    began = time.thread_time()
     assert without_secrets(text) == text
     # it takes some hundredths of that, and took many times as long
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_a_key_is_known_behind_what_begins_like_another() -> None:

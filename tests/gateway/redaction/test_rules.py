@@ -147,10 +147,10 @@ def test_no_text_takes_long(piece: str) -> None:
 @pytest.mark.parametrize("piece", ["eyJ", "-eyJ", ":a"])
 def test_a_long_text_of_beginnings_is_read_once(piece: str) -> None:
     """Nobody else is answered meanwhile."""
-    began = time.perf_counter()
+    began = time.thread_time()
     spans(piece * (1_000_000 // len(piece)))
     # it takes a small part of that, and took several times as long, some from each place on
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 def test_a_token_is_found_behind_the_beginning_of_another() -> None:

@@ -514,7 +514,8 @@ async def test_evaluations_go_on_after_a_restart(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     controller = await evaluated(journal, 0.0, False, 0)
     [told] = controller.status().evaluations
-    means = {"reward_mean": 0.5, "success_rate": 0.5, "calls_mean": 2.0, "response_tokens_mean": 11.0, "log/tools": 2.0}
+    rewards = {"reward_mean": 0.5, "reward_std": 0.5, "success_rate": 0.5}
+    means = rewards | {"calls_mean": 2.0, "response_tokens_mean": 11.0, "log/tools": 2.0}
     assert told == EvalResult(step=0, episodes=2, metrics={f"eval/{name}": value for name, value in means.items()})
     assert controller.take_evaluations() == [told] and controller.take_evaluations() == []
     controller.offline("over")
