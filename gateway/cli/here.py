@@ -89,8 +89,12 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     Raises:
         ConfigError: there are several.
     """
-    wanted = base_url and base_url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
-    runs = [run for run in runs_of() if run.gateway and wanted in (None, f"{run.gateway}/v1")]
+
+    def plain(url: str) -> str:
+        return url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
+
+    wanted = base_url and plain(base_url)
+    runs = [run for run in runs_of() if run.gateway and wanted in (None, plain(f"{run.gateway}/v1"))]
     if len(runs) > 1:
         urls = ", ".join(f"{run.gateway}/v1" for run in runs)
         raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {urls}")

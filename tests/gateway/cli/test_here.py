@@ -198,6 +198,10 @@ def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeyp
             found = gateway_run(url)
             assert found is not None and found.pid == another.pid
         assert gateway_run("http://127.0.0.1:3/v1") is None
+        # a file may say `host: localhost`
+        run_file.write(run.model_copy(update={"servers": [server], "gateway": "http://localhost:2"}))
+        for url in ("http://127.0.0.1:2/v1", "http://localhost:2/v1"):
+            assert (found := gateway_run(url)) is not None and found.pid == another.pid
         another.communicate(b"\n")
 
 
