@@ -1,15 +1,12 @@
 """``DatasetTraining``: the episodes of one training, until its steps are done, and its evaluations.
 
 Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
-what runs may finish. While an evaluation is due or runs, no train episode is begun, and until then few that its step
-does not train: what is left over makes no batch, so that no step comes between, but for what ``_has_room`` says.
+what runs may finish. While an evaluation is due or runs, no train episode is begun, so that no step comes between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import random
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -63,7 +60,6 @@ class DatasetTraining:
                 f"the {self.num_repeat} episodes of a task exchange their rewards, so they run at once: "
                 f"{self._max_parallel} at most (max_parallel) are too few"
             )
-        self._batch = job.batch_size * job.num_repeat
         self._attempts = attempts_of(options.auto_retry)
         self._status = status
         self._first = self._step = status.engine.global_step
@@ -75,22 +71,13 @@ class DatasetTraining:
         self._open, self._served = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._served.set()
-        #: train episodes: those that begin together, those that run, and those that may run or have finished until the
-        #: next evaluation
-        self._unit = self.num_repeat if options.shuffle_rewards else 1
-        self._running, self._most = 0, math.inf
-        #: since when ``_most`` holds: the batches that have left, and the evaluation before
-        self._most_since = (-1, -1)
-        #: there may be room for more train episodes
-        self._changed = asyncio.Event()
         self._claiming: set[asyncio.Task[Sequence[EpisodeEndpoint]]] = set()
         self._evaluated = -1
         self._evaluating: asyncio.Task[None] | None = None
         #: the step of the evaluation that runs
         self._due_step = 0
         self._broken: BaseException | None = None
-        #: all that finished, and those before the latest status
-        self._finished = self._finished_before = 0
+        self._finished = 0
         self._rewards = 0.0
         self._failures = 0
         #: of the episodes that failed in a row; more than one bad task
@@ -101,16 +88,13 @@ class DatasetTraining:
     async def run(self, client: AsyncSwarmClient, tasks: AsyncGenerator[Task], execute: Execute) -> TrainReport:
         """Run an episode for each of ``tasks``, with shuffled rewards a group, until the last step is done."""
         self._client, self._execute = client, execute
+        shuffled = self._options.shuffle_rewards
 
         async def until_stopped() -> AsyncGenerator[Task]:
             try:
                 async with aclosing(tasks):
                     while not self._stopping and (task := await anext(tasks, None)) is not None:
-                        for _ in range(self.num_repeat // self._unit):
-                            while not self._stopping and not self._has_room():
-                                self._changed.clear()
-                                await self._changed.wait()
-                            self._running += self._unit
+                        for _ in range(1 if shuffled else self.num_repeat):
                             yield task
             except Exception:
                 # what runs may finish
@@ -118,21 +102,18 @@ class DatasetTraining:
                 raise
 
         async def work(_: int, task: Task) -> None:
-            try:
-                if self._options.shuffle_rewards:
-                    await self._run_shuffled(task)
-                else:
-                    await self._counted(self._with_retries(task, self._begin_train))
-            finally:
-                self._running -= self._unit
-                self._changed.set()
+            if shuffled:
+                await self._run_shuffled(task)
+            else:
+                await self._counted(self._with_retries(task, self._begin_train))
 
         self._show()
         async with client.watching_status(self._follow) as status:
-            self._status, self._finished_before = status, self._finished
+            self._status = status
             self._look()
             try:
-                await sweep(until_stopped(), work, self._max_parallel // self._unit)
+                at_once = self._max_parallel // self.num_repeat if shuffled else self._max_parallel
+                await sweep(until_stopped(), work, at_once)
                 # an evaluation that runs is the last one: others may train for days
                 self._stopping = True
             except asyncio.CancelledError:
@@ -283,7 +264,7 @@ class DatasetTraining:
     # ------------------------------------------------------------------ steps and evaluations
 
     async def _follow(self, status: ServerStatus) -> None:
-        self._status, self._finished_before = status, self._finished
+        self._status = status
         self._look_again()
 
     def _look_again(self) -> None:
@@ -304,11 +285,6 @@ class DatasetTraining:
         if state is EngineState.ROLLING:
             # what was measured of weights that are lost is none of those that come again
             self._evaluated = min(self._evaluated, step)
-        taken = step + (status.training_seconds is not None or state is EngineState.WEIGHT_SYNCING)
-        if self._most_since != (taken, self._evaluated):
-            # not anew while a batch leaves: the pool lacks it before the status says that its step is computed
-            self._most_since = (taken, self._evaluated)
-            self._most = self._most_before_evaluation(taken)
         if self._evaluating is not None and state is EngineState.ROLLING and step < self._due_step:
             # an engine that died went back: it does these steps again, and then they are evaluated
             self._evaluating.cancel()
@@ -330,27 +306,7 @@ class DatasetTraining:
                 self._close()
             else:
                 self._open.set()
-        self._changed.set()
         self._show()
-
-    def _most_before_evaluation(self, taken: int) -> float:
-        """How many train episodes may run or have finished until the next evaluation, once ``taken`` batches have left:
-        with what waits in the pool, as many as the steps until then train."""
-        pool = self._status.pool
-        if self._options.evaluation is None or pool is None:
-            return math.inf
-        steps = next(count for count in itertools.count(1) if self._is_due(taken + count))
-        return self._finished_before - pool.completed_episodes + steps * self._batch
-
-    def _has_room(self) -> bool:
-        """Whether another train episode may begin, with shuffled rewards all of a task.
-
-        Those of one task, or a quarter of a batch, may always run: groups that are dropped or never whole need others.
-        In batches of one or two tasks, or beside an episode that takes far longer than others, they may make a batch.
-        """
-        fits = self._finished + self._running + self._unit <= self._most
-        least = max(self.num_repeat, min(self._max_parallel, self._batch) // 4)
-        return self._open.is_set() and (fits or self._running < least)
 
     def _is_due(self, step: int) -> bool:
         evaluation = self._options.evaluation
@@ -403,7 +359,7 @@ class DatasetTraining:
     def _stop(self) -> None:
         """Begin no more episodes, and give up the claims that wait."""
         self._stopping = True
-        for event in (self._open, self._served, self._changed):
-            event.set()
+        self._open.set()
+        self._served.set()
         for claiming in self._claiming:
             claiming.cancel()

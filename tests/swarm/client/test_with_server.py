@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swarm.client import AsyncSwarmClient, EpisodeEndpoint, SwarmClient, TrainReport
-from swarm.client.episodes import each
-from swarm.client.training_options import Evaluation, Progress, TrainOptions
-from swarm.client.training_run import DatasetTraining, Execute
+from swarm.client import AsyncSwarmClient, EpisodeEndpoint, SwarmClient
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, RequestError, UnavailableError
 from swarm.job import TrainJob
 from swarm.link.messages import RolloutReady
@@ -24,10 +18,9 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.states import EngineState
-from swarm.types import StepResult, Task, WorkflowOutput
+from swarm.types import Task, WorkflowOutput
 from tests.standins.vllm import listening
 from tests.swarm.client.conftest import QUICK
-from tests.swarm.server.engine.test_serving_always import always
 from tests.swarm.server.episodes.test_pool import record
 from tests.token_data import model_call
 
@@ -46,19 +39,16 @@ class Swarm:
     url: str
     controller: Controller
 
-    def roll(self, job: TrainJob = JOB, ready: RolloutReady = READY) -> None:
-        self.controller.sync_job(job)
+    def roll(self) -> None:
+        self.controller.sync_job(JOB)
         self.controller.boot()
-        self.controller.rollout_ready(ready)
+        self.controller.rollout_ready(READY)
 
     def sample(self, episode: EpisodeEndpoint) -> None:
         """Record one model call, as the data plane does."""
-        pool, version = self.controller.pool, self.controller.engine.policy_version
-        running = pool.running.open(episode.episode_uuid, episode.api_key)
-        if running.episode_type == "train":
-            record(pool, running, model_call([1], [2], version))
-        else:
-            running.unrecorded.append((version, 1))
+        pool = self.controller.pool
+        call = model_call([1], [2], 3)
+        record(pool, pool.running.open(episode.episode_uuid, episode.api_key), call)
 
     async def claim_is_waiting(self) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -195,98 +185,3 @@ async def test_threads_run_episodes_and_failures_come_back(swarm: Swarm) -> None
             return done
 
     assert await asyncio.to_thread(everything) == [*(f"t{number}" for number in range(8)), None]
-
-
-class Trainer:
-    """Takes the steps of a job while its episodes go on. A step is done once all train episodes that were begun by then
-    are counted.
-
-    Attributes:
-        left: by step, how many finished episodes waited for the next batch when it was done.
-    """
-
-    def __init__(self, swarm: Swarm, job: TrainJob) -> None:
-        self.left: dict[int, int] = {}
-        self._swarm, self._controller, self._job = swarm, swarm.controller, job
-        #: of the batch that is collected: the tasks that it needs, how many these are, and that it has left
-        self._tasks, self._needed, self._gone = set[str](), job.batch_size, asyncio.Event()
-        #: train episodes
-        self._begun, self._counted, self._count = 0, 0, asyncio.Event()
-        swarm.roll(job, always(0))
-
-    async def ends_of_a_batch(self, task: Task, episode: EpisodeEndpoint) -> WorkflowOutput:
-        """What an agent does: episodes that the batch does not need end only while its step is computed."""
-        self._swarm.sample(episode)
-        if task.task_id.startswith("train"):
-            self._begun += 1
-            if len(self._tasks) < self._needed:
-                self._tasks.add(task.task_id)
-            if task.task_id not in self._tasks:
-                await self._gone.wait()
-        return WorkflowOutput(reward=random.random())
-
-    async def train(self, client: AsyncSwarmClient, execute: Execute, every: int, **options: Any) -> TrainReport:
-        """A training that is evaluated after ``every`` so many steps, on twenty tasks."""
-        evaluation = Evaluation(lambda: [Task(task_id=f"eval {number}") for number in range(20)], every)
-        asked = TrainOptions(evaluation=evaluation, on_progress=self._see, **options)
-        training = DatasetTraining(await client.status(), asked)
-        tasks = (Task(task_id=f"train {number}") for number in itertools.count())
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
-            group.create_task(self._take_steps())
-            return await training.run(client, each(tasks), execute)
-
-    async def _take_steps(self) -> None:
-        for step in range(1, self._job.total_training_steps + 1):
-            batch = await self._controller.next_batch()
-            self._gone.set()
-            while self._counted < self._begun:
-                self._count.clear()
-                await self._count.wait()
-            pool = self._controller.pool.information()
-            self.left[step] = pool.completed_episodes
-            self._needed = self._job.batch_size - pool.completed_tasks
-            self._tasks, self._gone = set[str](), asyncio.Event()
-            self._controller.weight_sync_begins()
-            self._controller.weights_synced(step)
-            self._controller.step_done(StepResult(step=step, batch_id=batch.batch_id, metrics={}, seconds=1.0))
-            self._controller.rollout_ready(always(step, batch.batch_id))
-
-    def _see(self, progress: Progress) -> None:
-        self._counted = progress.finished
-        self._count.set()
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("every", [1, 2])
-async def test_what_runs_when_a_step_begins_makes_no_batch_before_its_evaluation(
-    swarm: Swarm, client: AsyncSwarmClient, shuffled: bool, every: int
-) -> None:
-    job = TrainJob(model="tiny", batch_size=4, num_repeat=2, max_parallel_episodes=16, total_training_steps=4)
-    trainer = Trainer(swarm, job)
-    report = await trainer.train(client, trainer.ends_of_a_batch, every, shuffle_rewards=shuffled)
-    assert report.last_step == 4
-    due = range(every, 5, every)
-    assert all(trainer.left[step] < 8 for step in due), trainer.left
-    evaluations = swarm.controller.pool.evaluations.results()
-    assert [(one.step, one.episodes) for one in evaluations] == [(step, 20) for step in (0, *due)]
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-async def test_a_batch_whose_groups_are_dropped_or_never_whole_gets_others_before_its_evaluation(
-    swarm: Swarm, client: AsyncSwarmClient, shuffled: bool
-) -> None:
-    fields = {"collection": "finish_enough_non_dummy_tasks", "total_training_steps": 2}
-    job = TrainJob.model_validate({"model": "tiny", "batch_size": 4, "num_repeat": 2, **fields})
-    failed = set[str]()
-
-    async def execute(task: Task, episode: EpisodeEndpoint) -> WorkflowOutput:
-        swarm.sample(episode)
-        kind, number = task.task_id.split()
-        in_vain = kind == "train" and int(number) < 24
-        if in_vain and int(number) % 4 == 1 and task.task_id not in failed:
-            failed.add(task.task_id)
-            raise ValueError("broken")
-        return WorkflowOutput(reward=0.0 if in_vain else random.random())
-
-    report = await Trainer(swarm, job).train(client, execute, 1, shuffle_rewards=shuffled, auto_retry=False)
-    assert (report.last_step, report.failed) == (2, 12 if shuffled else 6)
