@@ -207,7 +207,9 @@ class DatasetTraining:
         current = asyncio.current_task()
         assert current is not None
         while True:
-            await self._open.wait()
+            while not self._open.is_set():
+                # it may be closed again before this goes on
+                await self._open.wait()
             if self._stopping:
                 raise asyncio.CancelledError
             claiming = asyncio.create_task(claim())

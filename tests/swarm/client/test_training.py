@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ from swarm.client import (
     auto_train_with_dataset,
     auto_train_with_dataset_async,
 )
-from swarm.client.episodes import sweep
+from swarm.client.episodes import each, sweep
 from swarm.client.training import begin_training
 from swarm.client.training_options import Evaluation, EvaluationReport, Progress, TrainOptions
+from swarm.client.training_run import DatasetTraining
 from swarm.errors import ConfigError, ConflictError
 from swarm.job import TrainJob
 from swarm.states import EngineState
+from swarm.status import ServerStatus
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
@@ -418,6 +421,60 @@ async def test_whose_tasks_are_over_evaluates_no_steps_that_others_take(rolling:
         begin_training([], client, agent, options).result()
     # with slow evaluations there would be no end of them while others train
     assert [report.step for report in reports] == [0]
+
+
+class Claims(AsyncSwarmClient):
+    """Grants nothing, and counts the claims."""
+
+    claims = 0
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.claimed, self.statuses = asyncio.Event(), asyncio.Queue[list[ServerStatus]]()
+
+    async def begin_episode(self, *_: Any, **__: Any) -> Any:
+        self.claims += 1
+        self.claimed.set()
+        await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def watching_status(self, on_status: Callable[[ServerStatus], Awaitable[object]]) -> AsyncGenerator[Any]:
+        async def watch() -> None:
+            while statuses := await self.statuses.get():
+                for status in statuses:
+                    await on_status(status)
+
+        watching = asyncio.create_task(watch())
+        yield ServerStatus.model_validate(at(0))
+        watching.cancel()
+
+
+async def test_an_engine_that_goes_away_in_the_turn_in_which_it_is_back_is_asked_for_nothing() -> None:
+    back = ServerStatus.model_validate(at(0))
+    away = ServerStatus.model_validate(at(0) | {"engine": engine(EngineState.OFFLINE)})
+    client = Claims()
+
+    async def execute(task: Task, api: EpisodeEndpoint) -> WorkflowOutput:
+        raise AssertionError("nothing is granted")
+
+    async def turns() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    training = DatasetTraining(back, TrainOptions(patient=True, max_parallel=1))
+    running = asyncio.create_task(training.run(client, each(TASKS), execute))
+    await client.claimed.wait()
+    client.statuses.put_nowait([away])
+    await turns()
+    client.statuses.put_nowait([back, away])
+    await turns()
+    assert client.claims == 1
+    client.statuses.put_nowait([back])
+    await turns()
+    assert client.claims == 2
+    running.cancel()
+    await asyncio.wait([running])
+    await client.close()
 
 
 async def test_an_evaluation_of_weights_that_are_lost_later_is_made_again(rolling: ScriptedServer) -> None:
