@@ -1,7 +1,8 @@
 """``DatasetTraining``: the episodes of one training, until its steps are done, and its evaluations.
 
 Invariant: an episode is counted once, as finished or as failed; when the last step is done nothing new is begun and
-what runs may finish. While an evaluation is due or runs, no train episode is begun, so that no step comes between.
+what runs may finish. While an evaluation is due or runs, no train episode is begun; those that run then may still make
+a batch, and what the weights after its step answer of the evaluation counts for these.
 """
 
 from __future__ import annotations

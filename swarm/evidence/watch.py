@@ -36,7 +36,7 @@ from swarm.types import EvalResult, StepResult
 #: says what is wrong after the step, or the evaluation, at an index; empty: nothing
 _Says = Callable[[int], str]
 #: the share of runs in which chance alone makes such a difference
-_ERROR = 0.01
+_ERROR = 0.003
 #: evaluations of a mean
 _EVALUATIONS = (8, 5, 3, 2)
 #: steps of a mean, as shares of the window
