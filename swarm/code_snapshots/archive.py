@@ -108,7 +108,7 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     left_out |= {name: "it is bytecode" for name in entries if BYTECODE in name.split("/")}
     links = [name for name, entry in entries.items() if entry.startswith(_LINK)]
     if links and _is_off(root, "core.symlinks"):
-        texts = [name for name in links if not os.path.islink(f"{root}/{name}")]
+        texts = [name for name in links if _has_blob(f"{root}/{name}", entries[name].split(" ")[1])]
         left_out |= dict.fromkeys(texts, "it is a link, of which this checkout has the text alone")
     others = ("--others", "--exclude-standard", "--directory")
     left_out |= dict.fromkeys(_listed(root, *others), _UNTRACKED)
@@ -124,6 +124,16 @@ def _executables(root: Path) -> set[str] | None:
     inside = os.path.realpath(root)
     entries = (line.partition("\t") for line in _listed(root, "--stage"))
     return {os.path.normcase(f"{inside}/{name}") for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
+
+
+def _has_blob(path: str, blob: str) -> bool:
+    """Whether a file's content is what git has as ``blob``; a link's is the path that it leads to."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        return False
+    digest = hashlib.new("sha1" if len(blob) == 40 else "sha256", b"blob %d\0" % len(content) + content)
+    return digest.hexdigest() == blob
 
 
 def _is_off(root: Path, setting: str) -> bool:
