@@ -41,6 +41,8 @@ _ERROR = 0.003
 _EVALUATIONS = (8, 5, 3, 2)
 #: steps of a mean, as shares of the window
 _SHARES = (1.0, 0.5, 0.3)
+#: steps that say how far chance goes: what a run begins with, or one in which all went wrong, hides nothing for ever
+_LATEST = 50
 _EPISODES, _ROWS = f"{TRAIN}episodes", f"{TRAIN}rows"
 _ENTROPY, _BASE_KL = "actor/entropy", "actor/kl_loss"
 #: The alarms of single steps: verl's metric, and what it is.
@@ -150,27 +152,23 @@ class _Curve:
     def is_chance(self, index: int, before: int, change: _Means) -> bool:
         """Whether chance alone may have made this :meth:`change`.
 
-        The deviation of a value is the larger of that within both windows and that by which neighbours differ so far,
-        of which a trend is little (von Neumann et al., "The mean square successive difference", Annals of Mathematical
-        Statistics 12, 1941; two thirds of such differences are degrees of freedom).
+        The deviation of a value is the larger of that within both windows and that by which the latest neighbours
+        differ, of which a trend is little (von Neumann et al., "The mean square successive difference", Annals of
+        Mathematical Statistics 12, 1941; two thirds of such differences are degrees of freedom).
         """
         windows = (self._window(index), change.now), (self._window(before), change.then)
         # the square of a large number is none
         within = math.hypot(*(value - mean for window, mean in windows for value in window))
-        count, changes = self._changes
-        between = changes[index] / math.sqrt(2 * count[index])
+        latest = [change for change in self._changes[max(0, index - _LATEST) : index] if change is not None]
+        between = math.hypot(*latest) / math.sqrt(2 * len(latest))
         deviation = max(within / math.sqrt(2 * (self._size - 1)), between)
-        errors = _quantile(index + 1, max(1, 2 * count[index] // 3))
+        errors = _quantile(index + 1, max(1, 2 * len(latest) // 3))
         return abs(change.now - change.then) < errors * deviation * math.sqrt(2 / self._size)
 
     @cached_property
-    def _changes(self) -> tuple[list[int], list[float]]:
-        """Up to each value, how many follow another one, and the root of the sum of the squares of the changes."""
-        changes = [
-            None if before is None or value is None else value - before for before, value in pairwise(self._values)
-        ]
-        count = accumulate((change is not None for change in changes), initial=0)
-        return list(count), list(accumulate((change or 0.0 for change in changes), math.hypot, initial=0.0))
+    def _changes(self) -> list[float | None]:
+        """By how much each value but the first differs from the one before."""
+        return [None if before is None or value is None else value - before for before, value in pairwise(self._values)]
 
     def _window(self, end: int) -> list[float]:
         return [value for value in self._values[max(0, end + 1 - self._size) : end + 1] if value is not None]

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from swarm.evidence.alarms import ALARMS, Alarm, WatchRules
 from swarm.evidence.watch import watched
+from swarm.measures import RESPONSE_TOKENS
 from swarm.types import EvalResult, StepResult
 
 RULES = WatchRules()
@@ -106,6 +107,14 @@ def test_each_collapse_raises_its_own_alarm_and_no_other(name: str) -> None:
         assert [one.kind for one in watched(steps[: alarm.since], [], RULES)] == [name]
         assert watched(steps[: alarm.since - 1], [], RULES) == []
         assert alarm.action == "warn" and alarm.sentence.startswith(f"{name}, since step {alarm.since}: ")
+
+
+def test_a_jump_long_ago_hides_no_collapse() -> None:
+    """Neither the entropy that a run spends in its first steps, nor a step in which all went wrong."""
+    steps = run(truth(entropy=ramp(0.5, 0.02, begins=0.6), tokens=ramp(40, 160, begins=0.6)), seed=1)
+    for at, name, value in ((0, "actor/entropy", 3.0), (1, "actor/entropy", 1.2), (20, RESPONSE_TOKENS, 4000.0)):
+        steps[at].metrics[name] = value
+    assert {"entropy", "length"} <= set(raised(steps))
 
 
 def test_the_sentences_have_the_figures() -> None:
