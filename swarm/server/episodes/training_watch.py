@@ -14,7 +14,6 @@ from typing import Any
 from swarm.evidence.alarms import Alarm, WatchRules
 from swarm.job import TrainJob
 from swarm.packs import added, required
-from swarm.server.journal.recovery import MAX_STEPS
 from swarm.server.journal.rows import ResumptionRow
 from swarm.types import EvalResult, StepResult
 
@@ -62,22 +61,23 @@ class TrainingWatch:
     def look(self, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob) -> list[Alarm]:
         """See what ``steps`` come to, the last of which is new; returns the alarms that begin."""
         before = {alarm.kind for alarm in self.alarms}
+        let_go_on = {alarm.kind for alarm in self.alarms if not alarm.pauses}
         summed_over = job.max_response_length if job.advantage == "dr_grpo" else 0
         step = steps[-1].step if steps else 0
         if 0 < step <= self._step and step <= self._resumed:
             # the engine went back: what begins from here on is another alarm
             self._resumed = step - 0.5
             self._append(ResumptionRow(self._run_id, self._resumed))
+            let_go_on = set()
         self._step = step
         alarms = self._watched(steps, evaluations, self._rules, summed_over=summed_over) if self._watched else []
-        let_go_on = self._resumed
-        if let_go_on and len(steps) >= MAX_STEPS:
-            # earlier steps are forgotten: an alarm that is as old as the others, so far as means can tell, was let go
-            # on before, for with it none of these would have been done
-            let_go_on = max(let_go_on, min(each.step for each in steps) + 2 * self._rules.window)
+        # one that goes on is no other alarm where it seems to have begun later, as earlier steps are forgotten
+        moved = max((_begun(alarm) for alarm in alarms if _pauses(alarm) and alarm.kind in let_go_on), default=0.0)
+        if moved > self._resumed:
+            self._resumed = moved
+            self._append(ResumptionRow(self._run_id, self._resumed))
         self.alarms = [
-            alarm.model_copy(update={"pauses": alarm.action in ("pause", "rollback") and _begun(alarm) > let_go_on})
-            for alarm in alarms
+            alarm.model_copy(update={"pauses": _pauses(alarm) and _begun(alarm) > self._resumed}) for alarm in alarms
         ]
         new = [alarm for alarm in self.alarms if alarm.kind not in before]
         for alarm in new:
@@ -95,6 +95,11 @@ class TrainingWatch:
             self._resumed = max(self._step, *map(_begun, self.alarms))
             self._append(ResumptionRow(self._run_id, self._resumed))
             self.alarms = [alarm.model_copy(update={"pauses": False}) for alarm in self.alarms]
+
+
+def _pauses(alarm: Alarm) -> bool:
+    """Whether it does, until a person lets it go on."""
+    return alarm.action in ("pause", "rollback")
 
 
 def _begun(alarm: Alarm) -> float:

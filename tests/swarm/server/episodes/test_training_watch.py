@@ -251,10 +251,7 @@ async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let
     await journal.close()
 
 
-async def test_an_alarm_that_was_let_go_on_pauses_nothing_once_the_steps_before_it_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("swarm.server.episodes.training_watch.MAX_STEPS", 10)
+async def test_an_alarm_that_was_let_go_on_pauses_nothing_once_the_steps_before_it_are_forgotten() -> None:
     rows: list[ResumptionRow] = []
     rules = HELD_OUT.model_copy(update={"window": 2})
     watch = TrainingWatch(rows.append, rules)
@@ -274,6 +271,26 @@ async def test_an_alarm_that_was_let_go_on_pauses_nothing_once_the_steps_before_
     assert [look(last)[0][1] for last in range(4, 42)] == [False] * 38
     # one that begins among them is another
     assert [look(last) for last in (43, 44, 45)] == [[], [], [(45, True)]]
+
+
+async def test_a_decline_that_was_let_go_on_pauses_nothing_once_its_first_steps_are_forgotten() -> None:
+    rows: list[ResumptionRow] = []
+    rules = WatchRules.model_validate({"window": 2, "entropy": {"action": "pause"}})
+    watch = TrainingWatch(rows.append, rules)
+    metrics = [{REWARD: 0.5, SPREAD: 0.3, "actor/entropy": 0.99**number} for number in range(600)]
+    steps = [StepResult(step=number, batch_id="b", metrics=each, seconds=1.0) for number, each in enumerate(metrics, 1)]
+    paused: list[int] = []
+    for last in range(1, 600):
+        remembered = steps[:last][-150:]
+        watch.look(remembered, [], TINY)
+        again = TrainingWatch(rows.append, rules)
+        again.restore("", rows[-1].step if rows else 0, remembered, [], TINY)
+        assert again.alarms == watch.alarms
+        if watch.pauses:
+            paused.append(last)
+            watch.resume()
+    # half of it is gone
+    assert paused == [71]
 
 
 async def test_a_restart_before_the_first_step_is_no_step_back() -> None:
