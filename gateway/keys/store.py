@@ -87,6 +87,7 @@ class KeyFile(CredentialFile[VirtualKey]):
             times = self.last_used()
             for name, moment in used.items():
                 times[name] = max(moment, times.get(name, moment))
-            # those of keys that are gone would fill it
-            times = {key.id: times[key.id] for key in self.read() if key.id in times}
+            # those of keys that are gone would fill it; while the file of keys is moved, none is
+            ids = {key.id for key in self.read()} or set(times)
+            times = {name: moment for name, moment in times.items() if name in ids}
             replace_private(self._used_path, _LastUsed(last_used=times))

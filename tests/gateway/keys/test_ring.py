@@ -192,6 +192,11 @@ async def test_uses_are_noted_beside_the_file(file: KeyFile) -> None:
     assert file.last_used()[used.id] >= before
     # of keys that are gone, whose number nothing bounds, nothing is kept
     assert set(file.last_used()) == {used.id}
+    # but for the moment in which who brings back an older file has moved this one
+    aside = file.path.rename(file.path.with_name("aside"))
+    file.note_used({used.id: earlier})
+    aside.rename(file.path)
+    assert file.last_used()[used.id] >= before
 
 
 async def test_a_disk_without_locks_stops_nobody_from_hearing_that_a_key_is_revoked(
