@@ -113,8 +113,9 @@ class _Means(NamedTuple):
 
 def _quantile(looks: int, freedom: float = math.inf) -> float:
     """By how many standard errors chance makes two means differ, at the ``looks``-th of a run's looks. Of ``_ERROR``
-    1 / (n (n + 1)) is spent on the n-th, which comes to all of it (the union bound); as neighbouring looks see nearly
-    the same, this covers as well that the earlier mean is the best of many (simulated in the tests)."""
+    1 / (n (n + 1)) is spent on the n-th, which comes to all of it (the union bound). That the earlier mean is the best
+    of many is not counted: of 100 steps chance misleads less than that nevertheless, as neighbouring looks see nearly
+    the same; of evaluations, which share less, it misled 1 % of runs after ten and 4 % after a hundred (simulated)."""
     error = _ERROR / (looks * (looks + 1))
     return NormalDist().inv_cdf(1 - error) if freedom == math.inf else student_quantile(1 - error, freedom)
 
