@@ -56,17 +56,19 @@ ARMS: dict[str, tuple[str, float, bool]] = {
 }
 WORKFLOW = """\
 import json
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from benchmarks.graded import TOKENS, gate_reward
 from swarm.types import WorkflowOutput
+
+server = build_opener(ProxyHandler({}))
 
 
 def solve(task, base_url, api_key):
     body = {"model": "policy", "messages": [{"role": "user", "content": task.main_query}], "max_tokens": TOKENS}
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     request = Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=600) as answer:
+    with server.open(request, timeout=600) as answer:
         text = (json.load(answer)["choices"][0]["message"]["content"] or "").strip()
     substance = gate_reward(task.main_query, text)
     if task.metadata["held_out"]:
@@ -113,7 +115,7 @@ class Run:
             return "false alarm" if self.alarmed is not None else "quiet"
         if self.lost is None:
             return "did not collapse" if self.alarmed is None else "in time"
-        return "in time" if self.alarmed is not None and self.alarmed <= self.lost else "late"
+        return "in time" if self.alarmed is not None and self.alarmed < self.lost else "late"
 
 
 def first_alarm(steps: list[StepResult], evaluations: list[EvalResult]) -> tuple[int, str] | None:

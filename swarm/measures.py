@@ -87,7 +87,9 @@ class MetricSums:
         float is left out."""
         # JSON has no form for it: a status with one could be read by nobody
         means = {name: total / count for name, (count, total) in self._sums.items() if math.isfinite(total)}
-        if (square := means.pop(_SQUARE, None)) is not None:
+        square = means.pop(_SQUARE, None)
+        # an earlier release summed none, perhaps of some of them
+        if square is not None and self._sums[_SQUARE][0] == self.episodes:
             means["reward_std"] = math.sqrt(max(0.0, square - means["reward_mean"] ** 2))
         return {prefix + name: mean for name, mean in means.items()}
 
