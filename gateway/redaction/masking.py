@@ -34,6 +34,8 @@ _IN_JSON = re.compile(rf'"(?:[^"\\]|\\.)*"|-?{PLACEHOLDER.pattern}', re.DOTALL)
 #: backslash is part of an escape, unless it stands in no JSON.
 _BEGIN = r"(?:(?<!\w)(?!(?<=\\)[nrtu])|(?<=(?<!\\)\\\\)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4})|(?P<no_json>(?<!\w)))"
 _WORD = re.compile(r"\w")
+#: The first letter beyond ASCII.
+_OTHER = "\x80"
 #: Beyond these a text, which is read once in each, is private as a whole: a row of numbers without blanks would take
 #: minutes.
 _MOST_ROUNDS = 30
@@ -54,7 +56,7 @@ class Masking:
         self._taken: set[str] = set()
         #: by value, and by value as it stands in JSON
         self._placeholders: dict[str, str] = {}
-        #: by their first letter, the longest first
+        #: by their first letter, the longest first; those beyond ASCII are one, or there would be a pattern for each
         self._lengths: dict[str, list[int]] = {}
         self._counts: dict[str, int] = {}
 
@@ -92,10 +94,11 @@ class Masking:
         """``text`` with placeholders for the values that are known; at each place they are looked up by their lengths,
         since a pattern of thousands of them takes minutes."""
         parts, end = [], 0
-        for begin in re.finditer(rf"{_BEGIN}(?=[{re.escape(''.join(self._lengths))}])", text):
+        letters = re.escape("".join(self._lengths)).replace(_OTHER, rf"{_OTHER}-\U0010ffff")
+        for begin in re.finditer(rf"(?=[{letters}]){_BEGIN}", text):
             if (at := begin.start()) < end:
                 continue
-            for length in self._lengths[text[at]]:
+            for length in self._lengths[min(text[at], _OTHER)]:
                 value = text[at : at + length]
                 if value in self._placeholders and not _WORD.match(text, at + length):
                     is_known = not in_json or begin["no_json"] is None
@@ -125,7 +128,7 @@ class Masking:
 
     def _know(self, value: str, name: str) -> None:
         self._placeholders[value] = name
-        lengths = self._lengths.setdefault(value[0], [])
+        lengths = self._lengths.setdefault(min(value[0], _OTHER), [])
         if len(value) not in lengths:
             insort(lengths, len(value), key=neg)
 
