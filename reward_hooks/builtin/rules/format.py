@@ -113,6 +113,7 @@ class SchemaChecker:
 
     def __init__(self, schema: Mapping[str, Any] | bool, until: float = math.inf) -> None:
         try:
+            import attrs
             from jsonschema import validators
             from jsonschema.exceptions import SchemaError
             from referencing import Registry
@@ -130,6 +131,8 @@ class SchemaChecker:
             raise ConfigError("a schema with unevaluatedProperties beside patternProperties cannot be checked in time")
         keywords = {**kind.VALIDATORS, **_KEYWORDS}
         kind = validators.extend(kind, {name: _in_time(check, until) for name, check in keywords.items()})
+        # its own takes the package's keywords for a part that names a $schema
+        kind.evolve = attrs.evolve
         # an empty registry: without one, references are fetched over the network
         self._validator: Any = kind(schema, registry=Registry())
 

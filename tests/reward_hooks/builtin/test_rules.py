@@ -251,10 +251,11 @@ def test_calls_without_readable_tools_have_no_reward(request_body: dict[str, Any
     assert caught.value.code == "no_tools"
 
 
-def test_a_check_by_tools_of_a_request_ends_with_the_time_of_the_hook() -> None:
+@pytest.mark.parametrize("named", [{}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}])
+def test_a_check_by_tools_of_a_request_ends_with_the_time_of_the_hook(named: dict[str, Any]) -> None:
     # what a caller sends: each level is checked twice, 40 of them for weeks
-    levels = {f"level{n}": {"allOf": [{"$ref": f"#/$defs/level{n + 1}"}] * 2} for n in range(16)}
-    parameters = {"$defs": levels | {"level16": {"type": "object"}}, "$ref": "#/$defs/level0"}
+    levels = {f"level{n}": named | {"allOf": [{"$ref": f"#/$defs/level{n + 1}"}] * 2} for n in range(13)}
+    parameters = {"$defs": levels | {"level13": {"type": "object"}}, "$ref": "#/$defs/level0"}
     tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
     called = candidate(tool_calls=[call("look", "{}")], request={"tools": tools})
     with pytest.raises(HookError) as caught:
