@@ -6,6 +6,7 @@ Invariant: removing too much is the smaller mistake; a secret that neither name 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -63,6 +64,9 @@ def without_secrets(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [without_secrets(item) for item in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        # Python reads NaN, and 1e999 as an infinity, for which JSON has no form
+        return json.dumps(value)
     return _scrubbed(value) if isinstance(value, str) else value
 
 
@@ -76,7 +80,7 @@ def readable_body(body: bytes, *, cut: bool = False) -> Any:
         return None
     try:
         if not cut:
-            return without_secrets(json.loads(body, parse_constant=str))
+            return without_secrets(json.loads(body))
     except (ValueError, RecursionError):
         pass
     try:
