@@ -115,24 +115,22 @@ class SchemaChecker:
         try:
             import attrs
             from jsonschema import validators
-            from jsonschema.exceptions import SchemaError
             from referencing import Registry
         except ImportError as exc:
             raise ConfigError(
                 "JSON schemas need the jsonschema package: pip install '.[rewards]' in a clone", code="missing_extra"
             ) from exc
         kind: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
-        try:
-            kind.check_schema(schema)
-        except SchemaError as exc:
-            raise ConfigError(f"this is no JSON schema: {exc.message} (at {exc.json_path})") from exc
-        if "unevaluatedProperties" in (text := str(schema)) and "patternProperties" in text:
-            # the one keyword for names that is not among ours
-            raise ConfigError("a schema with unevaluatedProperties beside patternProperties cannot be checked in time")
         keywords = {**kind.VALIDATORS, **_KEYWORDS}
         kind = validators.extend(kind, {name: _in_time(check, until) for name, check in keywords.items()})
         # its own takes the package's keywords for a part that names a $schema
         kind.evolve = attrs.evolve
+        about = kind(kind.META_SCHEMA, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+        if fault := next(about.iter_errors(schema), None):
+            raise ConfigError(f"this is no JSON schema: {fault.message} (at {fault.json_path})")
+        if "unevaluatedProperties" in (text := str(schema)) and "patternProperties" in text:
+            # the one keyword for names that is not among ours
+            raise ConfigError("a schema with unevaluatedProperties beside patternProperties cannot be checked in time")
         # an empty registry: without one, references are fetched over the network
         self._validator: Any = kind(schema, registry=Registry())
 
@@ -195,15 +193,39 @@ def _additional_properties(
             yield ValidationError(f"the property {name[:100]!r} is not allowed")
 
 
+def _unique_items(validator: Any, unique: bool, instance: object, schema: object) -> Iterator[Exception]:
+    """In time that grows with the items: the package compares each with each."""
+    from jsonschema.exceptions import ValidationError
+
+    if unique and isinstance(instance, list):
+        items = cast("list[Any]", instance)
+        if len(set(map(_hashable, items))) < len(items):
+            yield ValidationError(f"{str(items)[:100]} has items that are equal")
+
+
+def _hashable(value: Any) -> Any:
+    match value:
+        case dict():
+            return frozenset((name, _hashable(item)) for name, item in cast("dict[str, Any]", value).items())
+        case list():
+            return tuple(map(_hashable, cast("list[Any]", value)))
+        case bool():
+            # in Python True is 1
+            return bool, value
+        case _:
+            return value
+
+
 def _members(instance: object) -> dict[str, Any]:
     return cast("dict[str, Any]", instance) if isinstance(instance, dict) else {}
 
 
-#: Those that look for patterns.
+#: Those that look for patterns, or compare.
 _KEYWORDS = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
 }
 
 

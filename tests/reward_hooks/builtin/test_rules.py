@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from reward_hooks.builtin.rules import (
     ToolCalls,
     Words,
 )
+from reward_hooks.builtin.rules.format import SchemaChecker
 from reward_hooks.builtin.verifiable.match import Exact
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import CONTEXT, answered, candidate, values
@@ -261,6 +263,25 @@ def test_a_check_by_tools_of_a_request_ends_with_the_time_of_the_hook(named: dic
     with pytest.raises(HookError) as caught:
         ToolCalls().on_compute_relative_reward(TASK, [called], CONTEXT.model_copy(update={"deadline_seconds": 0.05}))
     assert caught.value.code == "hook_timeout"
+
+
+def test_a_schema_is_itself_checked_in_time() -> None:
+    """By the schema of schemas, whose names of required properties are to differ."""
+    began = time.perf_counter()
+    with pytest.raises(ConfigError, match="no JSON schema"):
+        SchemaChecker({"required": [{"a": number} for number in range(4_000)]})
+    with pytest.raises(HookError, match="takes too long"):
+        SchemaChecker({"anyOf": [{}] * 100_000}, until=time.monotonic() + 0.05)
+    # each took half a minute
+    assert time.perf_counter() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("items", "differ"),
+    [([1, True, "1", [1], [True], {"a": 1}, {"a": [1]}, {}, []], True), ([1, 1.0], False), ([{"a": [1]}] * 2, False)],
+)
+def test_items_are_unique(items: list[Any], differ: bool) -> None:
+    assert (SchemaChecker({"uniqueItems": True}).faults(items) == []) is differ
 
 
 @pytest.mark.parametrize(
