@@ -94,6 +94,8 @@ class _Worker:
         Raises:
             HookError: see :class:`Math`.
         """
+        # no lock waits for ever, as a hook with an infinite deadline may
+        seconds = min(seconds, threading.TIMEOUT_MAX)
         deadline = time.monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
             raise HookError("the math worker is busy with other groups", code="math_worker")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import math
 import os
 import sys
 import threading
@@ -439,6 +440,11 @@ def test_a_system_that_takes_no_limit_of_memory_judges_all_the_same() -> None:
     )
     worker = _Worker([sys.executable, "-P", "-c", program])
     assert worker.ask({"accepted": ["5"], "answers": ["$5$"]}, 60) == {"verdicts": [[1.0, ""]]}
+
+
+def test_a_deadline_may_be_infinite() -> None:
+    worker = _Worker([sys.executable, "-S", "-c", SERVES])
+    assert worker.ask({}, math.inf) == {"verdicts": []}
 
 
 def test_waiting_for_a_busy_worker_ends_at_the_deadline() -> None:
