@@ -115,7 +115,7 @@ def _quantile(looks: int, freedom: float = math.inf) -> float:
     """By how many standard errors chance makes two means differ, at the ``looks``-th of a run's looks. Of ``_ERROR``
     1 / (n (n + 1)) is spent on the n-th, which comes to all of it (the union bound). That the earlier mean is the best
     of many is not counted: of 100 steps chance misleads less than that nevertheless, as neighbouring looks see nearly
-    the same; of evaluations, which share less, it misled one of 300 runs within ten, and six within a hundred (simulated)."""
+    the same; evaluations share less, and misled one of 300 runs within ten, and six within a hundred (simulated)."""
     error = _ERROR / (looks * (looks + 1))
     return NormalDist().inv_cdf(1 - error) if freedom == math.inf else student_quantile(1 - error, freedom)
 
