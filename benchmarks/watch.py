@@ -110,12 +110,12 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """In a word. Also what should be healthy may lose a tenth: weights drift by shuffled rewards."""
+        if self.lost is not None:
+            return "in time" if self.alarmed is not None and self.alarmed < self.lost else "late"
         if self.healthy:
             return "false alarm" if self.alarmed is not None else "quiet"
-        if self.lost is None:
-            return "did not collapse" if self.alarmed is None else "in time"
-        return "in time" if self.alarmed is not None and self.alarmed < self.lost else "late"
+        return "did not collapse" if self.alarmed is None else "in time"
 
 
 def first_alarm(steps: list[StepResult], evaluations: list[EvalResult]) -> tuple[int, str] | None:
