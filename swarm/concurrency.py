@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import random
 import signal
@@ -75,6 +76,12 @@ def on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Generator[N
             signal.signal(number, handler)
         signals.put(0)
         thread.join()
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL for all processes of the group ``pid``; none for one that has ended, to which macOS permits no signal."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def hangups() -> tuple[signal.Signals, ...]:

@@ -6,11 +6,9 @@ Invariant: every failure becomes an ``Outcome`` with its kind; a cancelled comma
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shlex
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from adapters.dialects.jsons import error_in, object_in
 from gateway.reports.report import SavedAnswer
+from swarm.concurrency import kill_group
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import POLICY_VERSION
@@ -228,9 +227,7 @@ class CommandSender:
             return Outcome(time.monotonic() - began, "timeout", f"no end after {self._timeout:.0f} s")
         finally:
             if process.returncode is None:
-                # macOS permits no signal to processes that have ended
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
                 await process.wait()
         seconds = time.monotonic() - began
         if process.returncode:

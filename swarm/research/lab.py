@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import IO, Any
 
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.wire import without_token
+from swarm.concurrency import kill_group
 from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
@@ -342,9 +342,8 @@ class StudyProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # with all that it started; macOS permits no signal to those that have ended
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # with all that it started
+        kill_group(self._process.pid)
         self._process.wait()
         self._reader.join()
         for stream in (self._in, self._process.stdout):

@@ -17,7 +17,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 
 from reward_hooks.builtin.verifiable.match import references
 from reward_hooks.contract import Candidate, HookContext, Reward
+from swarm.concurrency import kill_group
 from swarm.errors import ConfigError, HookError
 from swarm.importer import python_path
 from swarm.types import Task
@@ -138,9 +138,7 @@ class _Worker:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """With the child that judges an answer, which would hold the pipe open, and compute on."""
-    # macOS permits no signal to processes that have ended
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:

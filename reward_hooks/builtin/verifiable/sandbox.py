@@ -27,7 +27,6 @@ import os
 import platform
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from pydantic import Field
 
 from reward_hooks.builtin.verifiable import landlock
 from reward_hooks.builtin.verifiable.syscalls import syscall_filter
+from swarm.concurrency import kill_group
 from swarm.errors import ConfigError
 from swarm.types import Model
 
@@ -289,8 +289,7 @@ class Sandbox:
         finally:
             if process.returncode is None or self.form is Form.NOTHING:
                 # the group: without a sandbox, what a program left running in it goes on
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
         process.wait(_END)
         return late
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swarm.concurrency import kill_group
 from swarm.control_protocol import ResolvedJob
 from swarm.errors import ConfigError, EngineError
 from swarm.job import OURS, Layered, plain_fields
@@ -101,8 +100,7 @@ async def _output(command: Sequence[str], question: bytes, environ: dict[str, st
 
 def _kill(spawning: asyncio.Task[asyncio.subprocess.Process]) -> None:
     if not spawning.cancelled() and spawning.exception() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(spawning.result().pid, signal.SIGKILL)
+        kill_group(spawning.result().pid)
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:
