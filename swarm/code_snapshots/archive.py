@@ -91,7 +91,7 @@ def build_archive(
                 executable = os.path.normcase(path) in marked
             _write(writer, name, content, executable, limits)
             manifest[name] = fingerprint(content, executable)
-            blobs[name] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+            blobs[name] = _blob_of(content)
     if buffer.tell() > limits.max_archive_bytes:
         raise _too_large(root, files, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
     total = sum(size for _, _, size in files)
@@ -132,8 +132,12 @@ def _has_blob(path: str, blob: str) -> bool:
         content = Path(path).read_bytes()
     except OSError:
         return False
-    digest = hashlib.new("sha1" if len(blob) == 40 else "sha256", b"blob %d\0" % len(content) + content)
-    return digest.hexdigest() == blob
+    return _blob_of(content, "sha1" if len(blob) == 40 else "sha256") == blob
+
+
+def _blob_of(content: bytes, kind: str = "sha1") -> str:
+    """The name that git gives to a file's content."""
+    return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _is_off(root: Path, setting: str) -> bool:

@@ -184,6 +184,8 @@ class _HeldOut:
         self._sums = list(accumulate((each.mean * each.episodes for each in held_out), initial=0.0))
         squares = math.fsum(each.deviation**2 * each.episodes for each in held_out)
         self._deviation = math.sqrt(squares / self._episodes[-1]) if held_out else 0.0
+        #: by how many standard errors chance takes a mean away from what it is
+        self._errors = _quantile(len(held_out)) if held_out else 0.0
         #: by size, where the best window ends up to each evaluation; one of few episodes is good by chance
         self._best: dict[int, list[int]] = {}
         for size in (*_EVALUATIONS, 1):
@@ -224,7 +226,7 @@ class _HeldOut:
 
     def _low(self, size: int, end: int) -> float:
         """What the mean is at least, but for chance."""
-        return self._mean(size, end) - _quantile(len(self._held_out)) * self._error(size, end)
+        return self._mean(size, end) - self._errors * self._error(size, end)
 
 
 class _Steps:

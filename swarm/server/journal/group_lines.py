@@ -101,8 +101,10 @@ class GroupLines:
 
 def check_run(connection: sqlite3.Connection, run_id: str | None) -> None:
     """Raise :class:`ConfigError` if a run is named that the journal does not know."""
+    if run_id is None:
+        return
     runs = [name for (name,) in connection.execute("SELECT run_id FROM runs ORDER BY rowid")]
-    if run_id is not None and run_id not in runs:
+    if run_id not in runs:
         raise ConfigError(f"the journal has no run {run_id}; the latest runs are: {', '.join(runs[-5:]) or 'none'}")
 
 
