@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +66,16 @@ async def status(rig: Rig) -> dict[str, Any]:
     return (await rig.client.get("/status")).json()
 
 
-def restarted(rig: Rig, tmp_path: Path, watch: WatchRules) -> Any:
-    """Another server on a copy of what is on disk, as a crash would leave it."""
-    for path in tmp_path.glob("journal.db*"):
-        if not path.name.endswith(".lock"):
-            (tmp_path / "again").mkdir(exist_ok=True)
-            (tmp_path / "again" / path.name).write_bytes(path.read_bytes())
-    return create_app(ServerConfig(run_dir=tmp_path / "again", watch=watch))
+async def restarted(rig: Rig, tmp_path: Path, watch: WatchRules) -> Any:
+    """Another server on a copy of what is on disk once all is, as a crash would leave it."""
+    await rig.controller.episodes.synced()
+    run_dir = Path(tempfile.mkdtemp(dir=tmp_path))
+    with (
+        closing(sqlite3.connect(tmp_path / "journal.db")) as living,
+        closing(sqlite3.connect(run_dir / "journal.db")) as copy,
+    ):
+        living.backup(copy)
+    return create_app(ServerConfig(run_dir=run_dir, watch=watch))
 
 
 @pytest.mark.parametrize("overrides", ["warn", "off"], indirect=True)
@@ -93,7 +99,7 @@ async def test_an_alarm_is_told_and_training_goes_on(
     assert (heard["event"], heard["alarm"], heard["text"]) == ("alarm", alarm, Alarm.model_validate(alarm).sentence)
     metrics = (await rig.client.get("/metrics")).text
     assert 'swarm_alarm{alarm="signal"} 1.0' in metrics and "swarm_training_paused 0.0" in metrics
-    app = restarted(rig, tmp_path, overrides["watch"])
+    app = await restarted(rig, tmp_path, overrides["watch"])
     async with listening(app) as url:
         assert (await rig.client.get(f"{url}/status")).json()["alarms"] == [alarm]
     await step(rig, 3, 1, 0, 1, 0)
@@ -117,7 +123,7 @@ async def test_training_waits_for_a_person_and_goes_on_when_told(
     policies = (await rig.client.get("/policies")).json()
     assert policies["training_waits"] and policies["alarms"][0]["pauses"]
     assert "swarm_training_paused 1.0" in (await rig.client.get("/metrics")).text
-    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+    async with listening(await restarted(rig, tmp_path, overrides["watch"])) as url:
         assert (await rig.client.get(f"{url}/policies")).json() == policies
     goes_on = await rig.post("/policies/resume", reason="the hook is mended")
     assert not goes_on["training_waits"] and not goes_on["alarms"][0]["pauses"]
@@ -127,7 +133,7 @@ async def test_training_waits_for_a_person_and_goes_on_when_told(
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     done = [line["details"] for line in lines if line["what"] == "policies resume"]
     assert done[0]["reason"] == "the hook is mended" and done[0]["alarms"][0].startswith("signal, since step 2: ")
-    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+    async with listening(await restarted(rig, tmp_path, overrides["watch"])) as url:
         assert (await rig.client.get(f"{url}/policies")).json() == goes_on
     # the same alarm goes on, and another one pauses again
     rig.controller.step_done(StepResult(step=3, batch_id=taken.batch_id, metrics={}, seconds=1.0))
@@ -150,7 +156,7 @@ async def test_alarms_of_steps_that_a_run_goes_back_to_pause_nothing(
     rig.controller.run.sync(rig.controller.job, from_step=2)
     policies = (await rig.client.get("/policies")).json()
     assert [(alarm["since"], alarm["pauses"]) for alarm in policies["alarms"]] == [(2, False)]
-    async with listening(restarted(rig, tmp_path, overrides["watch"])) as url:
+    async with listening(await restarted(rig, tmp_path, overrides["watch"])) as url:
         assert (await rig.client.get(f"{url}/policies")).json() == policies
     await step(rig, 3, 1, 1, 1, 1)
     assert [(alarm["since"], alarm["pauses"]) for alarm in (await status(rig))["alarms"]] == [(2, False)]
@@ -172,8 +178,7 @@ async def test_challengers_that_answer_users_go_back_to_the_shadow_unless_they_a
     [alarm] = of_server["alarms"]
     assert (chat["by"], chat["why"]) == ("the watch over the training", Alarm.model_validate(alarm).sentence)
     assert alarm["pauses"]
-    await episodes.synced()
-    app = restarted(rig, tmp_path, overrides["watch"])
+    app = await restarted(rig, tmp_path, overrides["watch"])
     async with listening(app) as url:
         again = (await rig.client.get(f"{url}/status")).json()
         assert (again["stages"], again["alarms"]) == (of_server["stages"], of_server["alarms"])
