@@ -334,6 +334,7 @@ class EventStreamResponse(Response):
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
+            "x-accel-buffering": "no",
             **self._begun(),
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -66,6 +66,13 @@ async def test_stream_is_passed_through_and_recorded(rig: Rig) -> None:
     assert rig.vllm.requests[0][1]["stream_options"] == {"include_usage": True}
 
 
+async def test_no_proxy_is_to_hold_a_stream_back(rig: Rig) -> None:
+    """As the proxy that speaks TLS for the server."""
+    rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
+    response = await rig.client.send((await rig.claim()).request(stream=True))
+    assert (response.headers["x-accel-buffering"], response.headers["cache-control"]) == ("no", "no-cache")
+
+
 @pytest.mark.parametrize("with_usage", [False, True])
 async def test_usage_with_each_chunk_is_asked_for_as_vllm_heeds_it(rig: Rig, with_usage: bool) -> None:
     rig.vllm.script.append(streamed(role_chunk(), token_chunk([5], "stop"), usage_chunk(1)))
