@@ -347,7 +347,8 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
     message = str(error.get("message", f"status {status}"))
     if code == FATAL_REQUEST:
         return FatalRequestError(message)
-    if status in _EPISODE_OVER or code in _GONE:
+    # a 502 without a code: a proxy's, whose server is gone
+    if status in _EPISODE_OVER or code in _GONE or (status == 502 and code is None):
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",
             code=code if code in _GONE else None,

@@ -353,8 +353,9 @@ def error_of(call: Call[Any], reply: Answer, secret: str = SERVER_SECRET) -> Swa
     """The error for an answer with an error status; ``secret`` opens the server."""
     message, code, param = _error_body(reply)
     text = f"{call.path}: {message}"
-    if reply.status == 503:
-        return UnavailableError(text, code=code, retry_after=retry_after(reply.headers) or 5.0)
+    if reply.status == 503 or (reply.status in _NOT_NOW and code is None):
+        # every error of ours has a code: one without is a proxy's, in front of a server that is away
+        return UnavailableError(text, code=code or "server_unreachable", retry_after=retry_after(reply.headers) or 5.0)
     if reply.status >= 500:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
     if reply.status == 401:
@@ -378,6 +379,8 @@ def _error_body(reply: Answer) -> tuple[str, str | None, str | None]:
             code = body.get("code")
             return str(error), code if isinstance(code, str) else None, None
     text = reply.content[:200].decode(errors="replace").strip()
+    if text.startswith("<"):
+        return f"HTTP {reply.status} and a page, as of a proxy", None, None
     return text or f"HTTP {reply.status}", None, None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.rollout.sampling import Sampler
@@ -367,6 +367,7 @@ async def test_a_model_that_is_gone_meanwhile_is_a_404_and_not_tried_again(swarm
     [
         error(409, "the episode was deleted with its engine phase"),
         JSONResponse({"error": {"message": "the engine is gone", "code": "engine_offline"}}, 503),
+        HTMLResponse("<html>of a proxy whose server is gone</html>", 502),
     ],
 )
 async def test_a_group_that_is_lost_gives_way_to_another(swarm: Swarm, gateway: Http, lost: Response) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from adapters.dialects.sse import encode_named
@@ -53,6 +53,31 @@ async def test_without_a_fallback_it_is_a_503_with_retry_after(
         assert int(response.headers["retry-after"]) >= 1
         assert response.headers["x-should-retry"] == "true"
         assert (await http.get("/status")).json()["errors"] == {error["code"]: 1}
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_server_that_is_away_behind_a_proxy_is_waited_for_as_any_other(
+    swarm: Swarm, open_gateway: OpenGateway, status: int
+) -> None:
+    """As in a restart."""
+    routes, asked = swarm.app.router.routes, 0
+
+    async def answer(_: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        # a call is tried three times
+        if asked == 6:
+            routes.remove(proxy)
+        return HTMLResponse("<html>nobody is here</html>", status)
+
+    routes.insert(0, proxy := Route("/claim_group", answer, methods=["POST"]))
+    async with open_gateway() as http:
+        assert (await ask(http)).headers["x-swarm-trained"] == "true"
+        routes.insert(0, Route("/claim_group", answer, methods=["POST"]))
+    async with open_gateway(offline_wait_seconds=0.1) as http:
+        response = await ask(http)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "server_unreachable")
+    assert "html" not in response.text and f"HTTP {status}" in response.text
 
 
 async def test_a_sync_longer_than_the_bound_is_a_503(swarm: Swarm, open_gateway: OpenGateway) -> None:

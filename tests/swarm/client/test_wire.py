@@ -128,6 +128,15 @@ def test_statuses_become_errors(status: int, kind: type[SwarmGatewayError]) -> N
     assert error.code == "c"
 
 
+@pytest.mark.parametrize("body", [b"<html>Bad Gateway</html>", {"message": "no healthy upstream"}])
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxys_word_for_a_server_that_is_away_is_told_as_such(status: int, body: Any) -> None:
+    error = wire.error_of(wire.STOP_ENGINE, reply(body, status))
+    assert type(error) is UnavailableError and error.code == "server_unreachable"
+    said = f"HTTP {status} and a page, as of a proxy" if isinstance(body, bytes) else "no healthy upstream"
+    assert error.message.startswith("/stop_engine: ") and said in error.message
+
+
 @pytest.mark.parametrize("result", [1.0, {"reward": 1.0}])
 def test_what_is_no_result_of_an_episode_is_refused_with_what_is_one(result: Any) -> None:
     with pytest.raises(RequestError, match=rf"WorkflowOutput\(reward=...\), not a {type(result).__name__}"):
