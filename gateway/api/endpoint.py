@@ -31,7 +31,7 @@ from swarm.http.asgi import RawHeaders, decoded, parse_json, read_body
 #: Headers with such a name never reach a hook; dropping one too many is the lesser mistake.
 _SECRET_HEADER = re.compile(
     r"^(?!x-swarm-|x-claude-code-session-id$|idempotency-key$).*"
-    r"(auth|cookie|credential|key|passw|secret|session|token)"
+    r"(auth|cookie|credential|jwt|key|oidc|passw|secret|session|token)"
 )
 #: Agents that name their sessions in headers that elsewhere may hold a secret, and these headers.
 _AGENT = re.compile(r"codex|opencode/")
