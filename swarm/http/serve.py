@@ -143,8 +143,16 @@ class Http11(HttpToolsProtocol):
         super().data_received(data)
 
 
+def no_websockets() -> RequestError:
+    """The answer to a request for a WebSocket: a 426, upon which clients that try one first (Codex) ask by HTTP at
+    once."""
+    error = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets")
+    error.status = 426
+    return error
+
+
 class NoWebSockets(asyncio.Protocol):
-    """Answers a request for a WebSocket with 426, upon which clients that try one first (Codex) ask by HTTP at once."""
+    """Answers a request for a WebSocket as :func:`no_websockets` says."""
 
     def __init__(self, **_: object) -> None:
         """Takes what uvicorn gives."""
@@ -152,8 +160,7 @@ class NoWebSockets(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not asyncio's
         stream = cast("asyncio.Transport", transport)
-        body = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets").body()
-        content = json.dumps(body).encode()
+        content = json.dumps(no_websockets().body()).encode()
         head = (
             "HTTP/1.1 426 Upgrade Required\r\nupgrade: HTTP/1.1\r\nconnection: upgrade, close\r\n"
             f"content-type: application/json\r\nx-should-retry: false\r\ncontent-length: {len(content)}\r\n\r\n"

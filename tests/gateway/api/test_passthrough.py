@@ -75,6 +75,15 @@ async def test_embeddings_and_the_rest_go_to_the_upstream_as_they_came(
     assert (compressed.raw, compressed.headers["content-encoding"]) == (b"\x1f\x8bpacked", "gzip")
 
 
+async def test_who_wants_a_websocket_through_a_proxy_is_told_at_once_to_use_http(
+    upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    """As Codex through nginx, which takes `Upgrade` out."""
+    async with open_gateway(**alone(upstream)) as http:
+        answer = await http.get("/v1/responses", headers={"sec-websocket-version": "13"})
+    assert (answer.status_code, answer.json()["error"]["code"], upstream.got) == (426, "no_websockets", [])
+
+
 async def test_a_form_leads_to_the_route_of_the_model_that_it_names(
     upstream: Upstream, open_gateway: OpenGateway, tmp_path: Path
 ) -> None:
