@@ -207,7 +207,7 @@ def _on_http_exception(request: Request, exc: HTTPException) -> Response:
     moved = {**request.scope, "path": f"/v1{request.url.path}"}
     ours = [route for route in request.app.routes if route.path != ANY_OTHER]
     if exc.status_code == 404 and any(route.matches(moved)[0] is not Match.NONE for route in ours):
-        exc = HTTPException(404, f"not found; base_url must end with /v1: {request.base_url}v1")
+        exc = HTTPException(404, "not found; base_url must end with /v1")
     return http_error_response(request, exc)
 
 

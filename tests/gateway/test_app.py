@@ -140,7 +140,8 @@ async def test_wrong_routes(gateway: Http, method: str, path: str, code: str, hi
     response = await gateway.request(method, path)
     assert response.status_code == (405 if code == "method_not_allowed" else 404)
     assert response.json()["error"]["code"] == code
-    assert ("base_url must end with /v1" in response.json()["error"]["message"]) is hinted
+    # its whole address a gateway does not know: a balancer may speak TLS, and take a prefix off
+    assert response.json()["error"]["message"].endswith("base_url must end with /v1") is hinted
     assert response.headers.get("allow") == ("POST" if code == "method_not_allowed" else None)
 
 
