@@ -8,6 +8,7 @@ a batch, and what the weights after its step answer of the evaluation counts for
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ from swarm.measures import SHUFFLED
 from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Task, WorkflowOutput
+
+logger = logging.getLogger(__name__)
 
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
@@ -81,6 +84,8 @@ class DatasetTraining:
         self._finished = 0
         self._rewards = 0.0
         self._failures = 0
+        #: why the server does not train the last end of which it said so
+        self._untrained = ""
         #: of the episodes that failed in a row; more than one bad task
         self._errors: list[Exception] = []
         self._most_errors = max(self._max_parallel, 2 * self.num_repeat)
@@ -148,7 +153,7 @@ class DatasetTraining:
         async def run() -> WorkflowOutput:
             api = await begin(task)
             output = await own_errors(self._execute(task, api))
-            await self._client.end_episode(task, api.episode_uuid, output)
+            self._see_end(task, await self._client.end_episode(task, api.episode_uuid, output))
             return output
 
         return await self._tried(task, run)
@@ -173,7 +178,7 @@ class DatasetTraining:
                 )
                 for api, output, reward in outputs
             }
-            await self._client.end_group(task, ends)
+            self._see_end(task, await self._client.end_group(task, ends))
             return done
 
         try:
@@ -246,6 +251,12 @@ class DatasetTraining:
         if len(self._errors) == self._most_errors and not self._stopping:
             self._gave_up = True
             self._stop()
+
+    def _see_end(self, task: Task, untrained: str) -> None:
+        """Tell once why ends are taken and not trained: the counts look well, and no step ever comes."""
+        if untrained and untrained != self._untrained:
+            self._untrained = untrained
+            logger.warning("an end of the task %r is taken, and %s", task.task_id, untrained)
 
     @property
     def _mean(self) -> float | None:

@@ -154,6 +154,22 @@ async def test_an_agent_that_fails_at_times_is_counted(rolling: ScriptedServer, 
     assert len(rolling.bodies("/abort_episode")) == 2
 
 
+@pytest.mark.parametrize("path", ["/end_episode", "/end_group"])
+def test_why_the_server_trains_nothing_of_what_it_took_is_told_once(
+    rolling: ScriptedServer, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """The agent may ask another address than its episode's: its rewards are taken, and no step ever comes."""
+    why = "not trained: no completed LLM call was recorded in the episode"
+    rolling.script(path, {"success": True, "error": why})
+    rolling.script("/claim_group", group("e1", "e2"))
+    with SwarmClient(rolling.url, policy=QUICK) as client:
+        options = TrainOptions(shuffle_rewards=path == "/end_group", max_parallel=2)
+        report = begin_training(TASKS, client, lambda task, api: reward(task), options).result()
+    assert report.finished == 6
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "'a'" in line and line.endswith(why)
+
+
 async def test_an_agent_that_never_works_ends_it(rolling: ScriptedServer, train: Train) -> None:
     def agent(task: Task) -> WorkflowOutput:
         raise ValueError("broken")
