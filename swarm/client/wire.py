@@ -316,6 +316,12 @@ def read_answer(call: Call[AnswerT], reply: Answer, secret: str = SERVER_SECRET)
     """
     if reply.status >= 400:
         raise error_of(call, reply, secret)
+    if reply.status >= 300:
+        to = reply.headers.get("location", "nowhere")
+        raise UpstreamError(
+            f"{call.path}: HTTP {reply.status} leads to {to}; calls follow nothing, so give the address that it means",
+            code="bad_answer",
+        )
     if issubclass(call.answer, Content):
         return call.answer(content=reply.content)
     try:

@@ -106,6 +106,13 @@ def test_an_answer_that_is_none_is_told(body: Any) -> None:
         wire.read_answer(wire.ENGINE_STATUS, reply(body))
 
 
+def test_a_redirect_names_where_it_leads() -> None:
+    """nginx answers http:// so where it serves https:// alone: `is that a swarm server` helped nobody."""
+    moved = Answer(308, {"location": "https://trainer/status"}, b"<html>")
+    with pytest.raises(UpstreamError, match=r"/get_engine_status: HTTP 308 leads to https://trainer/status"):
+        wire.read_answer(wire.ENGINE_STATUS, moved)
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
