@@ -83,7 +83,7 @@ def build_archive(
     marked = _executables(root)
     buffer = io.BytesIO()
     manifest: dict[str, str] = {}
-    blobs: dict[str, str] = {}
+    blobs: dict[str, set[str]] = {}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
         for name, path, _ in files:
             content, executable = _read(path, limits)
@@ -91,7 +91,7 @@ def build_archive(
                 executable = os.path.normcase(path) in marked
             _write(writer, name, content, executable, limits)
             manifest[name] = fingerprint(content, executable)
-            blobs[name] = _blob_of(content)
+            blobs[name] = _blobs_of(content)
     if buffer.tell() > limits.max_archive_bytes:
         raise _too_large(root, files, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
     total = sum(size for _, _, size in files)
@@ -132,12 +132,13 @@ def _has_blob(path: str, blob: str) -> bool:
         content = Path(path).read_bytes()
     except OSError:
         return False
-    return _blob_of(content, "sha1" if len(blob) == 40 else "sha256") == blob
+    return blob in _blobs_of(content)
 
 
-def _blob_of(content: bytes, kind: str = "sha1") -> str:
-    """The name that git gives to a file's content."""
-    return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+def _blobs_of(content: bytes) -> set[str]:
+    """The names that git gives to a file's content: one in each of its formats of a repository."""
+    named = b"blob %d\0" % len(content) + content
+    return {hashlib.new(kind, named, usedforsecurity=False).hexdigest() for kind in ("sha1", "sha256")}
 
 
 def _is_off(root: Path, setting: str) -> bool:
@@ -168,7 +169,7 @@ def _of_packages(
     return [name for name in tracked if package_of(name) in packages], inner | dict.fromkeys(tops, _NOT_NAMED)
 
 
-def _revision(root: Path, packages: Collection[str], left_out: Mapping[str, str], blobs: Mapping[str, str]) -> str:
+def _revision(root: Path, packages: Collection[str], left_out: Mapping[str, str], blobs: Mapping[str, set[str]]) -> str:
     """See :class:`CodeArchive`; ``blobs`` are git's names of the packed contents.
 
     Contents are compared as they are in the work tree, because asking git would run the filters of the checkout.
@@ -181,7 +182,7 @@ def _revision(root: Path, packages: Collection[str], left_out: Mapping[str, str]
     head = {name: entry.split()[2] for entry, _, name in lines}
     # a link is packed as the file that it leads to
     links = {name for entry, _, name in lines if not entry.startswith("100")}
-    differing = {name for name, blob in blobs.items() if name not in links and head.get(name) != blob}
+    differing = {name for name, named in blobs.items() if name not in links and head.get(name) not in named}
     wanted = {name for name in head if not packages or package_of(name) in packages}
     gone = wanted - links - blobs.keys() - {name for name, why in left_out.items() if why not in (_UNTRACKED, _IGNORED)}
     return commit.strip() + ("+changes" if differing or gone else "")

@@ -365,6 +365,14 @@ def test_the_revision_says_whether_all_is_committed(code: Path) -> None:
     assert build_archive(code / "data").revision == commit
 
 
+def test_a_repository_of_the_other_format_is_at_its_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--object-format=sha256")
+    (tmp_path / "agent.py").write_text("print(1)")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    assert build_archive(tmp_path).revision == git(tmp_path, "rev-parse", "HEAD").decode().strip()
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_file_whose_removal_is_only_staged_is_a_change(code: Path, kept: bool) -> None:
     git(code, "commit", "--quiet", "-m", "first")
