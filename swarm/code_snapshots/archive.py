@@ -245,7 +245,7 @@ def _files(
             # else it was deleted
             continue
         if os.path.normcase(resolved) not in contents:
-            left_out[name] = "it leads to a file that is not tracked in this folder"
+            left_out[name] = "it leads to no file that is tracked in this folder"
         elif not stat.S_ISREG(status.st_mode):
             left_out[name] = "it is not a regular file"
         elif status.st_size > limits.max_file_bytes:

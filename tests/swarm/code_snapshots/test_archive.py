@@ -188,9 +188,9 @@ def test_a_link_goes_as_the_tracked_file_that_it_leads_to(code: Path, tmp_path: 
     assert sorted(files) == sorted([*NAMES, "inner.py"])
     assert build_archive(code).left_out == {
         ".env": "git ignores it",
-        "out.py": "it leads to a file that is not tracked in this folder",
-        "ignored.py": "it leads to a file that is not tracked in this folder",
-        "loop": "it leads to a file that is not tracked in this folder",
+        "out.py": "it leads to no file that is tracked in this folder",
+        "ignored.py": "it leads to no file that is tracked in this folder",
+        "loop": "it leads to no file that is tracked in this folder",
         "gone.py": "it is a link to nothing",
         "odd": "it is a link to nothing",
         "round": "it is a link to nothing",
