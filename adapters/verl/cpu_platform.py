@@ -71,6 +71,8 @@ class CpuPlatform(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = _CpuDeviceModule("swarm_cpu_device")
+    set_device = synchronize = set_allocator_settings = empty_cache = staticmethod(_nothing)
+    profiler_start = profiler_stop = cudart = staticmethod(_nothing)
 
     def is_available(self) -> bool:
         return True
@@ -82,23 +84,10 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -113,12 +102,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         # a stand-in (`ray.init(num_gpus=1)`): Ray reports accelerator ids only for resources whose name it knows
         return "GPU"
@@ -128,9 +111,6 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None
 
     def rollout_env_vars(self) -> dict[str, str]:
         variables = {name: os.environ[name] for name in VLLM_VARIABLES if name in os.environ}
