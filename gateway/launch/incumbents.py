@@ -346,8 +346,6 @@ class Incumbents:
         # trained again after a step back, it has other weights
         self._clear()
 
-    # ------------------------------------------------------------------ inside
-
     @property
     def _env(self) -> dict[str, str]:
         return {FOLDER_VARIABLE: str(self._plan.folder), "PYTHONPATH": python_path()}

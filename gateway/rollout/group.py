@@ -357,8 +357,6 @@ class GroupRun:
         mine = {"group_id": self.shaped.group_id, "hook": hooks.source, "code": hooks.code, "session": session}
         return notes().model_copy(update=mine)
 
-    # ------------------------------------------------------------------ inside
-
     def _candidates(self, feedback: Mapping[int, Feedback]) -> list[Candidate]:
         return [
             candidate_of(

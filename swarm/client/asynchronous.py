@@ -435,8 +435,6 @@ class AsyncSwarmClient:
         """
         await start_engines([(client.setup, job) for client, job in client_job_pairs], force_restart)
 
-    # -- plumbing
-
     async def close(self) -> None:
         """End waiting claims and the watches, finish background aborts (up to a deadline), close the connections, and
         stop the server if this client started it."""

@@ -307,8 +307,6 @@ class SwarmClient:
         with _watching(self, in_thread(on_status, abandon=True)) as first:
             yield first
 
-    # -- plumbing
-
     def close(self) -> None:
         """End waiting claims and the watch, close the connections, and stop the server if this client started it."""
         _open_clients.discard(self)

@@ -206,8 +206,6 @@ class Clients:
         self._lapse(self._clock())
         return [(name, self._clients[name]) for name in (*reversed(self._active), *reversed(self._lapsed))]
 
-    # ------------------------------------------------------------------ inside
-
     def _lapse(self, now: float) -> None:
         if now < self._next_lapse:
             return

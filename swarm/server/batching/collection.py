@@ -346,8 +346,6 @@ class Collection:
         dropped = self._drop(self._given_up())
         return BatchFailure(taken.batch, taken.attempts, dropped[0] if dropped else None)
 
-    # ------------------------------------------------------------------ inside
-
     def _tally(self, whole_groups: int, trainable_episodes: int) -> Tally:
         # it is made several times per claim and end, mostly for methods without agreement
         asked = self.method.by_agreement

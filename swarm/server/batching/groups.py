@@ -217,8 +217,6 @@ class WaitingGroups:
             self._forget_losses(self.losses.pop(group.task_id))
         return gone
 
-    # ------------------------------------------------------------------ inside
-
     def _begun(self, task_id: str) -> FinishedGroup:
         self._numbers += 1
         return FinishedGroup(self._numbers, task_id, self.version)

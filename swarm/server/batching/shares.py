@@ -167,8 +167,6 @@ class Shares:
         first = next(iter(self._resting.values()), None)
         return None if first is None else first + self._timeout
 
-    # ------------------------------------------------------------------ inside
-
     def _size(self, episodes: int) -> int:
         return -(-episodes // self._num_repeat)
 

@@ -216,8 +216,6 @@ class Changes:
             restarted = await self._applied("configuration", force, apply)
         return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run, ignored=read.ignored)
 
-    # ------------------------------------------------------------------ inside
-
     def check_offline(self, what: str) -> None:
         """Raise :class:`ConflictError` unless the engine is OFFLINE."""
         self._controller.engine.check_offline(f"change its {what}, or force a restart")

@@ -299,8 +299,6 @@ class Controller:
         if (pool := self.run.found_pool) is not None:
             pool.stages.changed.notify()
 
-    # ------------------------------------------------------------------ inside
-
     @property
     def _post_rolling_timeout(self) -> float | None:
         """Seconds for which a step waits for running episodes; ``None``: each has its own idle timeout and its cap."""

@@ -314,8 +314,6 @@ class EpisodeRequests:
                 pool.expire()
                 self.pool_changed()
 
-    # ------------------------------------------------------------------ inside
-
     async def _changed(self) -> None:
         """Call it when a request changed the pool; what it did is on disk when this returns."""
         self.pool_changed()

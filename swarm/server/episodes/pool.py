@@ -382,8 +382,6 @@ class EpisodePool:
             by_agreement=self.collection.method.by_agreement,
         )
 
-    # ------------------------------------------------------------------ inside
-
     def _finish(
         self, episode: LiveEpisode, task_id: str, end: EpisodeEnd, end_key: str, outcome: Trajectory | str
     ) -> None:

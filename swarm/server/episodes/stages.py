@@ -312,8 +312,6 @@ class Stages:
             return seen
         return self._set(self._unmoved(seen, version).set_pinned(pinned, by, why, self._wall()))
 
-    # ------------------------------------------------------------------ inside
-
     @property
     def _followed_now(self) -> set[Key]:
         since = self._clock() - FOLLOWED_SECONDS

@@ -101,8 +101,6 @@ class Swarm:
         """How many groups of each client each batch has."""
         return [Counter(group.task_id.split(":")[0] for group in batch.groups) for batch in self.batches]
 
-    # ------------------------------------------------------------------ inside
-
     def _after(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.clock.now + seconds, next(self._numbers), event))
 
