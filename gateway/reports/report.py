@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from swarm.errors import ConfigError
-from swarm.evidence.learning import HeldOut, learning
+from swarm.evidence.learning import HeldOut, learning, line_of
 from swarm.measures import EVAL, EVAL_REWARD, LOGGED, REWARD, TRAIN
 from swarm.types import EvalResult, Model, StepResult, TolerantModel
 from swarm.validation import in_plain_words
@@ -170,15 +170,12 @@ _ANY: TypeAdapter[Report | TrainingReport] = TypeAdapter(Report | TrainingReport
 
 
 def points_of_steps(steps: Iterable[StepResult]) -> list[StepPoint]:
-    """The steps that carry a reward, as the swarm server reports them; of those that were done again, from an earlier
-    checkpoint, the last time."""
-    points: list[StepPoint] = []
-    for step in steps:
-        while points and points[-1].step >= step.step:
-            points.pop()
-        if REWARD in step.metrics:
-            points.append(_point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds}))
-    return points
+    """The steps that carry a reward, as the swarm server reports them, of the :func:`line_of` them."""
+    return [
+        _point(step.step, step.metrics, TRAIN).model_copy(update={"seconds": step.seconds})
+        for step in line_of(steps)
+        if REWARD in step.metrics
+    ]
 
 
 def points_of_evaluations(evaluations: Iterable[EvalResult]) -> list[StepPoint]:
