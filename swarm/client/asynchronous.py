@@ -195,7 +195,7 @@ class AsyncSwarmClient:
 
     async def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
-        await self.abort([episode_uuid])
+        await self.abort(episode_uuid)
 
     async def can_continue_episode(self, episode_uuid: str) -> bool:
         """Whether this client may still run the episode."""
@@ -285,15 +285,15 @@ class AsyncSwarmClient:
         call = wire.Call("POST", "/follow_stages", StagesResponse, body, wait_seconds + wire.WAIT_GRACE)
         return await self._calls.perform(call, deadline=monotonic() + wait_seconds)
 
-    async def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
-        """Abort episodes. Never raises: if no server answers within seconds, or the caller is cancelled, the calls go
-        on in the background; :meth:`close` waits for them, up to a deadline.
+    async def abort(self, episode_uuids: str | Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
+        """Abort an episode or several. Never raises: if no server answers within seconds, or the caller is cancelled,
+        the calls go on in the background; :meth:`close` waits for them, up to a deadline.
 
         Args:
             reason: kept with the episodes and exported as their ``drop_reason``; cut at 2000 characters.
             notes: kept and exported like those of an end.
         """
-        uuids = list(episode_uuids)
+        uuids = [episode_uuids] if isinstance(episode_uuids, str) else list(episode_uuids)
         note_ended(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
         tasks = [self._background.start(self._calls.release(call)) for call in calls]

@@ -209,15 +209,16 @@ class SwarmClient:
     episode = managed(AsyncSwarmClient.episode, Episode)
     group = managed(AsyncSwarmClient.group, Group)
 
-    def abort(self, episode_uuids: Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
+    def abort(self, episode_uuids: str | Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """See :meth:`AsyncSwarmClient.abort`; does nothing once the client is closed."""
         here = self.connection
         with suppress(StateError):
-            BlockingCall(here, here.client.abort(tuple(episode_uuids), reason, notes)).result()
+            uuids = episode_uuids if isinstance(episode_uuids, str) else tuple(episode_uuids)
+            BlockingCall(here, here.client.abort(uuids, reason, notes)).result()
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
-        self.abort([episode_uuid])
+        self.abort(episode_uuid)
 
     def run_episodes_until_all_complete(
         self,

@@ -71,7 +71,8 @@ async def test_many_are_aborted_and_nothing_is_raised(
     server.script("/abort_episode", {"success": True}, unknown, DROP, {"success": True})
     await client.abort(["a", "b", "c"])
     await client.abort([])
-    assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b", "c"}
+    await client.abort("whole")
+    assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b", "c", "whole"}
     assert caplog.text.count("falls to its idle timeout") == 1
 
 
