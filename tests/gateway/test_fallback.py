@@ -351,7 +351,8 @@ async def test_a_session_does_not_idle_while_a_fallback_answers(
             [on] = (await http.get(f"/v1/sessions/{name}")).json()["on"]
             return on["ended"]
 
-        for session in (mine, other):
+        # the one that is to go on comes last: it is asked again before it can idle
+        for session in (other, mine):
             assert (await ask(http, session)).status_code == 200
         swarm.state = EngineState.OFFLINE
         thinking = {**BODY, "messages": [{"role": "user", "content": "think"}], "stream": stream}
