@@ -293,8 +293,8 @@ def prefix_of(body: Mapping[str, Any]) -> bytes:
     That is everything up to the first message of the user, which later turns only extend, or the beginning of a raw
     prompt.
     """
-    if "prompt" in body:
-        return blake2b(encode(body["prompt"][:_RAW_BEGINNING]), digest_size=16).digest()
+    if (prompt := body.get("prompt")) is not None:
+        return blake2b(encode(prompt[:_RAW_BEGINNING]), digest_size=16).digest()
     messages: list[Any] = body["messages"]
     first = next(
         (at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"),

@@ -259,11 +259,11 @@ def _has_prompt(body: Mapping[str, Any]) -> bool:
     Raises:
         RequestError: it has both, or its prompt is neither a text nor token ids.
     """
-    if "prompt" not in body:
+    prompt: Any = body.get("prompt")
+    if prompt is None:
         return False
     if body.get("messages") is not None:
         raise RequestError("prompt: messages and a raw prompt exclude each other", param="prompt")
-    prompt: Any = body["prompt"]
     if isinstance(prompt, str) and prompt:
         return True
     ids = cast("list[Any]", prompt) if isinstance(prompt, list) else []

@@ -177,7 +177,7 @@ class DataPlane:
         # an episode may have ended while the body was read
         owner.check()
         left_out: Sequence[str] = ()
-        if isinstance(dialect, ChatDialect) and "prompt" in asked:
+        if isinstance(dialect, ChatDialect) and asked.get("prompt") is not None:
             body = asked
         else:
             parsed = dialect.parse(asked)

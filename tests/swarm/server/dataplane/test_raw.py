@@ -107,6 +107,15 @@ async def test_a_prompt_that_is_none_is_refused_by_name(rig: Rig, episode: Claim
         for path, body in (("completions", {}), ("chat/completions", {"messages": None})):
             url = f"{episode.base_url}/{path}"
             response = await rig.client.post(url, json={"prompt": prompt} | body, headers=headers)
-            assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt"), (path, prompt)
+            param = "messages" if prompt is None and path == "chat/completions" else "prompt"
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), (path, prompt)
     assert (await episode.chat(prompt="Once")).json()["error"]["param"] == "prompt"
     assert not rig.vllm.requests
+
+
+async def test_a_prompt_of_null_is_no_prompt(rig: Rig, episode: Claimed) -> None:
+    group = await claim_group(rig)
+    for asked in (episode, group):
+        response = await asked.chat(prompt=None)
+        assert response.status_code == 200, response.text
+        assert rig.vllm.requests[-1][0] == "/v1/chat/completions"
