@@ -51,6 +51,8 @@ class ChatDialect(Dialect):
         changed = _tools(top)
         choices, stream, include_usage = delivery(top)
         sampling(top)
+        if top.take("top_logprobs") and not top.take("logprobs"):
+            refuse("top_logprobs", "is only given with logprobs: true")
         for name, harmless in _REFUSED.items():
             top.only(name, *harmless)
         for name, harmless in _IGNORED.items():

@@ -174,7 +174,7 @@ def prepare(
     wants = Wants(
         stream=body.get("stream") is True,
         token_ids=body.get("return_token_ids") is True,
-        logprobs=body.get("logprobs") is True,
+        logprobs=bool(body.get("logprobs")),
         usage_chunk=options.get("include_usage") is True,
         reasoning=has_prompt or body.get("include_reasoning") is not False,
     )

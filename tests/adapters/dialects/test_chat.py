@@ -72,6 +72,8 @@ def test_parse_fills_in_what_openai_leaves_optional() -> None:
         ({"stream": "perhaps"}, "stream"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": {}}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
         ({"tools": [3]}, "tools.0"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),

@@ -129,6 +129,13 @@ async def test_without_reasoning_there_is_none_to_hide(rig: Rig) -> None:
     assert choice["token_ids"] == [5, 6] and choice["logprobs"] is not None
 
 
+async def test_log_probabilities_are_given_to_who_asks_by_a_number(rig: Rig) -> None:
+    """As by vLLM, which reads 1 as true."""
+    for asked in (True, 1, 0):
+        (choice,) = (await (await rig.claim()).chat(logprobs=asked)).json()["choices"]
+        assert (choice["logprobs"] is not None) == bool(asked)
+
+
 async def test_abort_is_repeated_and_never_delivered(rig: Rig) -> None:
     rig.vllm.script.extend([plain([1], "abort"), plain([], "abort"), plain([7, 8])])
     episode = await rig.claim()
