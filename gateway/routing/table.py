@@ -155,8 +155,11 @@ class RouteTable:
         cards = {name: _card(name, route) for route in mine for name in route.all_names}
         default = self._default
         if default is not None and default in mine and default.plain and default.upstream is not None:
+            own = default.all_names
             for card in await default.upstream.models():
-                cards.setdefault(str(card["id"]), {**model_card(str(card["id"])), **card})
+                name = str(card["id"])
+                if name in own or name not in cards:
+                    cards[name] = {**model_card(name), **card}
         return list(cards.values())
 
     async def model(self, name: str, caller: Caller) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
 from gateway.app import create_app
 from gateway.config.gateway import read_config
@@ -105,6 +106,18 @@ async def test_the_default_route_takes_what_has_no_other(team: Team) -> None:
         listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
     assert [got.body.get("model") for got in team.upstream.got] == ["unheard-of", None]
     assert sorted(listed) == ["big", "code-1", "coder", "gpt-4o", "other", "planner"]
+
+
+async def test_a_name_that_the_upstream_has_too_is_listed_as_it_lists_it(team: Team) -> None:
+    names = ("big", "coder")
+    listed = [{"id": name, "object": "model", "max_model_len": 4096} for name in names]
+    team.upstream.models = JSONResponse({"object": "list", "data": listed})
+    routes = team.routes()
+    routes[2]["models"] = ["big"]
+    async with team.gateway(routes=routes, default_route="other") as http:
+        cards = {name: (await http.get(f"/v1/models/{name}")).json() for name in names}
+    assert cards["big"]["max_model_len"] == 4096
+    assert cards["coder"]["max_model_len"] == team.coder.job.max_model_len, "another route's name is its own"
 
 
 async def test_the_only_route_may_be_the_default_too(team: Team) -> None:
