@@ -210,8 +210,12 @@ def _placed(choice: dict[str, Any], number: int, choices: int) -> dict[str, Any]
     return {**choice, "index": number * choices + choice.get("index", 0)}
 
 
-def _added(usages: Collection[Mapping[str, Any]]) -> dict[str, int]:
-    return {name: sum(int(usage.get(name) or 0) for usage in usages) for name in _COUNTS}
+def _added(usages: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {name: sum(int(usage.get(name) or 0) for usage in usages) for name in _COUNTS}
+    details = [one for usage in usages if (one := usage.get("prompt_tokens_details"))]
+    if details:
+        total["prompt_tokens_details"] = {"cached_tokens": sum(int(one.get("cached_tokens") or 0) for one in details)}
+    return total
 
 
 def _trained(outcomes: Sequence[Outcome]) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.responses import JSONResponse
 
 from tests.gateway.api.conftest import LOOK, calling, saying
 from tests.gateway.conftest import Http, OpenGateway
-from tests.standins.swarm import Swarm, error, once
+from tests.standins.swarm import Swarm, completion, error, once
 
 pytestmark = pytest.mark.anyio
 
@@ -176,6 +177,18 @@ async def test_equal_prompts_of_a_list_are_answered_each(open_gateway: OpenGatew
         assert answer.status_code == 200 and len(swarm.claims) == 2
         again = await http.post("/v1/completions", json=ask, headers={"x-stainless-retry-count": "2"})
         assert again.json()["choices"] == answer.json()["choices"] and len(swarm.claims) == 2
+
+
+async def test_cached_tokens_of_a_list_of_prompts_are_told(sdk: Any, swarm: Swarm) -> None:
+    """As of one prompt: programs read them without asking whether they are there."""
+    usage = {**completion("x")["usage"], "prompt_tokens_details": {"cached_tokens": 4}}
+    swarm.answer = lambda body, number: JSONResponse(completion("x") | {"usage": usage})
+    ask: Any = {"model": "tiny", "prompt": ["a", "b"]}
+    plain = await sdk.completions.create(**ask)
+    assert plain.usage.prompt_tokens_details.cached_tokens == 8
+    stream = await sdk.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    *_, last = [chunk async for chunk in stream]
+    assert last.usage.prompt_tokens_details.cached_tokens == 8
 
 
 async def test_one_prompt_that_fails_fails_the_list(sdk: Any, swarm: Swarm) -> None:
