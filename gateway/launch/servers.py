@@ -344,7 +344,8 @@ def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> d
         if not isinstance(route, dict):
             routes.append(route)  # the gateway's own check says what is wrong
         elif "swarm_url" in route:
-            routes.append({"swarm_token": os.environ.get(TOKEN_VARIABLE, ""), **route})
+            mine = section.get("swarm_token", os.environ.get(TOKEN_VARIABLE, ""))
+            routes.append({"swarm_token": mine, **route})
         elif (name := str(route.get("name"))) in urls:
             routes.append(route | {"swarm_url": urls[name], "swarm_token": token})
         else:

@@ -604,6 +604,8 @@ def test_only_the_servers_of_the_file_see_its_private_token(monkeypatch: pytest.
     assert other["swarm_token"] == "mine"
     assert (solver["swarm_url"], solver["swarm_token"]) == (urls["solver"], "private")
     assert "swarm_token" not in more, "it has the first server's, and its token"
+    said_above = with_servers({"swarm_token": "theirs", "routes": routes}, urls, "private")
+    assert said_above["swarm_token"] == "private" and said_above["routes"][0]["swarm_token"] == "theirs"
     elsewhere = with_servers({"swarm_url": "http://127.0.0.1:9", "routes": [{"name": "planner"}]}, urls, "private")
     assert "swarm_token" not in elsewhere
     assert elsewhere["routes"] == [{"name": "planner", "swarm_url": urls["planner"], "swarm_token": "private"}]
