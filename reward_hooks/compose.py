@@ -40,7 +40,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from reward_hooks.contract import REWARD, Candidate, HookContext, Hooks, Reward
+from reward_hooks.contract import REWARD, SESSION_END, SUBMIT, Candidate, HookContext, Hooks, Reward
 from reward_hooks.runner import HookRunner
 from swarm.concurrency import all_of
 from swarm.errors import ConfigError
@@ -201,6 +201,9 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
     ]
     submit = load(config.submit) if config.submit else None
     session_end = load(config.session_end) if config.session_end else None
+    for key, hooks, name in (("submit", submit, SUBMIT), ("session_end", session_end, SESSION_END)):
+        if hooks is not None and getattr(hooks, key) is None:
+            raise ConfigError(f"{path}: {key}: {hooks.source} defines no {name}")
     others = tuple(hooks for hooks in (submit, session_end) if hooks is not None)
     return Hooks(
         Blend(*parts, otherwise=config.otherwise).on_compute_relative_reward,

@@ -55,6 +55,8 @@ class Json(Rule):
     """
 
     def __init__(self, keys: Sequence[str] = (), *, fenced: bool = False) -> None:
+        if isinstance(keys, str):
+            raise ConfigError("Json needs a list of keys, not a string")
         self._keys = tuple(keys)
         self._fenced = fenced
 
