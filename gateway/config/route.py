@@ -83,7 +83,7 @@ class PassRule(Model):
 
     @model_validator(mode="after")
     def _has_a_condition(self) -> Self:
-        if not self.model_fields_set - {"name"}:
+        if all(value is None or value == {} for key, value in self if key != "name"):
             raise ValueError(f"the rule {self.name!r} has no condition, so every request would pass")
         return self
 

@@ -73,6 +73,8 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         (f"hooks: h\nserve: {{{INCUMBENT}, gate: {{trial_every: 2, suites: {{a@b: x}}}}}}", r"serve\.gate\.suites"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\ntrain_fraction: 0.5", "shadow_fraction says which"),
         (f"hooks: h\nserve: {{{INCUMBENT}}}\nfeedback_window_seconds: 5", "rate the incumbent's answers"),
+        ("hooks: h\npass_through: [{name: all}]", "the rule 'all' has no condition"),
+        ("hooks: h\npass_through: [{name: all, system: null, headers: {}}]", "the rule 'all' has no condition"),
         ("hooks: [", "not valid YAML"),
         ("{1: 2, hooks: h}", "."),
     ],
