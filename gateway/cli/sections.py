@@ -268,7 +268,7 @@ def _routed(part: FilePart) -> dict[str, Any]:
     """The gateway's settings, of several jobs with a route for each."""
     settings = part.settings
     if "jobs" in part.file:
-        jobs = list(mapping_in(part.path, part.file, "jobs"))
+        jobs = [*map(str, mapping_in(part.path, part.file, "jobs"))]
         settings["routes"] = _with_all_routes(settings.get("routes") or [], jobs)
     return settings
 

@@ -245,6 +245,12 @@ gateway: {hooks: hooks, routes: [{name: solver, policy: first}]}
 """
 
 
+def test_the_name_of_a_job_may_be_a_number(tmp_path: Path) -> None:
+    plan = read_plan(project(tmp_path, "jobs: {7: {job: {model: tiny}}}\ngateway: {hooks: hooks}\n"))
+    assert plan.gateway_section is not None and plan.gateway_section["routes"] == [{"name": "7"}]
+    assert plan.servers[0].run_dir == tmp_path / "runs" / "7"
+
+
 def test_several_jobs_have_ports_run_folders_and_routes_of_their_own(tmp_path: Path) -> None:
     plan = read_plan(project(tmp_path, JOBS))
     assert [server.name for server in plan.servers] == ["planner", "solver"]
