@@ -72,13 +72,13 @@ def show(
 
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
-    from gateway.cli.parts import part_of
+    from gateway.cli.parts import mapping_in, part_of
     from swarm.job import OURS, layered, read_fields
     from swarm.validation import read_mapping, read_text
 
     part = part_of(path, "job")
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields
-    defaults = (part.file.get("swarm") or {}).get("job_defaults") if part.section else None
+    defaults = mapping_in(path, part.file, "swarm").get("job_defaults") if part.section else None
     server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
     layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
     values = layers.job.model_dump(mode="json", exclude={"overrides"})

@@ -110,6 +110,13 @@ FILE = [
         "config show my.yaml",
         ("my.yaml has the jobs one, two, and one is wanted here",),
     ),
+    Mistake(
+        "a section that is a list, for a job",
+        "my.yaml",
+        "job: {model: tiny}\nswarm: [1]\ngateway: {hooks: hooks}\n",
+        "config show my.yaml",
+        ("my.yaml: swarm must be a mapping, got list",),
+    ),
     elsewhere(
         "no file of keys", "keys create shop -c my.yaml", "my.yaml has no keys_file: add one to its gateway's settings"
     ),
