@@ -327,6 +327,11 @@ def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan
     where = f"{path}, jobs.{name}." if name else f"{path}, "
     job = validated(TrainJob, sections["job"], f"{where}job")
     section = dict(sections["swarm"])
+    if "private_token" in section:
+        raise ConfigError(
+            f"{where}swarm: private_token is of the processes that `up` and `train` start, which make it themselves: "
+            "leave it out (`swarm-gateway swarm tokens create` makes further tokens)"
+        )
     server = parse_server(section, f"{where}swarm", folder)
     if server.job_defaults is not None:
         # we go by the job as well: where it keeps checkpoints, when it is done

@@ -38,8 +38,8 @@ class ServerConfig(Model):
         default=None,
         min_length=1,
         repr=False,
-        description="a further admin token, for processes started together with the server; anonymous local access "
-        "stays open",
+        description="a further admin token, for processes started together with the server, as `up` makes one itself; "
+        "anonymous local access stays open",
     )
     anonymous: bool | None = Field(
         default=None,

@@ -183,6 +183,12 @@ def test_the_swarm_section_may_be_missing(tmp_path: Path) -> None:
     assert first.private_token not in repr(first)
 
 
+def test_the_token_of_ups_own_processes_is_not_the_files(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\nswarm: {private_token: mine}\ngateway: {hooks: hooks}")
+    with pytest.raises(ConfigError, match=r"up\.yaml, swarm: private_token is .* leave it out"):
+        read_plan(path)
+
+
 def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path) -> None:
     path = project(tmp_path, "job: {model: tiny}\ngateway: {hooks: hooks}")
     (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
