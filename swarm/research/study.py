@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from swarm.client.wire import parse_server_url
+from swarm.client.wire import parse_server_query, parse_server_url
 from swarm.errors import ConfigError
 from swarm.job import SET, SPELLINGS, TrainJob, layered
 from swarm.types import Model
@@ -191,10 +191,13 @@ class Study(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if len(set(self.servers)) < len(self.servers):
+        named = {
+            # a gateway leads to a server for each route
+            (parse_server_url(server).replace("//localhost:", "//127.0.0.1:"), *parse_server_query(server).items())
+            for server in self.servers
+        }
+        if len(named) < len(self.servers):
             raise ValueError("servers: one is named twice")
-        for server in self.servers:
-            parse_server_url(server)
         if normpath(self.tasks) == normpath(self.evaluator.tasks):
             raise ValueError("tasks: those of the evaluator would be trained on; name others")
         needed = 2 + self.reserved_runs

@@ -29,6 +29,8 @@ DAY = date(2026, 11, 29)
         ({"patch_paths": ["data/"], "locked": ["data/x.jsonl"]}, "data/ holds what is locked"),
         ({"patch_paths": ["."]}, ". holds what is locked"),
         ({"servers": ["http://a", "http://a"]}, "one is named twice"),
+        ({"servers": ["http://a:1", "a:1/"]}, "one is named twice"),
+        ({"servers": ["http://localhost:1", "http://127.0.0.1:1"]}, "one is named twice"),
         ({"servers": ["http://a/v1"]}, "server_url 'http://a/v1' ends with /v1"),
         ({"proposer": {"kind": "grid", "space": {"lr": [-1]}}}, "lr"),
         ({"proposer": {"kind": "grid", "space": {"settings.height": [1]}}}, "there is no setting 'height'"),
