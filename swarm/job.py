@@ -234,7 +234,8 @@ class TrainJob(Model):
         "the model's family and chat template), or none",
     )
     logger: list[str] = Field(default=["console"], description="verl loggers: console, tensorboard, wandb, ...")
-    seed: int = Field(default=0, description="of the trainer, and of the order of tasks")
+    # numpy, by which vLLM draws, takes no other
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of the trainer, and of the order of tasks")
     overrides: Annotated[dict[str, Any], AfterValidator(_as_read_back)] = Field(
         default={}, description="keys of verl, applied last"
     )

@@ -186,7 +186,7 @@ class Study(Model):
     early_stop: EarlyStop = EarlyStop()
     decision: Decision = Decision()
     servers: list[str] = Field(default=["http://127.0.0.1:10086"], min_length=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
     boot_seconds: float = Field(default=900.0, gt=0)
 
     @model_validator(mode="after")

@@ -67,6 +67,8 @@ def test_an_unknown_key_inside_a_mapping_is_named_with_its_place() -> None:
         ("model: m\nnum_repeat: 1", "num_repeat"),
         ("model: m\nnum_repeat: 8\nmax_parallel_episodes: 4", "at least num_repeat"),
         ("model: m\nbatch_size: 4\nmini_batch_num: 3", "batch_size must be divisible by mini_batch_num"),
+        ("model: m\nseed: -1", "seed: must be at least 0, not -1"),
+        ("model: m\nseed: 4294967296", "seed: must be less than 2147483648"),
         ("model: m\nn_gpu: 3\ntensor_parallel_size: 2", "must be divisible by tensor_parallel_size"),
         ("model: m\nn_gpu: 6\nnnodes: 2\ntensor_parallel_size: 4", "lies on one node, or fills whole nodes"),
         ("model: m\nn_gpu: 4\nnnodes: 3\ntensor_parallel_size: 6", "lies on one node, or fills whole nodes"),

@@ -32,6 +32,7 @@ DAY = date(2026, 11, 29)
         ({"servers": ["http://a:1", "a:1/"]}, "one is named twice"),
         ({"servers": ["http://localhost:1", "http://127.0.0.1:1"]}, "one is named twice"),
         ({"servers": ["http://a/v1"]}, "server_url 'http://a/v1' ends with /v1"),
+        ({"seed": -1}, "seed: must be at least 0, not -1"),
         ({"proposer": {"kind": "grid", "space": {"lr": [-1]}}}, "lr"),
         ({"proposer": {"kind": "grid", "space": {"settings.height": [1]}}}, "there is no setting 'height'"),
         ({"proposer": {"kind": "grid", "space": {"total_training_steps": [1]}}}, "is decided by the study"),
