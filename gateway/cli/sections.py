@@ -17,6 +17,7 @@ from typing import Any
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
+from gateway.config.route import RouteSettings
 from gateway.config.takeover import OF_THE_JOB
 from gateway.launch.plan import BesidePlan, IncumbentPlan, ServerPlan, SuccessionPlan, UpPlan
 from gateway.launch.servers import TOKEN_VARIABLE, with_servers
@@ -234,11 +235,12 @@ def read_gateway(
 
     Args:
         path: of the file.
-        flags: settings that win over it.
+        flags: settings that win over what the file says above its routes.
         incumbents: as of :func:`gateway_section`.
 
     Raises:
-        ConfigError: the file cannot be read, has no such section, or a key or value is wrong.
+        ConfigError: the file cannot be read, has no such section, or a key or value is wrong; or each route has a value
+            of its own in place of a flag's.
     """
     part = part_of(path, "gateway")
     settings = part.settings
@@ -253,7 +255,14 @@ def read_gateway(
         settings = with_servers(_routed(part), urls, own)
     if incumbents is not None:
         settings = with_successors(settings, read_successors(incumbents))
-    return read_config({**settings, **flags}, where=part.where, folder=path.parent)
+    config = read_config({**settings, **flags}, where=part.where, folder=path.parent)
+    for name in RouteSettings.model_fields.keys() & flags:
+        if config.routes and all(getattr(route, name) != getattr(config, name) for route in config.routes):
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"{part.where}: --{option} changes nothing: {', '.join(config.route_names)} have a {name} of their own"
+            )
+    return config
 
 
 def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:

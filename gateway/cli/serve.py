@@ -29,7 +29,12 @@ LogFormat = Annotated[
 
 def serve(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`; flags win over it")
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML file of the gateway, or one for `up`; flags win over it, not over its routes",
+        ),
     ] = None,
     hooks: Annotated[str | None, typer.Option(help="folder with the hook files, or module:attribute")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,

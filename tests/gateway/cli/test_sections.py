@@ -302,6 +302,15 @@ def test_a_gateway_alone_finds_the_server_of_the_file(host: str, url: str, tmp_p
     assert read_gateway(path).swarm_url == url
 
 
+def test_an_option_that_no_route_would_heed_is_refused(tmp_path: Path) -> None:
+    path = project(tmp_path, "hooks: hooks\nroutes: [{name: one}, {name: two, num_repeat: 4}]\n")
+    assert [route.num_repeat for route in read_gateway(path, {"num_repeat": 8}).routes] == [8, 4]
+    assert read_gateway(path, {"port": 1}).port == 1
+    path.write_text(JOBS)
+    with pytest.raises(ConfigError, match=r"up\.yaml, gateway: --swarm-url changes nothing: solver, planner have"):
+        read_gateway(path, {"swarm_url": "http://elsewhere:1"})
+
+
 def test_a_file_that_is_a_link_is_read_again_as_it_was_read(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "mounted").mkdir()
