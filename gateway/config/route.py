@@ -293,7 +293,7 @@ class RouteSettings(Model):
         gt=0,
         description="a conversation without a new turn for so long is over; default: 300 with a hook on_session_end, "
         "else 1800. With the hook it must be less than session_window_seconds: a conversation that lasts longer than "
-        "the difference is credited in part. Without the hook it must be at least feedback_window_seconds",
+        "the difference is credited in part. Without the hook it is feedback_window_seconds where that is more",
     )
     session_weight: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="of what a session earns, beside the reward of each answer"
