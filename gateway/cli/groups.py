@@ -181,6 +181,8 @@ def _fitting(
 
 
 def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+    if run_dir is not None and swarm_url is not None:
+        raise ConfigError("name a run folder or the address of a server, not both")
     if run_dir is None and swarm_url is None and only_server() is None and (DEFAULT_RUN / "journal.db").is_file():
         run_dir = DEFAULT_RUN
     if run_dir is None:

@@ -181,6 +181,11 @@ def test_an_unknown_group_is_said(run_dir: Path) -> None:
         groups(run_dir, "show", "zz")
 
 
+def test_a_run_folder_and_the_address_of_another_server_are_refused_together(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="name a run folder or the address of a server, not both"):
+        groups(run_dir, "list", "--swarm-url", "http://127.0.0.1:1")
+
+
 def test_a_histogram_has_every_reward_in_one_bin() -> None:
     counts = histogram(1, [0.5, 0.55, 1.0, 1.5, 1.5], 0.5, 1.5).counts
     assert (len(counts), sum(counts), counts[0], counts[-1]) == (BINS, 5, 2, 2)
