@@ -13,9 +13,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 
-from gateway.config.route import RouteSettings
+from gateway.config.route import RouteSettings, Secret
 from swarm.data import located
 from swarm.types import Model
 from swarm.validation import validated
@@ -116,7 +116,7 @@ class GatewayConfig(RouteSettings):
     host: str = Field(default="127.0.0.1", description="beyond loopback only with keys")
     port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
     tls: TLSConfig | None = Field(default=None, description="speak HTTPS")
-    api_keys: list[SecretStr] = Field(
+    api_keys: list[Secret] = Field(
         default=[], description="keys applications may use, in clear or as 'sha256:<hex digest>'; empty: no key needed"
     )
     keys_file: Path | None = Field(default=None, description="virtual keys, as `swarm-gateway keys` keeps them")

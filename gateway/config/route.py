@@ -49,14 +49,14 @@ def _as_sent(secret: object) -> object:
     return secret.strip() if isinstance(secret, str) else secret
 
 
-_Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_as_sent)]
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(_as_sent)]
 
 
 class UpstreamConfig(Model):
     """An OpenAI-compatible server that answers without training anything."""
 
     base_url: BaseUrl = Field(description="ends with /v1 as in the OpenAI SDK")
-    api_key: _Secret = Field(default=SecretStr(""), description="its key")
+    api_key: Secret = Field(default=SecretStr(""), description="its key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
 
 
@@ -174,7 +174,7 @@ class RouteSettings(Model):
     swarm_url: str | None = Field(
         default="http://127.0.0.1:10086", pattern=r"^https?://", description="the swarm server; null: none"
     )
-    swarm_token: _Secret = Field(
+    swarm_token: Secret = Field(
         default=SecretStr(""),
         description="its token, with the scope claim; default: SWARM_TOKEN of the environment, else that in swarm_url",
     )

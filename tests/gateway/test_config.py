@@ -31,6 +31,7 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ("hooks: h\nserve: {incumbent: {upstream: {base_url: 'http://'}}}", r"upstream\.base_url: must be an address"),
         ("hooks: h\nhost: 0.0.0.0", "set api_keys or keys_file"),
         ("hooks: h\napi_keys: ['']", "empty key"),
+        ("hooks: h\napi_keys: [' ']", "empty key"),
         ("hooks: h\napi_keys: ['sha256:nothex']", "64 hexadecimal digits"),
         ("hooks: h\napi_keys: ['sha256:" + "ä" * 64 + "']", "64 hexadecimal digits"),
         ("hooks: h\nmodel_aliases: ['']", "model_aliases"),

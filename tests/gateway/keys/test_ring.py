@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "folder" / "keys.json")
 
 
-@pytest.mark.parametrize("held", ["right", f"sha256:{DIGEST}", f"sha256:{DIGEST.upper()}"])
+@pytest.mark.parametrize("held", ["right", "right\n", f"sha256:{DIGEST}", f"sha256:{DIGEST.upper()}"])
 def test_a_key_is_accepted_by_its_digest(held: str) -> None:
     keys = ring(api_keys=["another", held])
     assert accepts(keys, b"right") and accepts(keys, b"another") and not keys.open
