@@ -129,9 +129,9 @@ def _up(
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
 
-    if fresh and step is not None:
-        raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
     with told_as_json(as_json and check):
+        if fresh and step is not None:
+            raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
         plan = read_plan(config)
         plan = replace(plan, log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
         if step is not None and len(plan.servers) > 1:

@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.root import app
 from gateway.cli.up import event_printer
 
 STEP = {"step": 3, "batch_id": "b", "metrics": {"swarm/reward_mean": 0.4123}, "seconds": 9.81}
@@ -23,6 +25,12 @@ def test_scripts_get_one_json_object_per_event(capsys: pytest.CaptureFixture[str
     assert first["event"] == "step"
     assert first["metrics"] == STEP["metrics"]
     assert second["event"] == "stopped"
+
+
+def test_a_check_tells_scripts_of_options_that_exclude_each_other() -> None:
+    done = CliRunner().invoke(app, ["up", "my.yaml", "--check", "--json", "--fresh", "--step", "2"])
+    told = json.loads(done.stdout)
+    assert done.exit_code == 2 and not told["ok"] and "give one of them" in told["error"]
 
 
 def test_people_get_the_address_to_point_their_app_at(capsys: pytest.CaptureFixture[str]) -> None:
