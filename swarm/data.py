@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,7 +79,9 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Any]]:
 
 def located(source: str, folder: Path) -> str | Path:
     """``source`` as :func:`read_tasks` takes it; a relative path to a file starts from ``folder``."""
-    return source if source.startswith(HUB_PREFIX) or _is_attribute(source) else (folder / source).resolve()
+    if source.startswith(HUB_PREFIX) or _is_attribute(source):
+        return source
+    return (folder / os.path.expanduser(source)).resolve()
 
 
 def _is_attribute(source: str) -> bool:

@@ -6,6 +6,7 @@ The swarm server resolves jobs, because verl is where the engine is; nothing is 
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +80,7 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     part = part_of(path, "job")
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields
     defaults = mapping_in(path, part.file, "swarm").get("job_defaults") if part.section else None
-    server = read_mapping(path.parent / str(defaults), "server's job_defaults") if defaults else {}
+    server = read_mapping(path.parent / os.path.expanduser(str(defaults)), "server's job_defaults") if defaults else {}
     layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:

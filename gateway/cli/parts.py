@@ -5,6 +5,7 @@ Invariant: an error message names the file and the section.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -104,4 +105,5 @@ def run_dirs(path: Path) -> list[Path]:
     if not is_sectioned(data):
         return []
     sections = (sections["swarm"] for sections in jobs_in(path, data).values())
-    return [(path.parent / str(swarm.get("run_dir") or "runs/default")).resolve() for swarm in sections]
+    named = (os.path.expanduser(str(swarm.get("run_dir") or "runs/default")) for swarm in sections)
+    return [(path.parent / run_dir).resolve() for run_dir in named]

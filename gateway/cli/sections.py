@@ -54,8 +54,9 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     """
     config_class = load_attribute("swarm.server.config:ServerConfig")
     if folder is not None:
-        files = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
-        settings = settings | {name: str((folder / str(path)).resolve()) for name, path in files.items()}
+        named = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
+        files = {name: folder / os.path.expanduser(str(path)) for name, path in named.items()}
+        settings = settings | {name: str(path.resolve()) for name, path in files.items()}
     variables = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
     return validated(config_class, {**variables, **settings}, where)
 

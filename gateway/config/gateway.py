@@ -255,11 +255,12 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
             _resolve_suites(cast("dict[str, Any]", gate), folder)
     if isinstance(data.get("keys_file"), str):
         # a link is followed at each look: it may lead elsewhere later
-        data["keys_file"] = str((folder / data["keys_file"]).absolute())
+        data["keys_file"] = str((folder / os.path.expanduser(data["keys_file"])).absolute())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):
             files = cast("dict[str, Any]", data[section])
-            files |= {name: str((folder / files[name]).resolve()) for name in names if isinstance(files.get(name), str)}
+            given = {name: os.path.expanduser(files[name]) for name in names if isinstance(files.get(name), str)}
+            files |= {name: str((folder / path).resolve()) for name, path in given.items()}
 
 
 def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
@@ -272,5 +273,5 @@ def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
 
 def _resolve_hook(settings: dict[str, Any], name: str, folder: Path) -> None:
     hook = settings.get(name)
-    if isinstance(hook, str) and (folder / hook).exists():
-        settings[name] = str((folder / hook).resolve())
+    if isinstance(hook, str) and (path := folder / os.path.expanduser(hook)).exists():
+        settings[name] = str(path.resolve())

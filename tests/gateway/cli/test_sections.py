@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.checks import check_plan
+from gateway.cli.parts import run_dirs
 from gateway.cli.sections import (
     gateway_section,
     parse_server,
@@ -16,6 +17,7 @@ from gateway.cli.sections import (
 )
 from gateway.config.gateway import read_config
 from gateway.launch.plan import UpPlan
+from swarm.data import located
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.kept_adapters import MOST_KEPT, adapter_folder
@@ -58,6 +60,26 @@ def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
     }
     assert plan.addresses == (("127.0.0.1", 1), ("127.0.0.1", 8000))
     assert server.boot_timeout > 50, "the server gives up a boot before we do"
+
+
+def test_a_tilde_is_the_home_in_every_path_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "lr.yaml").write_text("lr: 1.0e-5")
+    text = "job: {model: ~/site/tiny, checkpoint_dir: ~/kept}\nswarm: {run_dir: ~/run, job_defaults: ~/lr.yaml}\n"
+    text += "gateway: {hooks: ~/site/hooks, keys_file: ~/keys.json, request_log: {path: ~/log}, ui: {judgements: ~/j}}"
+    path = project(tmp_path / "site", text)
+    plan = read_plan(path)
+    [server] = plan.servers
+    assert (server.job.model, server.job.checkpoint_dir) == (str(tmp_path / "site" / "tiny"), str(tmp_path / "kept"))
+    assert server.job.lr == 1e-5 and [server.run_dir] == run_dirs(path) == [tmp_path / "run"]
+    assert plan.gateway_section == {
+        "hooks": str(tmp_path / "site" / "hooks"),
+        "keys_file": str(tmp_path / "keys.json"),
+        "request_log": {"path": str(tmp_path / "log")},
+        "ui": {"judgements": str(tmp_path / "j")},
+    }
+    assert located("~/a.jsonl", tmp_path / "site") == tmp_path / "a.jsonl"
 
 
 def test_up_goes_by_the_servers_defaults_of_its_job_too(tmp_path: Path) -> None:
