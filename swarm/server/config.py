@@ -55,7 +55,7 @@ class ServerConfig(Model):
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="larger request bodies get a 413")
     boot_timeout: float = Field(default=600.0, gt=0, description="engine start to first RolloutReady")
     heartbeat_timeout: float = Field(
-        default=8.0, gt=0, description="silence after which an engine that serves counts as dead"
+        default=8.0, gt=1, description="silence after which an engine that serves counts as dead; it speaks each second"
     )
     post_rolling_timeout: float | None = Field(
         default=None,

@@ -15,3 +15,8 @@ def test_a_token_from_a_file_may_end_its_line() -> None:
 def test_an_empty_line_is_no_token() -> None:
     with pytest.raises(ValidationError):
         ServerConfig(token="\n")
+
+
+def test_an_engine_that_speaks_each_second_is_never_silent_for_too_long() -> None:
+    with pytest.raises(ValidationError, match="heartbeat_timeout"):
+        ServerConfig(heartbeat_timeout=1.0)

@@ -331,7 +331,7 @@ async def test_no_engine_starts_for_a_run_that_is_not_on_disk(tmp_path: Path) ->
 
 
 async def test_a_silent_engine_is_noticed_and_killed(tmp_path: Path) -> None:
-    async with engine(tmp_path, "silent", heartbeat_timeout=1.0, stop_grace=0.5) as (controller, supervisor):
+    async with engine(tmp_path, "silent", heartbeat_timeout=1.1, stop_grace=0.5) as (controller, supervisor):
         pid = await supervisor.start()
         await reach(controller, EngineState.ROLLING)
         await reach(controller, EngineState.OFFLINE)
