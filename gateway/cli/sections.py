@@ -24,7 +24,6 @@ from gateway.launch.servers import TOKEN_VARIABLE, with_servers
 from gateway.launch.succession import read_successors, with_successors
 from gateway.launch.train import TrainFile, TrainPlan, train_plan
 from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
-from reward_hooks import load_hooks
 from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
 from swarm.http.serve import url_of
@@ -102,15 +101,8 @@ def read_plan(path: Path) -> UpPlan:
     import_from(path.parent)
     plan = _several(path, data) if "jobs" in data else _server_plan(path, jobs_in(path, data)[""])
     gateway, parsed = _gateway(part_of(path, "gateway"))
-    for hooks in {hooks for settings in (parsed, *parsed.routes) for hooks in (settings.hooks, settings.gate_hook)}:
-        if hooks:
-            load_hooks(hooks)
-    from gateway.routing.plan import suites_of
-
-    for settings in (parsed, *parsed.routes):
-        suites_of(settings)
-        if settings.serve is not None and settings.serve.incumbent.upstream is not None:
-            settings.serve.incumbent.upstream.key()
+    # what it would refuse itself, once the servers run
+    load_attribute("gateway.app:check")(parsed)
     incumbents, successions, beside = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(

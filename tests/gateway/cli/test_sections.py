@@ -218,6 +218,26 @@ def test_hooks_that_do_not_load_are_found_before_anything_starts(tmp_path: Path)
         read_plan(path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("tls: {certificate: none.pem, key: none.key}", r"tls\.certificate: cannot read .*none\.pem"),
+        ("request_log: {path: hooks}", "request_log: .*hooks is a folder"),
+        ("keys_file: keys.json", "keys.json"),
+        ("session_idle_seconds: 1200", r"session_idle_seconds .* is not below session_window_seconds"),
+    ],
+)
+def test_what_the_gateway_would_refuse_is_found_before_anything_starts(
+    tmp_path: Path, settings: str, message: str
+) -> None:
+    path = project(tmp_path, f"job: {{model: tiny}}\ngateway: {{hooks: hooks, {settings}}}")
+    (tmp_path / "hooks" / "on_session_end.py").write_text("def on_session_end(session, context):\n    return 0.0\n")
+    (tmp_path / "keys.json").write_text("{")
+    (tmp_path / "keys.json").chmod(0o600)
+    with pytest.raises(ConfigError, match=message):
+        read_plan(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["up", "train"])
 def test_a_wrong_key_of_verl_is_refused_before_anything_starts(tmp_path: Path, command: str) -> None:
