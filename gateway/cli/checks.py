@@ -50,6 +50,7 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
 
 def _check_job(server: ServerPlan) -> None:
     config = parse_server(server.swarm_section, "swarm", None)
+    load_attribute("swarm.server.auth:check_exposure")(config)
     check = load_attribute("swarm.server.engine.changes:check_job")
     try:
         # a machine too busy to tell lets the server decide, which checks the job again

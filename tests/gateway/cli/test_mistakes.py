@@ -79,6 +79,7 @@ FILE = [
     in_up("one answer", BATCH, "num_repeat: 1", "my.yaml, job: num_repeat: must be at least 2, not 1"),
     in_up("below the range", BATCH, "save_freq: -3", "my.yaml, job: save_freq: must be at least -1, not -3"),
     in_up("no port", "port: 0\n  hooks", "port: 84000\n  hooks", "my.yaml, gateway: port: must be at most 65535"),
+    in_up("no token", "swarm:", "swarm:\n  host: 0.0.0.0", "on 0.0.0.0 without a token", "set SWARM_TOKEN, or"),
     in_up("a tab", "  batch_size", "\tbatch_size", "my.yaml is not valid YAML", "line 3"),
     in_up("no hooks", "  hooks: hooks", "", "gateway: hooks is required with a swarm server"),
     in_up(
