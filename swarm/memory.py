@@ -12,8 +12,8 @@ from pathlib import Path
 CURE = "make job.batch_size, max_prompt_length or max_response_length smaller, or give it more memory"
 #: The same for a GPU's memory.
 GPU_CURE = (
-    "lower job.gpu_memory_utilization, or in job.overrides the ..._max_token_len_per_gpu, or end what else uses the "
-    "GPU (docs/gpus.md says what takes how much)"
+    "lower job.gpu_memory_utilization, or actor_rollout_ref.actor.ppo_max_token_len_per_gpu in job.overrides, or end "
+    "what else uses the GPU (docs/gpus.md says what takes how much)"
 )
 _COUNTS = Path("/proc/vmstat")
 

@@ -301,14 +301,13 @@ def cuda_values(job: TrainJob, model: str) -> dict[str, Any]:
     model keeps them apart. Otherwise they are padded to the longest of them: short rows beside a long one then take
     many times the tokens that a micro-batch may have.
     """
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    actor = "actor_rollout_ref.actor"
     tokens = max(MIN_MICRO_BATCH_TOKENS, job.max_prompt_length + job.max_response_length)
     values: dict[str, Any] = {
         "trainer.device": "cuda",
         f"{actor}.use_dynamic_bsz": True,
+        # verl takes the limits for old and reference log-probabilities from it
         f"{actor}.ppo_max_token_len_per_gpu": tokens,
-        f"{rollout}.log_prob_max_token_len_per_gpu": tokens,
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": tokens,
     }
     if importlib.util.find_spec("flash_attn") is None:
         # verl asks for it by default, but its extra `vllm` does not bring it

@@ -167,6 +167,14 @@ def test_gpu_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
     assert verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 40_000
 
 
+def test_a_smaller_gpu_micro_batch_holds_for_old_and_reference_log_probabilities_too(tmp_path: Path) -> None:
+    smaller = {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 4096}
+    verl = compose(
+        tmp_path, "cuda", max_prompt_length=2048, max_response_length=1024, overrides=smaller
+    ).actor_rollout_ref
+    assert verl.rollout.log_prob_max_token_len_per_gpu == verl.ref.log_prob_max_token_len_per_gpu == 4096
+
+
 @pytest.mark.parametrize(
     ("installed", "kind", "attention", "packed"),
     [(True, "opt", None, True), (False, "qwen2", "sdpa", True), (False, "opt", "sdpa", False)],
