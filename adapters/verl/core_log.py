@@ -1,7 +1,7 @@
 """What vLLM's core died of, read from the engine's log: the core is a process of its own, and tells its HTTP server no
-more than that it is dead.
+more than that it is dead. On GPUs its workers are, too, and tell it no more than that they did not start.
 
-Written against vLLM 0.24 to 0.28: the core's lines carry its process and their level, and a fatal error is announced
+Written against vLLM 0.24 to 0.28: the lines of each carry its process and their level, and a fatal error is announced
 in the line before its traceback.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 LAG = 5.0
 _MOST = 500
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(r"\(EngineCore\w* pid=\d+\) ERROR [^\[]*\[[^\]]*\] ?(?P<text>.*)")
-_FATAL = ("EngineCore encountered a fatal error", "EngineCore failed to start")
+_LINE = re.compile(r"\((?P<process>(?:EngineCore|Worker)\w* pid=\d+)\) ERROR [^\[]*\[[^\]]*\] ?(?P<text>.*)")
+_FATAL = ("EngineCore encountered a fatal error", "EngineCore failed to start", "WorkerProc failed to start")
 
 
 def core_exception(log: Path, start: int = 0, within: float = 0.0) -> str:
@@ -30,7 +30,7 @@ def core_exception(log: Path, start: int = 0, within: float = 0.0) -> str:
 
 
 def _first(log: Path, start: int) -> str:
-    fatal = tracing = False
+    fatal, tracing = set[str](), set[str]()
     try:
         with log.open("rb") as lines:
             # it may have been cut meanwhile
@@ -39,11 +39,12 @@ def _first(log: Path, start: int) -> str:
                 match = _LINE.search(_COLOUR.sub("", line.decode(errors="replace")))
                 if match is None:
                     continue
-                text = match["text"].rstrip()
-                fatal = fatal or text.startswith(_FATAL)
-                if fatal and text.startswith("Traceback (most recent call last)"):
-                    tracing = True
-                elif tracing and text and not text[0].isspace():
+                process, text = match["process"], match["text"].rstrip()
+                if text.startswith(_FATAL):
+                    fatal.add(process)
+                elif process in fatal and text.startswith("Traceback (most recent call last)"):
+                    tracing.add(process)
+                elif process in tracing and text and not text[0].isspace():
                     return text[:_MOST]
     except OSError:
         pass

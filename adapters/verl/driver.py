@@ -80,7 +80,7 @@ def main() -> None:
                 traceback.print_exc()
                 error, code = passed_deadline(run_dir) or run.cause(exc), 1
             if cause := run.core_exception(exc):
-                error = f"vLLM died: {cause}"
+                error = f"vLLM died: {_with_cure(cause)}"
         if error:
             _complain(error, code)
         link.send(Goodbye(error=error, wrong_config=code == 2, cause=cause))
@@ -91,6 +91,11 @@ def main() -> None:
 def _complain(message: str, code: int) -> int:
     print(f"engine: {message}", file=sys.stderr, flush=True)
     return code
+
+
+def _with_cure(error: str) -> str:
+    """``error``, with what to do where a GPU's memory was full: of vLLM's errors no more than the text comes here."""
+    return f"{error}: {GPU_CURE}" if "out of memory" in error else error
 
 
 class _Run:
@@ -109,15 +114,13 @@ class _Run:
     def cause(self, exc: BaseException) -> str:
         """:func:`root_cause`, with what to do where that was lack of memory, as far as it is known."""
         cause = innermost(exc)
-        if type(cause).__name__ == "OutOfMemoryError":
-            # of Ray, whose monitor kills before the kernel does, with a page of advice; of torch, of a full device
-            if used := _RAYS_MEMORY.search(str(cause)):
-                full = f"the machine's memory was full ({used[1]} of {used[2]} GB)"
-                return f"Ray ended a process, for {full}: {CURE}, or end other programs"
-            return f"{root_cause(exc)}: {GPU_CURE}"
+        # of Ray, whose monitor kills before the kernel does, with a page of advice
+        if type(cause).__name__ == "OutOfMemoryError" and (used := _RAYS_MEMORY.search(str(cause))):
+            full = f"the machine's memory was full ({used[1]} of {used[2]} GB)"
+            return f"Ray ended a process, for {full}: {CURE}, or end other programs"
         if type(cause).__name__ in _PROCESS_ENDED:
             return f"a process of the trainer was killed ({type(cause).__name__}): {why_killed(self._oom_kills)}"
-        return root_cause(exc)
+        return _with_cure(root_cause(exc))
 
     def core_exception(self, exc: BaseException) -> str:
         """What vLLM's core died of, if it died; ``exc`` is what ended the run."""

@@ -48,3 +48,25 @@ def test_a_core_that_does_not_start_has_its_exception(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text(DEATH.replace("EngineCore encountered a fatal error.", "EngineCore failed to start."))
     assert core_exception(log, within=1.0).startswith("RuntimeError: Unsupported")
+
+
+def test_a_core_whose_workers_do_not_start_has_their_exception(tmp_path: Path) -> None:
+    # on GPUs the model lies in processes of their own, whose lines come in any order
+    first, second = (
+        f"{RAY}(Worker_TP{rank} pid=9{rank}) ERROR 11-29 10:03:43 [multiproc_executor.py:941]" for rank in "01"
+    )
+    full = "ValueError: Free memory on device cuda:0 (10.2/79.1 GiB) on startup is less than desired"
+    log = tmp_path / "engine.log"
+    log.write_text(f"""\
+{first} WorkerProc failed to start.
+{first} Traceback (most recent call last):
+{second} WorkerProc failed to start.
+{second} Traceback (most recent call last):
+{first}   File "vllm/v1/worker/gpu_worker.py", line 1, in init_device
+{first} {full}
+{second} RuntimeError: the other one is gone
+{CORE}EngineCore failed to start.
+{CORE}Traceback (most recent call last):
+{CORE}Exception: WorkerProc initialization failed due to an exception in a background process.
+""")
+    assert core_exception(log) == full

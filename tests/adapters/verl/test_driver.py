@@ -177,6 +177,11 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
     run = _Run(tmp_path)
     told = run.cause(ray_exceptions.RayTaskError("run", "a remote traceback", OutOfMemoryError("CUDA out of memory")))
     assert told == f"OutOfMemoryError: CUDA out of memory: {GPU_CURE}"
+    # vLLM hands on the text alone
+    wake = (
+        "Call to wake_up method failed: Worker failed with error 'CUDA Error: out of memory at cumem_allocator.cpp:139'"
+    )
+    assert run.cause(ray_exceptions.RayTaskError("fit", "a remote traceback", Exception(wake))).endswith(GPU_CURE)
     rays = (
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) "
         "was 3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
