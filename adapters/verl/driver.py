@@ -119,7 +119,8 @@ class _Run:
             full = f"the machine's memory was full ({used[1]} of {used[2]} GB)"
             return f"Ray ended a process, for {full}: {CURE}, or end other programs"
         if type(cause).__name__ in _PROCESS_ENDED:
-            return f"a process of the trainer was killed ({type(cause).__name__}): {why_killed(self._oom_kills)}"
+            words = f"{LOG_NAME} has its last words if it crashed; else, {why_killed(self._oom_kills)}"
+            return f"a process of the trainer died ({type(cause).__name__}): {words}"
         return _with_cure(root_cause(exc))
 
     def core_exception(self, exc: BaseException) -> str:
