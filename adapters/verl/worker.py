@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -89,6 +90,18 @@ def _whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if weight.device_mesh.size() == 1 else weight.full_tensor()
 
 
+@contextmanager
+def _read_into_memory() -> Iterator[None]:
+    """Have torch read files into the machine's memory: by itself it reads weights onto the GPU that wrote them, where
+    they are beside those of the model, and perhaps beside a vLLM that is awake."""
+    load = torch.load
+    torch.load = partial(load, map_location="cpu")
+    try:
+        yield
+    finally:
+        torch.load = load
+
+
 def _shares_prefixes(engine: Any) -> bool:
     return SharedPrefixEngine is not None and isinstance(engine, SharedPrefixEngine)
 
@@ -123,7 +136,8 @@ class SwarmTrainingWorker(TrainingWorker):
         checkpoint, which torch loads too."""
         optimizer, schedule = self.engine.optimizer, self.engine.lr_scheduler
         own, rates = [dict(group) for group in optimizer.param_groups], schedule.base_lrs
-        super().load_checkpoint(*args, **kwargs)
+        with _read_into_memory():
+            super().load_checkpoint(*args, **kwargs)
         schedule.base_lrs = rates
         for group, settings, rate, share in zip(optimizer.param_groups, own, rates, schedule.lr_lambdas, strict=True):
             group |= settings | {"lr": rate * share(schedule.last_epoch)}

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["VERL_USE_EXTERNAL_MODULES"] = "adapters.verl.cpu_platform"
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
@@ -41,8 +42,8 @@ def make_worker(model: str, overrides: dict[str, Any], **changes: Any) -> SwarmC
 
 
 def resumed(model: str, checkpoint: str) -> dict[str, Any]:
-    """A worker saves a checkpoint, and another one, with another rate, goes on from it: the learning rates of its next
-    two steps, its weight decay, and whether it has the moments of the one before."""
+    """A worker saves a checkpoint as if from a GPU, and another one, which has none, goes on from it with another rate:
+    the learning rates of its next two steps, its weight decay, and whether it has the moments of the one before."""
 
     def rated(lr: float, weight_decay: float) -> SwarmCpuWorker:
         return make_worker(model, {f"{OPTIMIZER}.lr_warmup_steps": 4, f"{OPTIMIZER}.weight_decay": weight_decay}, lr=lr)
@@ -55,7 +56,8 @@ def resumed(model: str, checkpoint: str) -> dict[str, Any]:
         parameter.grad = torch.ones_like(parameter)
     before.optimizer.step()
     before.lr_scheduler_step()
-    before.save_checkpoint(checkpoint)
+    with patch("torch.serialization.location_tag", lambda storage: "cuda:0"):
+        before.save_checkpoint(checkpoint)
     worker = rated(1e-2, 0.0)
     worker.load_checkpoint(checkpoint)
     engine = worker.actor.engine
