@@ -29,7 +29,7 @@ from adapters.dialects.dialect import (
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
-from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
+from swarm.errors import CONTEXT_LENGTH, NotFoundError, SwarmGatewayError
 
 #: Fields of the chat form on which the prompt depends.
 _COUNTED = ("model", "messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
@@ -49,6 +49,8 @@ _ERROR_TYPES = {
 _CACHED = {"cache_read_input_tokens": "cached_tokens", "cache_creation_input_tokens": "created_cache_tokens"}
 #: Clients that read a signature send thinking back only with one; ours proves nothing, and is not checked.
 _SIGNATURE = "swarm-gateway"
+#: In Anthropic's words, upon which its clients send the whole conversation.
+_THREAD_NOT_FOUND = "thread_not_found"
 #: What an empty answer has, as vLLM's: programs read the first block.
 _EMPTY = AnswerPart(0, "text")
 
@@ -92,6 +94,7 @@ class MessagesDialect(Dialect):
         """The chat body without model and delivery, and the fields that are left."""
         check_depth(data)
         top = Fields(data)
+        _thread(top)
         max_tokens = top.needed("max_tokens", top.integer("max_tokens"))
         messages = conversation_of(top).messages
         if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
@@ -118,6 +121,7 @@ class MessagesDialect(Dialect):
             metadata=None if metadata is None else session_in(metadata.data),
         )
         body |= {**_tools(top), **_thinking(top), **_output(top)}
+        top.only("compaction")
         top.only("container")
         top.only("mcp_servers", [])
         top.leave("context_management", "the conversation is taken as it is", {"edits": []})
@@ -154,6 +158,8 @@ class MessagesDialect(Dialect):
         error: dict[str, Any] = exc.body()["error"]
         if exc.code == CONTEXT_LENGTH:
             error = {**error, "message": _too_long(error)}
+        if exc.code == _THREAD_NOT_FOUND:
+            error = {**error, "details": {"error_code": exc.code}}
         default = "invalid_request_error" if exc.status < 500 else "api_error"
         return {"type": "error", "error": {**error, "type": _ERROR_TYPES.get(exc.status, default)}}
 
@@ -242,6 +248,18 @@ def _extend(block: Body, delta: Body) -> None:
             block["thinking"] = block.get("thinking", "") + more
         case _:
             pass
+
+
+def _thread(top: Fields) -> None:
+    """A conversation that the server would keep comes whole at first, and later without what was said before.
+
+    Raises:
+        NotFoundError: it comes without.
+    """
+    thread = top.inner("thread")
+    if thread is not None and thread.data.get("type") != "create":
+        message = "no conversation is kept here; send it whole, with system and tools"
+        raise NotFoundError(f"thread: {message}", code=_THREAD_NOT_FOUND, param="thread")
 
 
 def _tools(top: Fields) -> dict[str, Any]:

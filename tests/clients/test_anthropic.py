@@ -77,6 +77,25 @@ def test_tools(served: Stack, sdk: anthropic.Anthropic, streamed: bool) -> None:
     assert text_of(last) == "The tools say: fine, fine."
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_sdk_runs_tools_by_itself(served: Stack, sdk: anthropic.Anthropic, streamed: bool) -> None:
+    from anthropic import beta_tool
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"{city} is sunny"
+
+    ask: Any = {"model": MODEL, "max_tokens": 100, "tools": [weather], "stream": streamed}
+    question: Any = {"role": "user", "content": 'CALL weather {"city": "Rome"}'}
+    with served.trains(2):
+        turns: Any = sdk.beta.messages.tool_runner(**ask, messages=[question])
+        called, told = [turn.get_final_message() if streamed else turn for turn in turns]
+    assert text_of(told) == "The tools say: Rome is sunny."
+    # it sends the results alone, unless it is told that its conversation is not kept
+    assert told.usage.input_tokens > called.usage.input_tokens
+
+
 def test_images(served: Stack, sdk: anthropic.Anthropic) -> None:
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     # answered, but not trained: the trainer is given token ids alone

@@ -13,6 +13,7 @@ from adapters.dialects import MessagesDialect, left_out_header
 from swarm.errors import (
     AuthenticationError,
     ConflictError,
+    NotFoundError,
     OverloadedError,
     RelayedError,
     RequestError,
@@ -132,6 +133,7 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
         ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
@@ -148,6 +150,7 @@ def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: 
     [
         {"metadata": {"user_id": "u", "app": 1}},
         {"service_tier": "priority", "inference_geo": "us", "betas": ["x"]},
+        {"thread": {"type": "create"}},
         {"speed": "standard", "container": None, "mcp_servers": [], "context_management": None},
         {"thinking": {"type": "adaptive", "display": "summarized"}},
         {"tools": [{**TOOL, "eager_input_streaming": True, "defer_loading": True, "allowed_callers": ["direct"]}]},
@@ -227,6 +230,15 @@ def test_any_stream_given_back_is_what_it_said(deltas: list[dict[str, Any]]) -> 
     turn = assembled(sent(b"".join(map(stream.take, answers.streamed(deltas))) + stream.end()))
     (back,) = said(*turn["content"], role="assistant")
     assert answers.joined([back]) == answers.joined(deltas)
+
+
+@pytest.mark.parametrize("messages", [[HI], []])
+def test_a_thread_that_goes_on_is_not_found(messages: list[Any]) -> None:
+    goes_on = {"type": "continue", "previous_message_id": "msg_1"}
+    with pytest.raises(NotFoundError) as caught:
+        DIALECT.parse({"max_tokens": 9, "messages": messages, "thread": goes_on})
+    error = DIALECT.error(caught.value)["error"]
+    assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "thread_not_found"})
 
 
 def test_any_turn_can_be_counted() -> None:
