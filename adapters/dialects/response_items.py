@@ -75,6 +75,8 @@ def tools_of(top: Fields) -> dict[str, Any]:
     """
     functions = [function for tool in _all_tools(top) for function in _functions(tool)]
     choice = _choice(top, {function["name"] for function in functions})
+    if compacts(top.data):
+        choice = "none"
     if isinstance(choice, tuple):
         choice, allowed = cast("tuple[str, set[str]]", choice)
         functions = [function for function in functions if function["name"] in allowed]
@@ -162,13 +164,39 @@ def _chosen(choice: Fields) -> str:
     return Tool(choice.required("name"), choice.text("namespace")).function
 
 
-#: Marks our reasoning in ``encrypted_content``, the only place where some clients keep it.
+#: Marks our reasoning and summaries in ``encrypted_content``, the only place where some clients keep it.
 _OURS = "swarm-gateway:"
+_COMPACT = (
+    "Summarize this conversation for a model that goes on with it and sees nothing else of it: what was asked for, "
+    "what was decided and done, what is known, and what is left to do. Answer with the summary alone."
+)
+_COMPACTED = "A summary of the conversation so far:\n\n"
 
 
-def sealed(thought: str) -> str:
-    """``encrypted_content`` of our reasoning: it is no secret, it only travels there."""
-    return _OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+def sealed(text: str) -> str:
+    """``encrypted_content`` of our reasoning or summary: it is no secret, it only travels there."""
+    return _OURS + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _unsealed(item: Fields) -> str | None:
+    """What :func:`sealed` made the ``encrypted_content`` of; ``None`` if it is another's."""
+    secret = item.data.get("encrypted_content")
+    if not isinstance(secret, str) or not secret.startswith(_OURS):
+        return None
+    item.drop("encrypted_content")
+    try:
+        return base64.b64decode(secret.removeprefix(_OURS), validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, UnicodeDecodeError):
+        refuse(item.at("encrypted_content"), "is not what this gateway gave out")
+
+
+def compacts(data: Mapping[str, Any]) -> bool:
+    """Whether a request asks for a summary of its conversation, which comes back in the place of what it says."""
+    match data.get("input"):
+        case [*_, {"type": "compaction_trigger"}]:
+            return True
+        case _:
+            return False
 
 
 def conversation_of(top: Fields) -> ConversationBuilder:
@@ -193,6 +221,8 @@ def conversation_of(top: Fields) -> ConversationBuilder:
         item.drop("id", "status")
         _add(conversation, item, kind, before)
         before = kind
+    if compacts(top.data):
+        conversation.user(_COMPACT)
     return conversation
 
 
@@ -214,6 +244,10 @@ def _add(conversation: ConversationBuilder, item: Fields, kind: str, before: str
             item.drop("caller", "name", "namespace")
         case "item_reference":
             _unknown(item)
+        case "compaction" if (summary := _unsealed(item)) is not None:
+            conversation.user(_COMPACTED + summary)
+        case "compaction_trigger":
+            pass
         case "additional_tools":
             # see tools_of
             item.drop("role", "tools")
@@ -257,16 +291,12 @@ def _add_message(conversation: ConversationBuilder, item: Fields, before: str) -
 def _thought(item: Fields) -> str:
     """The text of a reasoning item: our own, or the summary of another model."""
     content, summary = _thoughts(item, "content"), _thoughts(item, "summary")
-    secret = item.text("encrypted_content") or ""
     if content:
+        item.drop("encrypted_content")
         return "".join(content)
-    if secret.startswith(_OURS):
-        try:
-            return base64.b64decode(secret.removeprefix(_OURS), validate=True).decode("utf-8", "surrogatepass")
-        except (binascii.Error, UnicodeDecodeError):
-            refuse(item.at("encrypted_content"), "is not what this gateway gave out")
-    if secret:
-        item.note("only its maker can read it", "encrypted_content")
+    if (ours := _unsealed(item)) is not None:
+        return ours
+    item.leave("encrypted_content", "only its maker can read it", "")
     return "\n\n".join(summary)
 
 

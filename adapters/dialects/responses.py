@@ -19,7 +19,7 @@ from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
-from adapters.dialects.response_items import conversation_of, input_of, sealed, tools_by_function, tools_of
+from adapters.dialects.response_items import compacts, conversation_of, input_of, sealed, tools_by_function, tools_of
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
@@ -209,6 +209,10 @@ class ResponseStream(EventStream):
         more = {"logprobs": []} if part.kind == "text" else {}
         if not call:
             inside["content_index"] = 0
+        if items.is_summary(part):
+            # it has no pieces
+            kinds, item = ("added", "done") if step.what == "close" else (), items.item(part, None)
+            return [{"type": f"response.output_item.{kind}", **where, "item": item} for kind in kinds]
         if step.what == "open":
             empty = replace(part, pieces=[])
             item = items.item(empty, "in_progress") | ({} if call else {"content": []})
@@ -252,6 +256,7 @@ class ResponseItems:
         self.envelope = _envelope(data, head)
         self._tools = tools_by_function(data)
         self._sealed = _SEALED in (data.get("include") or ())
+        self._compacts = compacts(data)
 
     def ended(self, parts: Sequence[AnswerPart], finish: object, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The whole response."""
@@ -269,14 +274,21 @@ class ResponseItems:
         """Whether it calls a custom tool."""
         return part.kind == "call" and part.name in self._tools and self._tools[part.name].custom
 
+    def is_summary(self, part: AnswerPart) -> bool:
+        """Whether it goes out as the summary that was asked for."""
+        return part.kind == "text" and self._compacts
+
     def id_of(self, part: AnswerPart) -> str:
         """It has the id of its response, so that no other item has it."""
-        prefix = {"reasoning": "rs", "text": "msg", "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
+        text = "cmp" if self.is_summary(part) else "msg"
+        prefix = {"reasoning": "rs", "text": text, "call": "ctc" if self.is_custom(part) else "fc"}[part.kind]
         return f"{prefix}_{self.envelope['id'].removeprefix(_ID_PREFIX)}_{part.index}"
 
     def item(self, part: AnswerPart, status: str | None) -> dict[str, Any]:
         """``status``: ``None`` if the part is complete."""
         item = {"id": self.id_of(part), "status": status or "completed"}
+        if self.is_summary(part):
+            return {"id": item["id"], "type": "compaction", "encrypted_content": sealed(part.text)}
         match part.kind:
             case "reasoning":
                 seal = {"encrypted_content": sealed(part.text)} if self._sealed else {}

@@ -201,6 +201,16 @@ def test_codex_as_it_comes_falls_back_from_websockets_at_once(served: Stack, tmp
     assert not [event for event in first + again if event["type"] == "error"]
 
 
+def test_codex_as_it_comes_goes_on_after_a_compaction(served: Stack, tmp_path: Path) -> None:
+    needs(environments.CODEX)
+    compacting = ("-c", "model_auto_compact_token_limit=2000")
+    # the answer, the summary before the second turn, the answer
+    with served.trains(3):
+        codex(served, tmp_path, "SAY hello to you", as_it_comes=True)
+        again = codex(served, tmp_path, "SAY still here", *compacting, resume=True, as_it_comes=True)
+    assert _said(again) == "still here"
+
+
 @covers("Codex CLI", "parallel tools")
 def test_codex_runs_tools_at_once(served: Stack, tmp_path: Path) -> None:
     needs(environments.CODEX)

@@ -397,6 +397,22 @@ def test_thoughts_travel_in_encrypted_content_where_nothing_else_is_sent_back(th
     assert parsed(HI, *stripped)["messages"][1].get("reasoning", "") == thought
 
 
+def test_a_conversation_is_compacted_by_the_model_itself() -> None:
+    request = {"input": [HI, {"type": "compaction_trigger"}], "tools": [TOOL]}
+    asked = DIALECT.parse(request)
+    first, order = asked.messages
+    assert first == HI and order["content"].startswith("Summarize this conversation")
+    assert (asked.body["tool_choice"], asked.left_out) == ("none", ())
+    message = {"role": "assistant", "content": "They said hi.", "reasoning": "Well"}
+    thought, summary = DIALECT.answer(request, completion(message))["output"]
+    assert (thought["type"], summary.keys()) == ("reasoning", {"id", "type", "encrypted_content"})
+    _, turn, now = parsed(HI, summary, {"role": "user", "content": "And now?"})["messages"]
+    assert (turn["role"], now["content"]) == ("user", "And now?")
+    assert turn["content"].endswith("They said hi.")
+    # the trigger of an earlier request asks for nothing
+    assert parsed({"type": "compaction_trigger"}, HI)["messages"] == [HI]
+
+
 @pytest.mark.parametrize(
     ("finish", "status", "why"),
     [
@@ -441,16 +457,23 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             assert event["part"] == items[-1]["content"][0]
         else:
             assert kind == "output_item.done"
-            items[-1]["status"] = event["item"]["status"]
+            items[-1] |= {name: value for name, value in event["item"].items() if name == "status"}
             assert items[-1] == event["item"]
         assert event.get("item_id", items[-1]["id"]) == items[-1]["id"]
         assert event["output_index"] == len(items) - 1
     return items
 
 
-@given(st.data(), messages(), st.sampled_from(["stop", "length", "tool_calls"]))
-def test_any_stream_says_the_plain_response(data: st.DataObject, message: dict[str, Any], finish: str) -> None:
-    request = {"input": "hi", "temperature": 0.5}
+@given(
+    st.data(),
+    messages(),
+    st.sampled_from(["stop", "length", "tool_calls"]),
+    st.sampled_from(["hi", [HI, {"type": "compaction_trigger"}]]),
+)
+def test_any_stream_says_the_plain_response(
+    data: st.DataObject, message: dict[str, Any], finish: str, asked: Any
+) -> None:
+    request = {"input": asked, "temperature": 0.5}
     stream = DIALECT.stream(request)
     events = sent(b"".join(map(stream.take, data.draw(chunks(message, finish)))))
     created, in_progress, *middle = events
