@@ -21,6 +21,8 @@ from adapters.dialects.fields import Fields, refuse
 
 #: Marks a failed tool call: the chat form has no field for it.
 _FAILED = "Error: "
+#: What a block says of a tool.
+_CHANGES = {"tool_addition": "can be called now", "tool_removal": "cannot be called any more"}
 
 
 def conversation_of(top: Fields) -> ConversationBuilder:
@@ -125,11 +127,22 @@ def _parts(block: Fields) -> list[Part]:
     elif kind == "tool_reference":
         # all tools are available from the start
         part = text_part(f"[The tool {block.required('tool_name')!r:.200} can be called now.]")
+    elif kind in _CHANGES and (name := _changed(block)) is not None:
+        part = text_part(f"[The tool {name!r:.200} {_CHANGES[kind]}.]")
     else:
         block.note(f"{kind} is replaced by a text")
         return [unread(f"A block of type {kind!r:.60}")]
     block.done()
     return [part]
+
+
+def _changed(block: Fields) -> str | None:
+    """The tool that comes or goes, unless it is a server's."""
+    match block.take("tool"):
+        case {"definition": {"name": str(name)}} | {"type": "tool_reference", "name": str(name)}:
+            return name
+        case _:
+            return None
 
 
 def _text(block: Fields) -> Part:

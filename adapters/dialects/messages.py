@@ -265,7 +265,7 @@ def _thread(top: Fields) -> None:
 def _tools(top: Fields) -> dict[str, Any]:
     tools: list[dict[str, Any]] = []
     left: list[str | None] = []
-    for tool in top.objects("tools") or []:
+    for tool in _offered(top):
         kind = tool.text("type") or "custom"
         if kind == "custom" or "input_schema" in tool.data:
             tools.append(_tool(tool))
@@ -294,6 +294,27 @@ def _tools(top: Fields) -> dict[str, Any]:
             refuse(choice.at("type"), "there is no tool that this model could call")
         return body
     return {**body, **present(parallel_tool_calls=None if alone is None else not alone), "tool_choice": chosen}
+
+
+def _offered(top: Fields) -> list[Fields]:
+    """The tools of a request, as blocks of its messages add, replace and remove them."""
+    offered = {str(tool.data.get("name") or tool.path): tool for tool in top.objects("tools") or []}
+    removed: set[str] = set()
+    for turn in Fields(top.data, notes=top.notes).objects("messages") or []:
+        content: Any = turn.data.get("content")
+        for block in turn.listed(content, "content") if isinstance(content, list) else ():
+            match block.data:
+                case {"type": "tool_addition", "tool": {"definition": {"name": str(name), **definition}}}:
+                    path = block.at("tool.definition")
+                    offered[name] = Fields({"name": name, **definition}, path, top.notes)
+                    removed.discard(name)
+                case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}}:
+                    removed.discard(name)
+                case {"type": "tool_removal", "tool": {"type": "tool_reference", "name": str(name)}}:
+                    removed.add(name)
+                case _:
+                    pass
+    return [tool for name, tool in offered.items() if name not in removed]
 
 
 def _tool(tool: Fields) -> dict[str, Any]:

@@ -207,6 +207,31 @@ def test_tools_of_anthropic_are_left_out_beside_others() -> None:
     assert not {"tools", "tool_choice"} & parsed(tools=[SEARCH], tool_choice={"type": "auto"}).keys()
 
 
+def test_messages_add_replace_and_remove_tools() -> None:
+    def change(kind: str, **tool: Any) -> dict[str, Any]:
+        return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+    def offered(*changes: dict[str, Any]) -> list[Any]:
+        request = DIALECT.parse({"max_tokens": 9, "messages": [HI, *changes], "tools": [TOOL]})
+        assert request.left_out == ()
+        return [
+            (tool["function"]["name"], tool["function"].get("description")) for tool in request.body.get("tools", ())
+        ]
+
+    first = (TOOL["name"], TOOL.get("description"))
+    ask = {"name": "ask", "description": "a", "input_schema": {"type": "object"}}
+    add = change("tool_addition", type="tool_definition", definition=ask)
+    drop = change("tool_removal", type="tool_reference", name=TOOL["name"])
+    assert offered(add) == [first, ("ask", "a")]
+    other = change("tool_addition", type="tool_definition", definition={**ask, "description": "b"})
+    assert offered(add, other) == [first, ("ask", "b")]
+    assert offered(add, drop) == [("ask", "a")]
+    assert offered(drop, change("tool_addition", type="tool_reference", name=TOOL["name"])) == [first]
+    told = parsed(HI, add, drop)["messages"][0]["content"]
+    assert "[The tool 'ask' can be called now.]" in told[1]["text"]
+    assert f"[The tool '{TOOL['name']}' cannot be called any more.]" in told[2]["text"]
+
+
 def test_notes_are_short_and_printable() -> None:
     unknown = {f"\r\nx-evil: {k}; \u20ac" * 99: 1 for k in range(99)}
     turns = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}] * 5
