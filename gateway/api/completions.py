@@ -212,9 +212,9 @@ def _placed(choice: dict[str, Any], number: int, choices: int) -> dict[str, Any]
 
 def _added(usages: Collection[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {name: sum(int(usage.get(name) or 0) for usage in usages) for name in _COUNTS}
-    details = [one for usage in usages if (one := usage.get("prompt_tokens_details"))]
+    details = [usage["prompt_tokens_details"] for usage in usages if usage.get("prompt_tokens_details")]
     if details:
-        total["prompt_tokens_details"] = {"cached_tokens": sum(int(one.get("cached_tokens") or 0) for one in details)}
+        total["prompt_tokens_details"] = {"cached_tokens": sum(int(part.get("cached_tokens") or 0) for part in details)}
     return total
 
 

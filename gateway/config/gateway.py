@@ -259,8 +259,8 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):
             files = cast("dict[str, Any]", data[section])
-            given = {name: os.path.expanduser(files[name]) for name in names if isinstance(files.get(name), str)}
-            files |= {name: str((folder / path).resolve()) for name, path in given.items()}
+            paths = {name: os.path.expanduser(files[name]) for name in names if isinstance(files.get(name), str)}
+            files |= {name: str((folder / path).resolve()) for name, path in paths.items()}
 
 
 def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
