@@ -38,8 +38,8 @@ _NOT_NOW = frozenset({429, 503})
 _LONGEST_PAUSE = 2.0
 #: Statuses of the data plane for an episode that is over or not ours.
 _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
-#: Codes of a 503 that persists for this episode.
-_GONE = frozenset({"episode_deleted", "engine_offline"})
+#: Codes of an episode that cannot be sampled at any more.
+_GONE = frozenset({"episode_deleted", "engine_offline", "server_unreachable"})
 
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -347,8 +347,10 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
     message = str(error.get("message", f"status {status}"))
     if code == FATAL_REQUEST:
         return FatalRequestError(message)
-    # a 502 without a code: a proxy's, whose server is gone
-    if status in _EPISODE_OVER or code in _GONE or (status == 502 and code is None):
+    if status in (502, 503) and code is None:
+        # a proxy's, whose server is away
+        code = "server_unreachable"
+    if status in _EPISODE_OVER or code in _GONE:
         return EpisodeLostError(
             f"the episode cannot be used any more: {message}",
             code=code if code in _GONE else None,

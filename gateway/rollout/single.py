@@ -79,7 +79,7 @@ async def _awake(training: Training, incoming: Incoming, begin: Callable[[], Awa
             with incoming.prospect.sampling():
                 return await begin()
         except UnavailableError as exc:
-            refused = not isinstance(exc, EpisodeLostError) or exc.code == "engine_offline"
+            refused = not isinstance(exc, EpisodeLostError) or exc.code in ("engine_offline", "server_unreachable")
             error = _not_now(exc)
             if not (refused and patient):
                 raise error from exc

@@ -80,6 +80,33 @@ async def test_a_server_that_is_away_behind_a_proxy_is_waited_for_as_any_other(
     assert "html" not in response.text and f"HTTP {status}" in response.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [502, 503])
+async def test_what_trains_nothing_waits_for_a_server_behind_a_proxy_too(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, status: int, stream: bool
+) -> None:
+    """The proxy's word may be that of a restart; and where it lasts, the fallback answers as soon as for any other."""
+    routes, asked = swarm.app.router.routes, 0
+    engine_itself(swarm)
+
+    async def answer(_: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            routes.remove(proxy)
+        return HTMLResponse("<html>nobody is here</html>", status)
+
+    routes.insert(0, proxy := Route(CHAT, answer, methods=["POST"]))
+    untrained = {"x-swarm-train": "false"}
+    async with open_gateway() as http:
+        response = await ask(http, untrained, stream=stream)
+        assert response.status_code == 200 and "engine" in response.text and asked == 3
+    routes.insert(0, Route(CHAT, answer, methods=["POST"]))
+    async with open_gateway(offline_wait_seconds=0.1, upstream={"base_url": upstream.url}) as http:
+        response = await ask(http, untrained, stream=stream)
+        assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "server_unreachable")
+
+
 async def test_a_sync_longer_than_the_bound_is_a_503(swarm: Swarm, open_gateway: OpenGateway) -> None:
     swarm.state = EngineState.WEIGHT_SYNCING
     async with open_gateway(claim_wait_seconds=0.1) as http:
