@@ -177,6 +177,8 @@ def test_a_run_with_another_batch_size_goes_on_where_its_tasks_were(
 ) -> None:
     (tmp_path / "my_agent.py").write_text(WORKFLOW + "\ndef right(task):\n    return {'reward': 1.0}\n")
     plan = file(workflow="my_agent:right", eval=None)
+    # the agent may end many before the status is read, and none of them is to be of another epoch
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"question": "{n} + 1?"}}\n' for n in range(2000)))
     tasks = [task.task_id for task in itertools.islice(epochs_of(tmp_path / "train.jsonl", 0), 15)]
 
     def record(job: TrainJob, *tasks: int, first: int = 1) -> dict[str, Any]:
