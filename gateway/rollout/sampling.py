@@ -257,7 +257,7 @@ class Sampler:
         try:
             return await self._post(address, body, deadline, headers), loop.time() - started
         except UnavailableError as exc:
-            raise EpisodeLostError(exc.message) from exc
+            raise EpisodeLostError(exc.message, code=exc.code if exc.code in _GONE else None) from exc
 
     async def _post(
         self, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from swarm.states import EngineState
 from tests.gateway.conftest import BODY, CHAT, OpenGateway, ask
 from tests.standins.swarm import Swarm, as_one, completion, error, once, said, streamed
 from tests.standins.upstream import Upstream
+from tests.standins.vllm import listening
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +107,21 @@ async def test_what_trains_nothing_waits_for_a_server_behind_a_proxy_too(
     async with open_gateway(offline_wait_seconds=0.1, upstream={"base_url": upstream.url}) as http:
         response = await ask(http, untrained, stream=stream)
         assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "server_unreachable")
+
+
+async def test_the_best_of_untrained_answers_waits_no_longer_for_a_server_that_is_down(
+    upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    swarm = Swarm()
+    engine_itself(swarm)
+    untrained = {"x-swarm-train": "false", "x-swarm-policy": "best"}
+    async with AsyncExitStack() as running:
+        url = await running.enter_async_context(listening(swarm.app))
+        settings = {"swarm_url": url, "upstream": {"base_url": upstream.url}}
+        async with open_gateway(**settings, offline_wait_seconds=0.1, claim_wait_seconds=5) as http:
+            assert "engine" in (await ask(http, untrained)).text
+            await running.aclose()
+            assert (await ask(http, untrained)).headers["x-swarm-drop-reason"] == "server_unreachable"
 
 
 async def test_a_sync_longer_than_the_bound_is_a_503(swarm: Swarm, open_gateway: OpenGateway) -> None:
