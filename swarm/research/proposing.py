@@ -239,7 +239,8 @@ def _replayed(
 ) -> tuple[Any, dict[str, Any]]:
     """An optuna study in memory with what the ledger knows, and its trials by experiment; whether the ``undecided`` one
     goes on from its last score is still to be asked."""
-    seed = study.seed * 100_003 + len(state.experiments)
+    # numpy, by which optuna draws, takes no more than 32 bits
+    seed = (study.seed * 100_003 + len(state.experiments)) % 2**32
     samplers = optuna.samplers
     made = optuna.create_study(
         direction=study.evaluator.goal,

@@ -139,6 +139,12 @@ def test_halving_draws_the_same_after_a_kill(tmp_path: Path, sampler: str) -> No
 
 
 @needs_optuna
+def test_halving_draws_with_any_seed_of_a_study(tmp_path: Path) -> None:
+    study = study_of(proposer=HALVING, seed=2**31 - 1)
+    assert set(propose(study, tmp_path, tmp_path, state_of()).set) == {"lr", "advantage"}
+
+
+@needs_optuna
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
 def test_halving_ends_what_is_not_among_the_best(tmp_path: Path, goal: str) -> None:
     evaluator = {"workflow": "evaluate:score", "tasks": "held_out.jsonl", "every_steps": 1, "goal": goal}
