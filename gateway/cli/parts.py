@@ -53,7 +53,7 @@ def part_of(path: Path, section: Section) -> FilePart:
     if not is_sectioned(data):
         return FilePart(path, data, str(path), "", data)
     if section != "gateway" and "jobs" in data:
-        names = ", ".join(mapping_in(path, data, "jobs"))
+        names = ", ".join(map(str, mapping_in(path, data, "jobs")))
         raise ConfigError(
             f"{path} has the jobs {names}, and one is wanted here: write its {section} in a file of its own"
         )

@@ -107,9 +107,9 @@ FILE = [
     Mistake(
         "one of several jobs is wanted",
         "my.yaml",
-        "jobs: {one: {job: {model: tiny}}, two: {job: {model: tiny}}}\ngateway: {hooks: hooks}\n",
+        "jobs: {one: {job: {model: tiny}}, 2: {job: {model: tiny}}}\ngateway: {hooks: hooks}\n",
         "config show my.yaml",
-        ("my.yaml has the jobs one, two, and one is wanted here",),
+        ("my.yaml has the jobs one, 2, and one is wanted here",),
     ),
     Mistake(
         "a section that is a list, for a job",
