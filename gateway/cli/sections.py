@@ -100,9 +100,11 @@ def read_plan(path: Path) -> UpPlan:
     _check_sections(path, data)
     import_from(path.parent)
     plan = _several(path, data) if "jobs" in data else _server_plan(path, jobs_in(path, data)[""])
-    gateway, parsed = _gateway(part_of(path, "gateway"))
+    part = part_of(path, "gateway")
+    gateway, parsed = _gateway(part)
+    urls = {server.name: url_of(*address) for server, address in zip(plan.servers, plan.addresses, strict=True)}
     # what it would refuse itself, once the servers run
-    load_attribute("gateway.app:check")(parsed)
+    load_attribute("gateway.app:check")(read_config(with_servers(gateway, urls, ""), where=part.where))
     incumbents, successions, beside = _incumbents(path, plan, parsed)
     addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(

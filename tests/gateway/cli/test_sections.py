@@ -238,6 +238,14 @@ def test_what_the_gateway_would_refuse_is_found_before_anything_starts(
         read_plan(path)
 
 
+def test_hooks_of_a_route_that_gets_its_server_from_up_are_found_too(tmp_path: Path) -> None:
+    settings = "swarm_url: null, upstream: {base_url: 'http://u/v1'}, hooks: hooks, routes: [{name: plain}]"
+    path = project(tmp_path, f"jobs: {{solver: {{job: {{model: tiny}}}}}}\ngateway: {{{settings}}}")
+    (tmp_path / "hooks" / "on_compute_relative_reward.py").write_text("def on_compute(\n")
+    with pytest.raises(ConfigError, match=r"on_compute_relative_reward\.py"):
+        read_plan(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["up", "train"])
 def test_a_wrong_key_of_verl_is_refused_before_anything_starts(tmp_path: Path, command: str) -> None:
