@@ -50,4 +50,6 @@ def root_cause(exc: BaseException) -> str:
         )
     # hydra names the key last, and the cause before it
     text = _KEY_OF_HYDRA.sub("", str(current)).strip() or "no message"
-    return f"{type(current).__name__}: {text.splitlines()[0 if isinstance(current, EngineError) else -1]}"
+    # of CUDA's, all that follows is advice
+    leads = isinstance(current, EngineError) or text.startswith("CUDA error")
+    return f"{type(current).__name__}: {text.splitlines()[0 if leads else -1]}"

@@ -182,6 +182,12 @@ def test_a_trainer_that_was_killed_or_ran_out_of_memory_is_told_with_the_cure(tm
         "Call to wake_up method failed: Worker failed with error 'CUDA Error: out of memory at cumem_allocator.cpp:139'"
     )
     assert run.cause(ray_exceptions.RayTaskError("fit", "a remote traceback", Exception(wake))).endswith(GPU_CURE)
+    # torch's, of what it did not allocate itself, ends with advice
+    cuda = (
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    assert run.cause(RuntimeError(cuda)) == f"RuntimeError: CUDA error: out of memory: {GPU_CURE}"
     rays = (
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: ec24) "
         "was 3.75GB used / 23.54GB limit (0.159315)\nOOM kill reason: Memory usage 3820515328B exceeded threshold\n"
