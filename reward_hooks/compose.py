@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
     config = validated(BlendConfig, read_mapping(path, "blend"), str(path))
 
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
-        beside = path.parent / spec
+        beside = path.parent / os.path.expanduser(spec)
         if beside.resolve() in (path.resolve(), path.parent.resolve()) and not (path.parent / f"{REWARD}.py").is_file():
             raise ConfigError(f"{path} names itself as a part")
         try:

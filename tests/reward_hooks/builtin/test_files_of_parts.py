@@ -36,7 +36,9 @@ async def test_a_file_blends_names_attributes_and_folders(tmp_path: Path, monkey
         "def on_user_submit_new_requests(request, context):\n    return [request.body]\n"
     )
     (tmp_path / "hooks.yaml").write_text(YAML)
-    for spec in (tmp_path, tmp_path / "hooks.yaml"):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "home.yaml").write_text(YAML.replace("mine", "~/mine"))
+    for spec in (tmp_path, tmp_path / "hooks.yaml", tmp_path / "home.yaml"):
         hooks = load_hooks(spec)
         assert hooks.submit is not None
         score = await HookRunner(hooks).score(TASK, candidates('{"answer": 1}', '{"answer":  12}', "no"), CONTEXT)
