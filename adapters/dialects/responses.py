@@ -211,8 +211,10 @@ class ResponseStream(EventStream):
             inside["content_index"] = 0
         if items.is_summary(part):
             # it has no pieces
-            kinds, item = ("added", "done") if step.what == "close" else (), items.item(part, None)
-            return [{"type": f"response.output_item.{kind}", **where, "item": item} for kind in kinds]
+            if step.what != "close":
+                return []
+            item = items.item(part, None)
+            return [{"type": f"response.output_item.{kind}", **where, "item": item} for kind in ("added", "done")]
         if step.what == "open":
             empty = replace(part, pieces=[])
             item = items.item(empty, "in_progress") | ({} if call else {"content": []})

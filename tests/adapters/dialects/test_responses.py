@@ -413,6 +413,23 @@ def test_a_conversation_is_compacted_by_the_model_itself() -> None:
     assert parsed({"type": "compaction_trigger"}, HI)["messages"] == [HI]
 
 
+def test_a_streamed_summary_is_sealed_a_few_times_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def sealed(text: str) -> str:
+        made.append(text)
+        return text
+
+    monkeypatch.setattr("adapters.dialects.responses.sealed", sealed)
+    stream = DIALECT.stream({"input": [HI, {"type": "compaction_trigger"}]})
+    for _ in range(100):
+        events = sent(stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}}]}))
+        assert "compaction" not in str(events)
+    stream.take({**HEAD, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    stream.end()
+    assert made == ["a" * 100] * 2
+
+
 @pytest.mark.parametrize(
     ("finish", "status", "why"),
     [
