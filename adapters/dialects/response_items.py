@@ -190,6 +190,12 @@ def _unsealed(item: Fields) -> str | None:
         refuse(item.at("encrypted_content"), "is not what this gateway gave out")
 
 
+def uttered(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of an answer; what it says, if it is a summary of ours."""
+    summary = _unsealed(Fields(item)) if item.get("type") == "compaction" else None
+    return item if summary is None else {"role": "assistant", "content": summary}
+
+
 def compacts(data: Mapping[str, Any]) -> bool:
     """Whether a request asks for a summary of its conversation, which comes back in the place of what it says."""
     match data.get("input"):

@@ -19,7 +19,15 @@ from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
-from adapters.dialects.response_items import compacts, conversation_of, input_of, sealed, tools_by_function, tools_of
+from adapters.dialects.response_items import (
+    compacts,
+    conversation_of,
+    input_of,
+    sealed,
+    tools_by_function,
+    tools_of,
+    uttered,
+)
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
 
@@ -67,7 +75,7 @@ _VLLM_FIELDS = (
     "vllm_xargs",
 )
 #: Items that are the model's own words, and one that says nothing: messages next to each other would be two turns.
-_SAID = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
+_SAID = frozenset({"message", "reasoning", "function_call", "custom_tool_call", "compaction"})
 _NO_THOUGHT: Mapping[str, Any] = {"type": "reasoning", "summary": []}
 #: Codes of a failed response by the status of a client error; the others are ``invalid_prompt``.
 _FAULTS = {429: "rate_limit_exceeded"}
@@ -126,7 +134,9 @@ class ResponsesDialect(Dialect):
 
     def read(self, body: Body) -> SampledAnswer:
         # one answer, whatever stands between its messages
-        utterances = [item for item in body["output"] if item.get("type", "message") in _SAID]
+        utterances = [uttered(item) for item in body["output"] if item.get("type", "message") in _SAID]
+        if utterances and utterances[-1].get("type") == "compaction":
+            raise unreadable("only its maker can read its summary")
         items = [part for item in utterances for part in (_NO_THOUGHT, item)]
         turns = self.parse({"model": "any", "input": items}).messages if items else []
         match body.get("status"):

@@ -409,6 +409,15 @@ def test_a_conversation_is_compacted_by_the_model_itself() -> None:
     _, turn, now = parsed(HI, summary, {"role": "user", "content": "And now?"})["messages"]
     assert (turn["role"], now["content"]) == ("user", "And now?")
     assert turn["content"].endswith("They said hi.")
+    # the answer of another gateway, and that of OpenAI, which is none that a hook could compare
+    response = DIALECT.answer(request, completion(message))
+    assert DIALECT.read(response).message == message
+    response["output"][-1]["encrypted_content"] = "gAAAAA"
+    with pytest.raises(UpstreamError, match="only its maker can read its summary"):
+        DIALECT.read(response)
+    # one that it made on its way to an answer
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}
+    assert DIALECT.read({**response, "output": [response["output"][-1], text]}).text == "Hello"
     # the trigger of an earlier request asks for nothing
     assert parsed({"type": "compaction_trigger"}, HI)["messages"] == [HI]
 
