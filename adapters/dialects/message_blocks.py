@@ -139,7 +139,7 @@ def _parts(block: Fields) -> list[Part]:
 def _changed(block: Fields) -> str | None:
     """The tool that comes or goes, unless it is a server's."""
     match block.take("tool"):
-        case {"definition": {"name": str(name)}} | {"type": "tool_reference", "name": str(name)}:
+        case {"definition": {"name": str(name), "input_schema": _}} | {"type": "tool_reference", "name": str(name)}:
             return name
         case _:
             return None

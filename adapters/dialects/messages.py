@@ -298,15 +298,15 @@ def _tools(top: Fields) -> dict[str, Any]:
 
 def _offered(top: Fields) -> list[Fields]:
     """The tools of a request, as blocks of its messages add, replace and remove them."""
-    offered = {str(tool.data.get("name") or tool.path): tool for tool in top.objects("tools") or []}
+    declared = top.objects("tools") or []
+    added: dict[str, Fields] = {}
     removed: set[str] = set()
     for turn in Fields(top.data, notes=top.notes).objects("messages") or []:
         content: Any = turn.data.get("content")
         for block in turn.listed(content, "content") if isinstance(content, list) else ():
             match block.data:
-                case {"type": "tool_addition", "tool": {"definition": {"name": str(name), **definition}}}:
-                    path = block.at("tool.definition")
-                    offered[name] = Fields({"name": name, **definition}, path, top.notes)
+                case {"type": "tool_addition", "tool": {"definition": {"name": str(name)} as definition}}:
+                    added[name] = Fields(cast("object", definition), block.at("tool.definition"), top.notes)
                     removed.discard(name)
                 case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}}:
                     removed.discard(name)
@@ -314,7 +314,9 @@ def _offered(top: Fields) -> list[Fields]:
                     removed.add(name)
                 case _:
                     pass
-    return [tool for name, tool in offered.items() if name not in removed]
+    gone = removed | added.keys()
+    kept = [tool for tool in declared if str(tool.data.get("name")) not in gone]
+    return [*kept, *(tool for name, tool in added.items() if name not in removed)]
 
 
 def _tool(tool: Fields) -> dict[str, Any]:

@@ -227,6 +227,10 @@ def test_messages_add_replace_and_remove_tools() -> None:
     assert offered(add, other) == [first, ("ask", "b")]
     assert offered(add, drop) == [("ask", "a")]
     assert offered(drop, change("tool_addition", type="tool_reference", name=TOOL["name"])) == [first]
+    # of two with one name, neither is lost
+    assert len(parsed(HI, tools=[TOOL, {**TOOL, "description": "b"}])["tools"]) == 2
+    search = parsed(HI, change("tool_addition", type="tool_definition", definition=SEARCH))
+    assert "can be called" not in str(search["messages"]) and "tools" not in search
     told = parsed(HI, add, drop)["messages"][0]["content"]
     assert "[The tool 'ask' can be called now.]" in told[1]["text"]
     assert f"[The tool '{TOOL['name']}' cannot be called any more.]" in told[2]["text"]
