@@ -72,8 +72,12 @@ def serve(
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", hidden=True)] = False,
 ) -> None:
     """Serve a model as it is by vLLM, as `up` does with `serve.incumbent.model`; more options go to `vllm serve`."""
+    from gateway.cli.serve import stop_with_parent
     from swarm.http.serve import bind
 
+    if stop_on_eof:
+        # until this process is vLLM: a parent that is gone by then tells nobody of its end
+        stop_with_parent()
     # vLLM says it with a traceback, once it has loaded
     bind(host, port).close()
     load_attribute("adapters.verl.serving:serve_model")(

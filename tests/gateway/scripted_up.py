@@ -26,6 +26,8 @@ from typing import Any
 
 import yaml
 
+from gateway.cli.serve import stop_with_parent
+
 STEPS = [{"step": n, "batch_id": f"b{n}", "metrics": {"swarm/reward_mean": n / 10}, "seconds": 1.0} for n in (1, 2)]
 
 
@@ -184,6 +186,7 @@ def main() -> None:
         out.mkdir()
         return
     if arguments[0] == "models":
+        stop_with_parent()
         serve_model(dict(flag.split("=", 1) for flag in arguments if "=" in flag))
         return
     config = yaml.safe_load(Path(arguments[arguments.index("--config") + 1]).read_text())

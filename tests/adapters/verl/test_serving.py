@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +94,23 @@ def test_it_ends_with_its_parent(tmp_path: Path, vllm: Path) -> None:
         assert parent.stdout.readline() == "vllm serve m\n"
         parent.kill()
         child.wait(10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_it_ends_with_a_parent_that_is_gone_before_vllm_begins(tmp_path: Path, vllm: Path) -> None:
+    serve = (
+        "import sys\n"
+        "from adapters.verl import serving\n"
+        f"serving.resolve_device = lambda job: 'cpu'\nsys.executable = {str(vllm.with_name('python'))!r}\n"
+        "from gateway.cli import main\n"
+        "main()\n"
+    )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["--port", str(port), "--folder", str(tmp_path / "own"), "--stop-on-eof"]
+    # what the parent held open is at its end
+    command = [PYTHON, "-c", serve, "models", "serve", str(tmp_path / "mine"), *flags]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
