@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,7 @@ from swarm.concurrency import all_of
 from swarm.errors import ConfigError
 from swarm.importer import digest_of
 from swarm.types import Model, Task
-from swarm.validation import read_mapping, validated
+from swarm.validation import path_in, read_mapping, validated
 
 
 class PartConfig(Model):
@@ -187,7 +186,7 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
     config = validated(BlendConfig, read_mapping(path, "blend"), str(path))
 
     def load(spec: str, options: dict[str, Any] | None = None) -> Hooks:
-        beside = path.parent / os.path.expanduser(spec)
+        beside = path_in(path.parent, spec)
         if beside.resolve() in (path.resolve(), path.parent.resolve()) and not (path.parent / f"{REWARD}.py").is_file():
             raise ConfigError(f"{path} names itself as a part")
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from pydantic import ValidationError
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 from swarm.types import Task
-from swarm.validation import describe_validation
+from swarm.validation import describe_validation, path_in
 
 #: Columns that may hold the prompt, in order of preference: a string, or a list of chat messages.
 QUERY_COLUMNS = ("messages", "init_messages", "prompt", "main_query", "question", "query")
@@ -81,7 +80,7 @@ def located(source: str, folder: Path) -> str | Path:
     """``source`` as :func:`read_tasks` takes it; a relative path to a file starts from ``folder``."""
     if source.startswith(HUB_PREFIX) or _is_attribute(source):
         return source
-    return (folder / os.path.expanduser(source)).resolve()
+    return path_in(folder, source).resolve()
 
 
 def _is_attribute(source: str) -> bool:

@@ -71,6 +71,12 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"cannot read the {what} {path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
+def path_in(folder: Path, path: str) -> Path:
+    """A path that stands in a file of ``folder``: relative to it, and ``~`` is the home."""
+    # not Path.expanduser, which fails for a user that there is not
+    return folder / os.path.expanduser(path)
+
+
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """:func:`parse_mapping` of the file at ``path``; raises as :func:`read_text` does."""
     return parse_mapping(read_text(path, what), f"the {what} {path}")

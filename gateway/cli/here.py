@@ -82,6 +82,11 @@ def only_server(option: str = "--swarm-url") -> tuple[RunFile, RunServer] | None
     return servers[0] if servers else None
 
 
+def plain_address(url: str) -> str:
+    """One form for the addresses of one server of this machine."""
+    return url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
+
+
 def gateway_run(base_url: str | None) -> RunFile | None:
     """The run here whose gateway is at ``base_url``, without one the only run here that has a gateway; ``None`` if
     there is none.
@@ -89,12 +94,8 @@ def gateway_run(base_url: str | None) -> RunFile | None:
     Raises:
         ConfigError: there are several.
     """
-
-    def plain(url: str) -> str:
-        return url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
-
-    wanted = base_url and plain(base_url)
-    runs = [run for run in runs_of() if run.gateway and wanted in (None, plain(f"{run.gateway}/v1"))]
+    wanted = base_url and plain_address(base_url)
+    runs = [run for run in runs_of() if run.gateway and wanted in (None, plain_address(f"{run.gateway}/v1"))]
     if len(runs) > 1:
         urls = ", ".join(f"{run.gateway}/v1" for run in runs)
         raise ConfigError(f"several gateways run in this folder; say by --base-url which one is meant: {urls}")

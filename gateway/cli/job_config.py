@@ -6,7 +6,6 @@ The swarm server resolves jobs, because verl is where the engine is; nothing is 
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,12 +74,12 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     """The fields of a job, with the defaults that its file gives the server, if it is one for ``up``."""
     from gateway.cli.parts import mapping_in, part_of
     from swarm.job import OURS, layered, read_fields
-    from swarm.validation import read_mapping, read_text
+    from swarm.validation import path_in, read_mapping, read_text
 
     part = part_of(path, "job")
     fields = part.settings if part.section else read_fields(read_text(path, "job")).fields
     defaults = mapping_in(path, part.file, "swarm").get("job_defaults") if part.section else None
-    server = read_mapping(path.parent / os.path.expanduser(str(defaults)), "server's job_defaults") if defaults else {}
+    server = read_mapping(path_in(path.parent, str(defaults)), "server's job_defaults") if defaults else {}
     layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
     if as_json:

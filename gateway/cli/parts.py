@@ -5,14 +5,13 @@ Invariant: an error message names the file and the section.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
-from swarm.validation import read_mapping
+from swarm.validation import path_in, read_mapping
 
 Section = Literal["job", "swarm", "gateway"]
 #: Sections of a file for ``up`` or ``train``; no other file has a key of these names.
@@ -105,5 +104,4 @@ def run_dirs(path: Path) -> list[Path]:
     if not is_sectioned(data):
         return []
     sections = (sections["swarm"] for sections in jobs_in(path, data).values())
-    named = (os.path.expanduser(str(swarm.get("run_dir") or "runs/default")) for swarm in sections)
-    return [(path.parent / run_dir).resolve() for run_dir in named]
+    return [path_in(path.parent, str(swarm.get("run_dir") or "runs/default")).resolve() for swarm in sections]

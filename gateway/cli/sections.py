@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gateway.cli.here import plain_address
 from gateway.cli.output import import_from
 from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
@@ -30,7 +31,7 @@ from swarm.http.serve import url_of
 from swarm.importer import load_attribute
 from swarm.job import TrainJob, layered, plain_fields
 from swarm.kept_adapters import BASE, MOST_KEPT, adapter_folder, has_adapter, serves_kept
-from swarm.validation import read_mapping, validated
+from swarm.validation import path_in, read_mapping, validated
 
 #: fields of ``ServerConfig`` that the environment gives where the file does not
 _FROM_ENVIRONMENT = {
@@ -54,8 +55,7 @@ def parse_server(settings: dict[str, Any], where: str, folder: Path | None) -> A
     config_class = load_attribute("swarm.server.config:ServerConfig")
     if folder is not None:
         named = {name: settings[name] for name in ("run_dir", "job_defaults") if settings.get(name) is not None}
-        files = {name: folder / os.path.expanduser(str(path)) for name, path in named.items()}
-        settings = settings | {name: str(path.resolve()) for name, path in files.items()}
+        settings = settings | {name: str(path_in(folder, str(path)).resolve()) for name, path in named.items()}
     variables = {name: os.environ[variable] for name, variable in _FROM_ENVIRONMENT.items() if os.environ.get(variable)}
     return validated(config_class, {**variables, **settings}, where)
 
@@ -86,7 +86,7 @@ def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
     resolve = load_attribute("adapters.models:resolve_model")
     changes = {"model": resolve(job.model, folder), "served_model_name": job.model_name}
     if job.checkpoint_dir:
-        changes["checkpoint_dir"] = str(folder / os.path.expanduser(job.checkpoint_dir))
+        changes["checkpoint_dir"] = str(path_in(folder, job.checkpoint_dir))
     return job.model_copy(update=changes)
 
 
@@ -171,8 +171,7 @@ def _incumbents(
 
 def _elsewhere(swarm_url: str | None, plan: UpPlan) -> bool:
     """Whether a route's server is none of the plan's."""
-    url = (swarm_url or "").rstrip("/").replace("//localhost:", "//127.0.0.1:")
-    return url not in {url_of(*address).replace("//localhost:", "//127.0.0.1:") for address in plan.addresses}
+    return plain_address(swarm_url or "") not in {plain_address(url_of(*address)) for address in plan.addresses}
 
 
 def _check_beside(server: ServerPlan, route: str, version: int) -> None:

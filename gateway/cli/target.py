@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,14 +148,14 @@ def job_text(part: FilePart, url: str) -> str:
     import yaml
 
     from swarm.http.client import is_loopback
-    from swarm.validation import read_text
+    from swarm.validation import path_in, read_text
 
     path, data = part.path, part.settings
     text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     if isinstance(model, str) and is_loopback(host) and not Path(model).is_absolute():
-        beside = path.parent / os.path.expanduser(model)
+        beside = path_in(path.parent, model)
         if (beside / "config.json").is_file():
             return yaml.safe_dump({**data, "model": str(beside.resolve())}, sort_keys=False)
     return text

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from gateway.config.route import RouteSettings, Secret
 from swarm.data import located
 from swarm.types import Model
-from swarm.validation import validated
+from swarm.validation import path_in, validated
 
 #: Of the request log.
 MOST_FILES = 1000
@@ -255,12 +255,12 @@ def resolve_files(data: dict[str, Any], folder: Path) -> None:
             _resolve_suites(cast("dict[str, Any]", gate), folder)
     if isinstance(data.get("keys_file"), str):
         # a link is followed at each look: it may lead elsewhere later
-        data["keys_file"] = str((folder / os.path.expanduser(data["keys_file"])).absolute())
+        data["keys_file"] = str(path_in(folder, data["keys_file"]).absolute())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
         if isinstance(data.get(section), dict):
             files = cast("dict[str, Any]", data[section])
-            paths = {name: os.path.expanduser(files[name]) for name in names if isinstance(files.get(name), str)}
-            files |= {name: str((folder / path).resolve()) for name, path in paths.items()}
+            paths = {name: path_in(folder, files[name]) for name in names if isinstance(files.get(name), str)}
+            files |= {name: str(path.resolve()) for name, path in paths.items()}
 
 
 def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
@@ -273,5 +273,5 @@ def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
 
 def _resolve_hook(settings: dict[str, Any], name: str, folder: Path) -> None:
     hook = settings.get(name)
-    if isinstance(hook, str) and (path := folder / os.path.expanduser(hook)).exists():
+    if isinstance(hook, str) and (path := path_in(folder, hook)).exists():
         settings[name] = str(path.resolve())
