@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory, VersionRuns
+from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory
 from swarm.types import Notes
 
 _JSON = json.JSONEncoder(default=str)
@@ -28,36 +28,25 @@ STATE_NAMES = {
 }
 
 
+#: The fields of a packed call, and of a packed timeline, in their order.
+_CALL = (
+    *("prompt_ids", "response_ids", "logprobs", "min_policy_version", "max_policy_version"),
+    *("history", "versions", "finish_reason"),
+)
+_TIMELINE = (
+    *("prompt_ids", "response_ids", "response_mask", "logprobs", "min_policy_version", "max_policy_version"),
+    *("versions", "num_calls"),
+)
+
+
 def pack_call(call: ModelCall) -> bytes:
     """The call without its ``call_id``."""
-    return _dump(
-        [
-            _bytes(call.prompt_ids),
-            _bytes(call.response_ids),
-            _bytes(call.logprobs),
-            call.min_policy_version,
-            call.max_policy_version,
-            call.history,
-            call.versions,
-            call.finish_reason,
-        ]
-    )
+    return _dump(_values(call, _CALL))
 
 
 def unpack_call(call_id: str, data: bytes) -> ModelCall:
     """The call that :func:`pack_call` was given."""
-    prompt, response, logprobs, oldest, newest, history, versions, finish_reason = _load(data)
-    return ModelCall(
-        call_id=call_id,
-        prompt_ids=_array(prompt),
-        response_ids=_array(response),
-        logprobs=_array(logprobs),
-        min_policy_version=oldest,
-        max_policy_version=newest,
-        versions=_runs(versions),
-        finish_reason=finish_reason,
-        history=history,
-    )
+    return ModelCall(call_id=call_id, **_fields(_CALL, _load(data)))
 
 
 def finish_reason_of(data: bytes) -> str:
@@ -67,23 +56,7 @@ def finish_reason_of(data: bytes) -> str:
 
 def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> bytes:
     """The trajectory without its ``episode_uuid``, and ``without_tokens`` that are those of its one call."""
-    timelines = (
-        None
-        if without_tokens
-        else [
-            [
-                _bytes(timeline.prompt_ids),
-                _bytes(timeline.response_ids),
-                _bytes(timeline.response_mask),
-                _bytes(timeline.logprobs),
-                timeline.min_policy_version,
-                timeline.max_policy_version,
-                timeline.versions,
-                timeline.num_calls,
-            ]
-            for timeline in trajectory.timelines
-        ]
-    )
+    timelines = None if without_tokens else [_values(timeline, _TIMELINE) for timeline in trajectory.timelines]
     outcome, counts = trajectory, structs.astuple(trajectory.tokens)
     earned = (outcome.reward, outcome.credit, outcome.is_success)
     return _dump([outcome.task_id, *earned, outcome.num_calls, outcome.log_metrics, counts, timelines])
@@ -101,13 +74,15 @@ def unpack_counts(data: bytes | None) -> TokenCounts:
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, credit, is_success, num_calls, log_metrics, counts, timelines = _load(data)
-    if timelines is None:
-        if call is None:
-            raise ValueError(f"the call of episode {episode_uuid} is missing")
-        prompt, response, logprobs, oldest, newest, _, versions, _ = _load(call)
-        mask = _bytes(np.ones(len(_array(response)), np.bool_))
-        timelines = [(prompt, response, mask, logprobs, oldest, newest, versions, 1)]
+    task_id, reward, credit, is_success, num_calls, log_metrics, counts, packed = _load(data)
+    if packed is not None:
+        timelines = [_fields(_TIMELINE, values) for values in packed]
+    elif call is not None:
+        fields = _fields(_CALL, _load(call))
+        fields |= {"response_mask": np.ones(len(fields["response_ids"]), np.bool_), "num_calls": 1}
+        timelines = [{name: fields[name] for name in _TIMELINE}]
+    else:
+        raise ValueError(f"the call of episode {episode_uuid} is missing")
     return Trajectory(
         episode_uuid=episode_uuid,
         task_id=task_id,
@@ -117,19 +92,7 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
         is_success=is_success,
         log_metrics=log_metrics,
         tokens=_counts(counts),
-        timelines=[
-            Timeline(
-                prompt_ids=_array(prompt),
-                response_ids=_array(response),
-                response_mask=_array(mask),
-                logprobs=_array(logprobs),
-                min_policy_version=oldest,
-                max_policy_version=newest,
-                versions=_runs(versions),
-                num_calls=calls,
-            )
-            for prompt, response, mask, logprobs, oldest, newest, versions, calls in timelines
-        ],
+        timelines=[Timeline(**fields) for fields in timelines],
     )
 
 
@@ -156,8 +119,17 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _runs(runs: list[list[int]]) -> VersionRuns:
-    return [(begin, version) for begin, version in runs]
+def _values(data: ModelCall | Timeline, names: Sequence[str]) -> list[Any]:
+    """The fields of these names, with bytes for arrays."""
+    values: list[Any] = [getattr(data, name) for name in names]
+    return [_bytes(value) if isinstance(value, np.ndarray) else value for value in values]
+
+
+def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """What :func:`_values` was given."""
+    fields = dict(zip(names, values, strict=True))
+    arrays = {name: _array(value) for name, value in fields.items() if isinstance(value, bytes)}
+    return {**fields, **arrays, "versions": [(begin, version) for begin, version in fields["versions"]]}
 
 
 def _bytes(array: NDArray[Any]) -> bytes:
