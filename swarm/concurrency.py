@@ -1,4 +1,4 @@
-"""Small pieces of structured concurrency that servers and hooks share.
+"""Small pieces that servers and hooks share: structured concurrency, and a memory of the latest.
 
 Invariant: no coroutine given to a function here outlives the call, no error given to an :class:`Interruptible` leaves
 another block than its own, and no task of a :class:`Background` is lost in silence.
@@ -15,13 +15,31 @@ import random
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 logger = logging.getLogger(__name__)
+
+
+class Latest(OrderedDict[K, V]):
+    """The latest ``most`` entries, the oldest first: whichever is set becomes the newest, and may push out the
+    oldest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 class Signal:

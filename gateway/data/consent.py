@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from swarm.concurrency import Latest
 from swarm.credentials import exclusively, mark_of, read_private, replace_private
 from swarm.errors import ConfigError, RequestError
 from swarm.subjects import user_digest
@@ -126,7 +126,7 @@ class Refusals:
         self._writing = asyncio.Lock()
         self._complaint = ""
         #: what this gateway heard itself
-        self._heard: OrderedDict[str, None] = OrderedDict() if before is None else before._heard
+        self._heard = Latest[str, None](_MOST_SESSIONS) if before is None else before._heard
         self._take(_Refused() if path is None else _read(path))
 
     def refuses(self, key_id: str, session: str = "") -> bool:
@@ -156,8 +156,6 @@ class Refusals:
         keys = [] if session else [key_id]
         if session:
             self._heard[_digests(key_id, session)[0]] = None
-            while len(self._heard) > _MOST_SESSIONS:
-                self._heard.popitem(last=False)
         if (path := self._path) is not None:
             async with self._writing:
                 # those of other requests too, which then find theirs written

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from gateway.observability.scrubbing import text_without_secrets
 from gateway.page.kept_groups import MOST_TEXT, KeptGroup
 from gateway.sessions.conversation import heard
 from reward_hooks import Feedback
+from swarm.concurrency import Latest
 from swarm.credentials import append_private
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.intervals import wilson_interval
@@ -70,7 +71,7 @@ class Judgements:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         #: by group and person
-        self._latest: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._latest = Latest[tuple[str, str], dict[str, Any]](_MOST_JUDGEMENTS)
         self._writing = asyncio.Lock()
         for line in _lines(path) if path is not None else ():
             self._note(line)
@@ -164,12 +165,11 @@ class Judgements:
 
     def _note(self, entry: dict[str, Any]) -> None:
         name = entry["group"], entry["who"]
-        self._latest.pop(name, None)
-        if not entry.get("undone"):
+        if entry.get("undone"):
+            self._latest.pop(name, None)
+        else:
             # their texts are the group's
             self._latest[name] = {field: entry[field] for field in (*_WHOLE, *_NAMES) if field in entry}
-        while len(self._latest) > _MOST_JUDGEMENTS:
-            self._latest.popitem(last=False)
 
     async def _write(self, entry: dict[str, Any], group: KeptGroup) -> None:
         path = self._path

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from starlette.responses import Response
 
 from gateway.keys.ring import Holder, KeyRing
 from gateway.keys.store import PageScope
+from swarm.concurrency import Latest
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ForbiddenError
 from swarm.http.guard import is_json
@@ -57,7 +57,7 @@ class Logins:
         self._keys = keys
         self._secure = secure
         #: digest of the cookie -> digest of the key, and when it ends on the monotonic clock
-        self._logins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._logins = Latest[bytes, tuple[bytes, float]](_MOST_LOGINS)
 
     def log_in(self, key: str, request: Request, response: Response) -> None:
         """Set the cookie for the owner of ``key``, who sent ``request``.
@@ -70,8 +70,6 @@ class Logins:
         self._visitor(key_digest)
         cookie = secrets.token_urlsafe(32)
         self._logins[digest(cookie)] = key_digest, time.monotonic() + SECONDS
-        if len(self._logins) > _MOST_LOGINS:
-            self._logins.popitem(last=False)
         # a proxy on this machine says that it was asked over HTTPS
         secure = self._secure or request.url.scheme == "https"
         response.set_cookie(

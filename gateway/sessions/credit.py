@@ -34,13 +34,14 @@ returns of step groups; ours spreads the outcome over the turns.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from gateway.config.route import Baseline
 from gateway.sessions.conversation import Conversation, DeliveredTurn
 from reward_hooks import HookContext, Reward
+from swarm.concurrency import Latest
 
 #: Sessions of one task that an outcome is compared with, this one included.
 _SESSIONS = 32
@@ -67,14 +68,11 @@ class Outcomes:
     """The outcomes of the last sessions of each task."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[Task, deque[float]] = OrderedDict()
+        self._of = Latest[Task, deque[float]](_TASKS)
 
     def advantage(self, task: Task, outcome: float, baseline: Baseline) -> float:
         """How much better ``outcome`` is than those of the same task; it is remembered."""
-        outcomes = self._of.setdefault(task, deque(maxlen=_SESSIONS))
-        self._of.move_to_end(task)
-        if len(self._of) > _TASKS:
-            self._of.popitem(last=False)
+        outcomes = self._of[task] = self._of.get(task) or deque(maxlen=_SESSIONS)
         outcomes.append(outcome)
         if baseline == "none" or len(outcomes) == 1:
             return outcome

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from gateway.sessions.watching import GroupWatcher
 from gateway.stats import SessionCounts, hook_failed
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session
-from swarm.concurrency import Background
+from swarm.concurrency import Background, Latest
 from swarm.errors import HookError
 from swarm.subjects import Subject, session_names
 
@@ -68,11 +67,10 @@ class Sessions:
         self._ending = Background(grace_seconds=_LAST_SECONDS)
         self._memory = Memory(max_sessions, max_bytes)
         self._crediting = Crediting()
-        self._max_reports = max_sessions
         #: by key, session and route; those of sessions that are over, too: their groups are decided afterwards
-        self._reports: OrderedDict[tuple[str, str, str], SessionReport] = OrderedDict()
+        self._reports = Latest[tuple[str, str, str], SessionReport](max_sessions)
         #: by key and by name: the names of the parts, and how many choices each part has
-        self._lists: OrderedDict[tuple[str, str], tuple[Sequence[str], int]] = OrderedDict()
+        self._lists = Latest[tuple[str, str], tuple[Sequence[str], int]](_MOST_LISTS)
         self.counts = SessionCounts()
         self.watcher: GroupWatcher | None = None
 
@@ -198,8 +196,6 @@ class Sessions:
     def listed(self, key_id: str, name: str, parts: Sequence[str], choices: int) -> None:
         """What this key knows as ``name``, an answer or a request, is one of ``parts``, each with so many choices."""
         self._lists[key_id, plain_id(name)] = parts, choices
-        if len(self._lists) > _MOST_LISTS:
-            self._lists.popitem(last=False)
 
     def part(self, key_id: str, name: str, choice: int) -> tuple[str, int]:
         """The part of ``name`` that has the ``choice``, and the choice in it; both as they are if it has no parts."""
@@ -279,10 +275,7 @@ class Sessions:
 
     def _report(self, scope: Scope, name: str, new: SessionReport | None = None) -> SessionReport:
         key = scope.key_id, name, scope.route
-        report = self._reports.setdefault(key, new or SessionReport(scope.route))
-        self._reports.move_to_end(key)
-        while len(self._reports) > self._max_reports:
-            self._reports.popitem(last=False)
+        self._reports[key] = report = self._reports.get(key) or new or SessionReport(scope.route)
         return report
 
     def _begin(self, link: SessionLink) -> None:

@@ -6,7 +6,6 @@ side would rate their choice. An answer is known by a digest: no name and no tex
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from gateway.takeover.incumbent import CHALLENGER, SOURCE
 from gateway.takeover.shadow import Shadow
 from gateway.takeover.sides import Draw
 from gateway.types import Incoming, Outcome, Relayed
+from swarm.concurrency import Latest
 from swarm.evidence.pairs import Side, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.protocol import POLICY_VERSION
@@ -42,7 +42,7 @@ class DeliveredAnswers:
     """The latest answers of both sides, of all routes."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._answers = Latest[str, _Answer](_MOST)
         self._terms: dict[Terms, Terms] = {}
 
     def note(self, incoming: Incoming, training: Training, shadow: Shadow, draw: Draw, outcome: Outcome) -> None:
@@ -64,13 +64,13 @@ class DeliveredAnswers:
             self._terms.clear()
         terms = self._terms.setdefault(terms, terms)
         name = _digest(incoming.caller.key_id, incoming.request_id)
-        self._put(name, _Answer(name, training.swarm, terms, draw.side, len(training.swarm.falls)))
+        self._answers[name] = _Answer(name, training.swarm, terms, draw.side, len(training.swarm.falls))
 
     def share(self, incoming: Incoming, request_id: str) -> None:
         """``incoming`` repeats the request ``request_id`` of its key and shares its answer."""
         key_id = incoming.caller.key_id
         if (answer := self._answers.get(_digest(key_id, request_id))) is not None:
-            self._put(_digest(key_id, incoming.request_id), answer)
+            self._answers[_digest(key_id, incoming.request_id)] = answer
 
     def rate(self, key_id: str, request_id: str, rating: float | None) -> bool:
         """Whether this key has such an answer; its rating is recorded behind the caller's back."""
@@ -81,11 +81,6 @@ class DeliveredAnswers:
             side_rating = SideRating(answer=answer.name, terms=answer.terms, side=answer.side, rating=rating)
             answer.swarm.record_rating(side_rating)
         return answer is not None
-
-    def _put(self, name: str, answer: _Answer) -> None:
-        self._answers[name] = answer
-        if len(self._answers) > _MOST:
-            self._answers.popitem(last=False)
 
 
 def _digest(key_id: str, request_id: str) -> str:

@@ -7,7 +7,6 @@ incumbent answers everybody. The hash of a conversation is the same at every gat
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,6 +15,7 @@ from gateway.config.takeover import ServeConfig
 from gateway.sessions.conversation import INSTRUCTIONS, names_of
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
+from swarm.concurrency import Latest
 from swarm.errors import RequestError
 from swarm.evidence.pairs import Side
 from swarm.evidence.stages import ServingStage
@@ -61,7 +61,7 @@ class Sides:
         self._stage = stage
         self._wall = wall
         #: of each conversation, and whether somebody chose it
-        self._sides: OrderedDict[str, tuple[Side, bool]] = OrderedDict()
+        self._sides = Latest[str, tuple[Side, bool]](_MOST)
         self._share = 0.0
         self._begun: dict[Side, int] = {"challenger": 0, "incumbent": 0}
 
@@ -90,7 +90,7 @@ class Sides:
             return Draw("incumbent", stage)
         conversation = blake2b(self._conversation(incoming).encode(errors="replace"), digest_size=16).hexdigest()
         if (pinned := _pinned(incoming)) is not None:
-            self._remember(conversation, pinned, chosen=True)
+            self._sides[conversation] = pinned, True
             return Draw(pinned, stage)
         unit = {"session": conversation, "key": incoming.caller.key_id or conversation, "request": incoming.request_id}
         position = position_of(unit[self._sticky], stage.salt)
@@ -107,7 +107,7 @@ class Sides:
             # a key is no chance: few of them may make any ratio
             if not goes_on and self._sticky == "session":
                 self._begun[side] += 1
-        self._remember(conversation, side, chosen=chosen)
+        self._sides[conversation] = side, chosen
         return Draw(side, stage, None if chosen else position)
 
     def take_begun(self, stage: ServingStage | None) -> tuple[int, int]:
@@ -138,12 +138,6 @@ class Sides:
             if message.get("role") not in INSTRUCTIONS:
                 return "\0".join((key_id, "first", *texts_of(message)))
         return f"{key_id}\0request\0{incoming.request_id}"
-
-    def _remember(self, conversation: str, side: Side, *, chosen: bool) -> None:
-        self._sides[conversation] = side, chosen
-        self._sides.move_to_end(conversation)
-        if len(self._sides) > _MOST:
-            self._sides.popitem(last=False)
 
 
 def position_of(unit: str, salt: str) -> float:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from reward_hooks.judges.endpoint import Endpoint, budget_of
 from reward_hooks.spending import Spending
-from swarm.concurrency import backoff
+from swarm.concurrency import Latest, backoff
 from swarm.errors import HookError
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after
 
@@ -63,7 +62,7 @@ class JudgeClient:
         self.endpoint = endpoint
         self._headers = {"content-type": "application/json", **endpoint.headers()}
         self._budget = budget_of(endpoint)
-        self._cache: OrderedDict[str, Any] = OrderedDict()
+        self._cache = Latest[str, Any](endpoint.cache_entries)
         self._refused: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: AsyncGenerator[HttpClient] | None = None
@@ -125,8 +124,6 @@ class JudgeClient:
             self._budget.count("failures")
             raise
         self._cache[key] = result
-        while len(self._cache) > self.endpoint.cache_entries:
-            self._cache.popitem(last=False)
         return result
 
     async def _answer(self, url: str, body: dict[str, Any], output_tokens: int) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from swarm.concurrency import Latest
 from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
 from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError
 from swarm.http.asgi import RawHeaders, basic_password, bearer_bytes, error_response
@@ -165,8 +166,7 @@ class ClientNames:
     """
 
     def __init__(self, limit: int = MAX_NAMES) -> None:
-        self._limit = limit
-        self._owners: dict[str, str] = {}
+        self._owners = Latest[str, str](limit)
 
     def check(self, caller: TokenHolder, client_uuid: str) -> None:
         """Let ``caller`` act for this client.
@@ -181,8 +181,6 @@ class ClientNames:
                 code="client_of_another_token",
             )
         self._owners.setdefault(client_uuid, caller.name)
-        if len(self._owners) > self._limit:
-            del self._owners[next(iter(self._owners))]
 
     def allows(self, caller: TokenHolder, client_uuid: str) -> bool:
         """Whether ``caller`` may claim, and act for this client as in :meth:`check`; nothing is remembered."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.jsons import encode
-from swarm.concurrency import Interruptible, Once
+from swarm.concurrency import Interruptible, Latest, Once
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.kept_adapters import has_adapter, kept_model, merges_adapter
 from swarm.protocol import EpisodeType
@@ -260,7 +260,7 @@ class Conversations:
         #: after a conversation's messages with the answer: prompt and answer, by episode, the latest last
         self._answers: OrderedDict[bytes, dict[str, tuple[TokenIds, TokenIds]]] = OrderedDict()
         #: conversations before the answer, and the episodes that asked
-        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        self._asked = Latest[tuple[bytes, str], None](_MOST_ASKED)
 
     def begin(self, model: str, body: Mapping[str, Any], episodes: Sequence[LiveEpisode]) -> Continuation:
         """How the conversation of a chat's ``body`` goes on, for ``episodes`` of a job that trains ``model``."""
@@ -299,8 +299,6 @@ class Conversations:
             if not alike:
                 del self._answers[oldest]
         self._asked[before, episode_uuid] = None
-        if len(self._asked) > _MOST_ASKED:
-            self._asked.popitem(last=False)
 
     def forget(self, episode_uuids: Iterable[str]) -> None:
         """Forget what was sampled in these episodes."""

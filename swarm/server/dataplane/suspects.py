@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.dialects.jsons import encode
+from swarm.concurrency import Latest
 from swarm.errors import FatalRequestError
 from swarm.files import replace_file
 from swarm.tokens import EARLIER_IDS
@@ -90,7 +90,7 @@ class Suspects:
         self._folder = folder
         self._tell = refused
         #: deaths of each suspect, by digest
-        self._deaths: OrderedDict[str, int] = OrderedDict()
+        self._deaths = Latest[str, int](_MOST_SUSPECTS)
         self._refused: dict[str, Path | None] = {}
         if folder is not None and folder.is_dir():
             self._refused = {path.stem: path for path in folder.glob("*.json")}
@@ -123,9 +123,6 @@ class Suspects:
         suspects = {identity.digest: identity for identity in in_flight}
         for digest in suspects:
             self._deaths[digest] = self._deaths.get(digest, 0) + 1
-            self._deaths.move_to_end(digest)
-        while len(self._deaths) > _MOST_SUSPECTS:
-            self._deaths.popitem(last=False)
         if len(suspects) == 1:
             [(digest, identity)] = suspects.items()
             if self._deaths[digest] > 1:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from swarm.concurrency import Signal, until_gone
+from swarm.concurrency import Latest, Signal, until_gone
 from swarm.errors import RequestError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
@@ -73,7 +73,7 @@ class EpisodeRequests:
         #: when (monotonic) the last sync that clients agreed to ended, or they agreed in vain
         self.agreement_over = -math.inf
         #: by client and key
-        self._agreed: dict[tuple[str, str], BoolResponse] = {}
+        self._agreed = Latest[tuple[str, str], BoolResponse](_MOST_AGREED)
         self.claims = ClaimQueue(lambda: run.found_pool)
         #: deletions; what they mean ends later than them, too
         self.deletions = Deletions()
@@ -289,8 +289,6 @@ class EpisodeRequests:
             answer = BoolResponse(success=in_vain or not reason, failure_reason=_IN_VAIN if in_vain else reason)
             if key:
                 self._agreed[client_uuid, key] = answer
-            if len(self._agreed) > _MOST_AGREED:
-                del self._agreed[next(iter(self._agreed))]
         await self._changed()
         return answer
 

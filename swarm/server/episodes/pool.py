@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from swarm.concurrency import Latest
 from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ConflictError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.alarms import WatchRules
@@ -92,7 +92,7 @@ class EpisodePool:
         self._engine = EngineStates()
         #: the episodes that are claimed now; only :class:`EpisodePool` ends them
         self.running = RunningEpisodes(append, clock)
-        self._endings: OrderedDict[str, Ending] = OrderedDict()
+        self._endings = Latest[str, Ending](MAX_ENDINGS)
         self._client_timeout = client_timeout
         #: finished episodes and clients, under the current job
         self.collection = self._new_collection("")
@@ -429,8 +429,6 @@ class EpisodePool:
         self._endings[episode.episode_uuid] = Ending(
             episode.client_uuid, how, row.drop_reason, row.end_key, tokens, tuple(episode.key_digests)
         )
-        if len(self._endings) > MAX_ENDINGS:
-            self._endings.popitem(last=False)
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
         episode.finish_calls(error)
 
