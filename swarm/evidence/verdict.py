@@ -197,6 +197,8 @@ class PairedEvidence:
         self._pairs: Counter[str] = Counter()
         self._unjudged: Counter[str] = Counter()
         self._ratings = Ratings(rules.max_rating_drop)
+        #: until another pair or rating comes
+        self._verdict: Verdict | None = None
         shared = [*list(self._rewards)[1:], *self._guards, RATING_DROP]
         self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
 
@@ -211,6 +213,7 @@ class PairedEvidence:
 
     def add(self, pair: Pair) -> None:
         """Count one more pair, which has the terms of this comparison."""
+        self._verdict = None
         self._pairs[pair.suite] += 1
         self.sides.add(*pair.begun)
         for name, guard in self._guards.items() if not pair.suite else ():
@@ -253,6 +256,7 @@ class PairedEvidence:
     def rate(self, rating: SideRating) -> None:
         """Count what a user said of an answer under the terms of this comparison."""
         self._ratings.add(rating)
+        self._verdict = None
 
     def alarm(self) -> bool:
         """Whether the challenger is proven worse: as :meth:`promotable`, cheaper than
@@ -273,6 +277,11 @@ class PairedEvidence:
 
     def verdict(self) -> Verdict:
         """What is proven now."""
+        if self._verdict is None:
+            self._verdict = self._judged()
+        return self._verdict
+
+    def _judged(self) -> Verdict:
         rules, live = self.terms.rules, self._rewards[""]
         findings, guards = self._findings(), self._worse_guards()
         suites: dict[str, Finding] = {name: finding for name, finding in findings.items() if name}

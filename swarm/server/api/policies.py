@@ -37,7 +37,6 @@ from swarm.server.api.engine import BACKLOG
 from swarm.server.audit import AuditLog, sender_of
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.requests import EpisodeRequests
-from swarm.server.episodes.comparisons import Followed
 from swarm.server.episodes.stages import Stages
 from swarm.server.kept import KeptVersions
 from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord
@@ -96,7 +95,7 @@ class PolicyRoutes:
             raise NotFoundError("there is no training job yet", code="no_stage")
         stage = self.episodes.run.pool.stages.find(challenger, incumbent)
         status, followed = self._status(stage), self._comparison(stage)
-        lines = _lines(stage, followed.comparison if followed is not None else None, status)
+        lines = _lines(stage, followed, status)
         if followed is not None and not self._counts(followed):
             lines.append("the stage has other rules, another hook or another job: this verdict moves nothing")
         return PolicyExplanation(**dict(status), lines=lines)
@@ -160,24 +159,23 @@ class PolicyRoutes:
             details |= {"stage": stage.label, "to_version": stage.version, "challenger": stage.challenger}
         return self._status(stage)
 
-    def _comparison(self, stage: ServingStage) -> Followed | None:
+    def _comparison(self, stage: ServingStage) -> PairedEvidence | None:
         """The latest comparison of the challenger that is served, in its stage: of those that may move it, if there is
         one."""
         fitting = [
             followed
             for followed in self.episodes.run.pool.comparisons.of(*stage.key)
-            if (terms := followed.comparison.terms)
-            and (terms.challenger, terms.stage) == (stage.challenger, stage.label)
+            if (terms := followed.terms) and (terms.challenger, terms.stage) == (stage.challenger, stage.label)
         ]
         return next(reversed([followed for followed in fitting if self._counts(followed)] or fitting), None)
 
-    def _counts(self, followed: Followed) -> bool:
+    def _counts(self, followed: PairedEvidence) -> bool:
         """Whether a comparison is by the rules of its stage."""
-        return self.episodes.run.pool.stages.counts(followed.comparison)
+        return self.episodes.run.pool.stages.counts(followed)
 
     def _status(self, stage: ServingStage) -> PolicyStatus:
         followed = self._comparison(stage)
-        verdict = followed.verdict if followed is not None else None
+        verdict = followed.verdict() if followed is not None else None
         waits = ""
         # what is proven by other rules moves nobody, and asks nobody to
         counts = followed is not None and self._counts(followed)

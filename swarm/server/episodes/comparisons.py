@@ -12,35 +12,13 @@ from typing import Any
 
 from swarm.evidence.pairs import Pair, Terms
 from swarm.evidence.ratings import SideRating
-from swarm.evidence.verdict import PairedEvidence, Verdict
+from swarm.evidence.verdict import PairedEvidence
 from swarm.server.journal.recovery import MAX_COMPARISONS, MAX_OF_ALL
 from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
 from swarm.status import ComparisonStatus
 
 #: Groups whose pairs are known to have come: a repetition follows within minutes.
 MAX_GROUPS = 100_000
-
-
-class Followed:
-    """One comparison, and its verdict until another pair comes."""
-
-    def __init__(self, terms: Terms) -> None:
-        self.comparison = PairedEvidence(terms)
-        self._verdict: Verdict | None = None
-
-    def add(self, pair: Pair) -> None:
-        self.comparison.add(pair)
-        self._verdict = None
-
-    def rate(self, rating: SideRating) -> None:
-        self.comparison.rate(rating)
-        self._verdict = None
-
-    @property
-    def verdict(self) -> Verdict:
-        if self._verdict is None:
-            self._verdict = self.comparison.verdict()
-        return self._verdict
 
 
 class Comparisons:
@@ -68,9 +46,9 @@ class Comparisons:
         self._on_evidence, self._is_left = on_evidence, is_left
         #: the comparison of each
         self._groups: dict[str, str] = {}
-        self.followed: OrderedDict[str, Followed] = OrderedDict()
+        self.followed: OrderedDict[str, PairedEvidence] = OrderedDict()
         #: those with each incumbent of a route, in the same order
-        self._with: dict[tuple[str, str], OrderedDict[str, Followed]] = {}
+        self._with: dict[tuple[str, str], OrderedDict[str, PairedEvidence]] = {}
 
     def begin_run(self, run_id: str) -> None:
         """Forget what was: another run begins, and its weights are others."""
@@ -79,13 +57,13 @@ class Comparisons:
         self.followed.clear()
         self._with.clear()
 
-    def of(self, route: str, incumbent: str) -> list[Followed]:
+    def of(self, route: str, incumbent: str) -> list[PairedEvidence]:
         """Those with one incumbent of a route, the one that got the last pair at the end."""
         return list(self._with.get((route, incumbent), {}).values())
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
-        above = {name for name, followed in self.followed.items() if _version(followed.comparison.terms) > version}
+        above = {name for name, followed in self.followed.items() if _version(followed.terms) > version}
         for digest in above:
             self._forget(digest)
         # a draw of a suite comes again under the same name
@@ -110,7 +88,7 @@ class Comparisons:
         if not self._is_left(_version(pair.terms)) and self._take(pair):
             digest = pair.terms.digest
             self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
-            self._on_evidence(self.followed[digest].comparison)
+            self._on_evidence(self.followed[digest])
 
     def rate(self, rating: SideRating) -> None:
         """Count ``rating`` and append it, where its comparison has a pair: without one there is no verdict."""
@@ -120,15 +98,15 @@ class Comparisons:
             # a caller may name two requests alike: answers of two comparisons, or of two sides, are two
             answer = f"{digest} {rating.side} {rating.answer}"
             self._append(RatingRow(self._run_id, answer, digest, rating.model_dump_json()))
-            self._on_evidence(followed.comparison)
+            self._on_evidence(followed)
 
     def statuses(self, counts: Callable[[PairedEvidence], bool] = lambda _: True) -> list[ComparisonStatus]:
         """For each incumbent of each route, what is proven of its newest challenger: by what ``counts``, if there is
         some."""
-        newest: dict[tuple[str, str], tuple[tuple[int, bool], Followed]] = {}
+        newest: dict[tuple[str, str], tuple[tuple[int, bool], PairedEvidence]] = {}
         for followed in self.followed.values():
-            terms = followed.comparison.terms
-            rank, other = (_version(terms), counts(followed.comparison)), newest.get(_key(terms))
+            terms = followed.terms
+            rank, other = (_version(terms), counts(followed)), newest.get(_key(terms))
             # of several the latest pair decides
             if other is None or other[0] <= rank:
                 newest[_key(terms)] = rank, followed
@@ -143,7 +121,7 @@ class Comparisons:
             del self._groups[next(iter(self._groups))]
         mine = self._with.setdefault(_key(pair.terms), OrderedDict())
         if digest not in self.followed:
-            self.followed[digest] = mine[digest] = Followed(pair.terms)
+            self.followed[digest] = mine[digest] = PairedEvidence(pair.terms)
         self.followed[digest].add(pair)
         for names in (self.followed, mine):
             names.move_to_end(digest)
@@ -154,7 +132,7 @@ class Comparisons:
         return True
 
     def _forget(self, digest: str) -> None:
-        key = _key(self.followed.pop(digest).comparison.terms)
+        key = _key(self.followed.pop(digest).terms)
         del self._with[key][digest]
         if not self._with[key]:
             del self._with[key]
@@ -168,12 +146,12 @@ def _version(terms: Terms) -> int:
     return -1 if terms.challenger is None else terms.challenger
 
 
-def _status(followed: Followed) -> ComparisonStatus:
-    terms = followed.comparison.terms
+def _status(followed: PairedEvidence) -> ComparisonStatus:
+    terms = followed.terms
     return ComparisonStatus(
         route=terms.route,
         incumbent=terms.incumbent,
         challenger=terms.challenger,
         stage=terms.stage,
-        verdict=followed.verdict,
+        verdict=followed.verdict(),
     )

@@ -229,7 +229,7 @@ def judging(
                 if stages[-1].share > stages[0].share:
                     break
         [followed] = swarm.comparisons.followed.values()
-        return Judged(stages, followed.verdict, [pair.unjudged for pair in swarm.compared])
+        return Judged(stages, followed.verdict(), [pair.unjudged for pair in swarm.compared])
 
     return judging
 

@@ -224,7 +224,7 @@ async def test_several_gateways_count_a_draw_once(
     async with open_gateway(**asked, reward=JUDGE), open_gateway(**asked, reward=JUDGE):
         await swarm.until(lambda: len(draws(swarm)) == 12)
     [followed] = swarm.comparisons.followed.values()
-    assert followed.comparison.draws(*stage_of(swarm).rules.suites) == (6, 0)
+    assert followed.draws(*stage_of(swarm).rules.suites) == (6, 0)
     groups = {pair.group_id: pair.challenger.characters for pair in draws(swarm)}
     assert len(groups) == 6
 

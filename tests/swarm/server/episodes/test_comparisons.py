@@ -121,7 +121,7 @@ def test_those_with_one_incumbent_are_found_without_a_look_at_all_others(monkeyp
     assert len(comparisons.followed) == 150
     comparisons.forget_above(MAX_COMPARISONS)
     for route in ("a", "b", "c"):
-        followed = [each for each in comparisons.followed.values() if each.comparison.terms.route == route]
+        followed = [each for each in comparisons.followed.values() if each.terms.route == route]
         assert comparisons.of(route, "gpt") == followed != []
     comparisons.forget_above(-1)
     assert comparisons.of("a", "gpt") == [] and not comparisons.followed
@@ -200,7 +200,7 @@ async def test_ratings_of_requests_with_one_name_are_the_same_after_a_restart(tm
     await before.episodes.record_rating(SideRating(answer="a", terms=early.terms, side="incumbent", rating=-1))
 
     def said(controller: Controller) -> dict[str, Verdict]:
-        return {name: followed.verdict for name, followed in controller.pool.comparisons.followed.items()}
+        return {name: followed.verdict() for name, followed in controller.pool.comparisons.followed.items()}
 
     verdicts = said(before)
     assert [verdict.rated for verdict in verdicts.values()] == [(1, 1), (1, 1)]
@@ -225,7 +225,7 @@ def test_ratings_of_a_server_before_whose_rules_had_another_field_still_count() 
     found.restore(
         "run", [PairRow("run", "g", "older", written(pair("g")))], [RatingRow("run", "a", "older", written(rating))]
     )
-    assert [followed.verdict.rated for followed in found.followed.values()] == [(1, 0)]
+    assert [followed.verdict().rated for followed in found.followed.values()] == [(1, 0)]
 
 
 @pytest.mark.anyio
