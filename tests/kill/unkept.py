@@ -297,7 +297,7 @@ class Storm:
 
     def _look_into_batches(self) -> None:
         """What verl would be given, read."""
-        from adapters.verl.fields import batch_rows
+        from adapters.verl.feed import batch_rows
 
         for path in sorted((self._witness / "batches").iterdir()):
             batch: TrainBatch = pickle.loads(path.read_bytes())

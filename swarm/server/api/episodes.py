@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec import structs
 from starlette.requests import Request
@@ -53,11 +52,6 @@ from swarm.server.episodes.episode import ClaimWish, Grant
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import Meters, VerboseLog
 from swarm.tokens import TokenCounts
-
-
-class _OfClient(Protocol):
-    @property
-    def client_uuid(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -139,13 +133,13 @@ class EpisodeRoutes:
 
     async def withdraw_claim(self, request: Request, wanted: WithdrawClaimRequest) -> SuccessResponse:
         """Cancel a claim that waits; always succeeds."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         await self.episodes.withdraw_claim(wanted.client_uuid, wanted.idempotency_key)
         return SuccessResponse(success=True)
 
     async def end_episode(self, request: Request, wanted: EndEpisodeRequest) -> EndedResponse | Response:
         """End an episode with its reward."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         key = wanted.idempotency_key or ""
         try:
             dropped = await self.episodes.end(wanted.client_uuid, wanted.task_id, [wanted], as_group=False, end_key=key)
@@ -159,7 +153,7 @@ class EpisodeRoutes:
 
     async def end_group(self, request: Request, wanted: EndGroupRequest) -> EndedResponse:
         """End several episodes of one task in one transition."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         key = wanted.idempotency_key or ""
         dropped = await self.episodes.end(
             wanted.client_uuid, wanted.task_id, wanted.ends, as_group=True, end_key=key, pair=wanted.pair
@@ -168,19 +162,19 @@ class EpisodeRoutes:
 
     async def record_pair(self, request: Request, wanted: RecordPairRequest) -> SuccessResponse:
         """Record what a challenger's group and an incumbent did with one request, where no end takes it along."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         await self.episodes.record_pair(wanted.pair)
         return SuccessResponse(success=True)
 
     async def record_rating(self, request: Request, wanted: RecordRatingRequest) -> SuccessResponse:
         """Record what a user said of one side's answer; a later rating of the answer replaces it."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         await self.episodes.record_rating(wanted.rating)
         return SuccessResponse(success=True)
 
     async def follow_stages(self, request: Request, wanted: FollowStagesRequest) -> StagesResponse:
         """Who answers the users of a gateway's routes, now or once that changes; routes that are new begin."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         # once, when a gateway begins: two with other rules would go on replacing each other's
         admin = request.scope["caller"].may("admin")
         sets_rules = wanted.after_change is None and admin
@@ -192,7 +186,7 @@ class EpisodeRoutes:
 
     async def abort_episode(self, request: Request, wanted: AbortEpisodeRequest) -> SuccessResponse:
         """Give an episode up; always succeeds."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         try:
             note = await self.episodes.abort(wanted.client_uuid, wanted.episode_uuid, wanted.reason, wanted.notes)
         except NotFoundError as exc:
@@ -202,18 +196,14 @@ class EpisodeRoutes:
 
     async def can_continue_episode(self, request: Request, wanted: EpisodeRequest) -> CanContinueResponse:
         """Whether an episode is still this client's to run."""
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         mine = await self.episodes.can_continue(wanted.client_uuid, wanted.episode_uuid)
         return CanContinueResponse(can_continue=mine)
 
     async def agree_sync_weight(self, request: Request, wanted: AgreeSyncWeightRequest) -> BoolResponse:
         """Say that this client has no more for the current batch."""
-        self._check_client(request, wanted)
-        return await self.episodes.agree(wanted.client_uuid, wanted.idempotency_key or "")
-
-    def _check_client(self, request: Request, wanted: _OfClient) -> None:
-        """Raise :class:`ForbiddenError` if the client that a request names is another token's."""
         self.names.check(request.scope["caller"], wanted.client_uuid)
+        return await self.episodes.agree(wanted.client_uuid, wanted.idempotency_key or "")
 
     def _ended(self, dropped: str, ends: Sequence[EpisodeEnd]) -> EndedResponse:
         """The response to an end that is accepted, though perhaps nothing of it is trained."""
@@ -225,7 +215,7 @@ class EpisodeRoutes:
         )
 
     async def _claim(self, request: Request, wanted: ClaimEpisodeRequest, count: int, *, as_group: bool) -> Grant | str:
-        self._check_client(request, wanted)
+        self.names.check(request.scope["caller"], wanted.client_uuid)
         wish = ClaimWish(
             client_uuid=wanted.client_uuid,
             episode_type=wanted.episode_type,

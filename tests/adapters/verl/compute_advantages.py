@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import compute_rloo_outcome_advantage
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from adapters.verl.config import verl_config
-from adapters.verl.fields import batch_rows
+from adapters.verl.feed import batch_rows
 from adapters.verl.trainer import SwarmTrainer
 from swarm.job import TrainJob
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory

@@ -37,7 +37,7 @@ from verl.utils import tensordict_utils as tu
 
 from adapters.verl import worker as worker_module
 from adapters.verl.config import verl_config
-from adapters.verl.fields import batch_rows
+from adapters.verl.feed import batch_rows
 from adapters.verl.trainer import SwarmTrainer
 from adapters.verl.tree import shared_prefix as tree_engine
 from adapters.verl.worker import SwarmCpuWorker

@@ -8,7 +8,7 @@ from swarm.tokens import Timeline, TrainBatch, TrainGroup, Trajectory
 from tests.token_data import timeline, trajectory
 
 torch = pytest.importorskip("torch")
-fields = pytest.importorskip("adapters.verl.fields")
+feed = pytest.importorskip("adapters.verl.feed")
 
 
 def make_timeline(prompt: list[int], response: list[int], mask: list[int] | None = None, version: int = 4) -> Timeline:
@@ -28,7 +28,7 @@ def make_batch(*groups: list[Trajectory]) -> TrainBatch:
 
 def test_a_row_holds_exactly_the_sampled_tokens() -> None:
     timeline = make_timeline([1, 2, 3], [4, 5, 6, 7], mask=[1, 0, 0, 1])
-    row = fields.timeline_fields(timeline, uid="u", reward=0.75)
+    row = feed.timeline_fields(timeline, uid="u", reward=0.75)
     assert row["prompts"].tolist() == [1, 2, 3]
     assert row["responses"].tolist() == [4, 5, 6, 7]
     assert row["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -43,7 +43,7 @@ def test_a_row_holds_exactly_the_sampled_tokens() -> None:
 
 
 def test_tag_has_lengths_and_the_versions_that_sampled() -> None:
-    tag = fields.timeline_tag(make_timeline([1, 2, 3], [4, 5], version=6), step=7)
+    tag = feed.timeline_tag(make_timeline([1, 2, 3], [4, 5], version=6), step=7)
     assert tag == {
         "status": "success",
         "prompt_len": 3,
@@ -61,7 +61,7 @@ def test_uneven_groups_and_several_timelines_get_keys_of_their_own() -> None:
         [make_trajectory("a", 1.0, one, two), make_trajectory("b", 0.0, one)],
         [make_trajectory("c", 0.5, two)],
     )
-    first, second = fields.batch_rows(batch, ["u0", "u1"], step=3)
+    first, second = feed.batch_rows(batch, ["u0", "u1"], step=3)
     assert (first.uid, first.keys) == ("u0", ["u0_0_0", "u0_0_1", "u0_1_0"])
     assert (second.uid, second.keys) == ("u1", ["u1_0_0"])
     # every timeline of a trajectory carries its reward: verl takes the advantage from the last one
@@ -72,10 +72,10 @@ def test_uneven_groups_and_several_timelines_get_keys_of_their_own() -> None:
 def test_timeline_without_a_sampled_token_is_not_trained() -> None:
     observed = make_timeline([1], [2, 3], mask=[0, 0])
     batch = make_batch([make_trajectory("a", 1.0, make_timeline([1], [2]), observed)])
-    assert fields.batch_rows(batch, ["u"], step=1)[0].keys == ["u_0_0"]
+    assert feed.batch_rows(batch, ["u"], step=1)[0].keys == ["u_0_0"]
 
 
 def test_trajectory_without_any_sampled_token_is_an_error() -> None:
     batch = make_batch([make_trajectory("ep-1", 1.0, make_timeline([1], [2], mask=[0]))])
     with pytest.raises(ValueError, match="ep-1 has no token"):
-        fields.batch_rows(batch, ["u"], step=1)
+        feed.batch_rows(batch, ["u"], step=1)
