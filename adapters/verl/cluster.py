@@ -22,8 +22,7 @@ from adapters.verl.machine import cluster_address
 from adapters.verl.meeting import RUN_VARIABLE
 from swarm.job import TrainJob
 from swarm.link.imported import ImportedCode, imported, top_level
-from swarm.link.ray_folder import PREFIX, hold, remove_ray_folder
-from swarm.link.segments import remove_segments
+from swarm.link.leftovers import PREFIX, hold, remove_ray_folder, remove_segments
 
 #: Ray puts sockets at ``<temp>/ray/session_<date>_<pid>/sockets/plasma_store``; Unix allows 107 characters
 MAX_TEMP_LENGTH = 32

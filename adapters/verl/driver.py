@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.causes import innermost, is_final, root_cause
+from adapters.verl.causes import LAG, core_exception, innermost, is_final, root_cause
 from adapters.verl.cluster import (
     RayFolder,
     code_imported,
@@ -29,7 +29,6 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
-from adapters.verl.core_log import LAG, core_exception
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
 from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes

@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from swarm.job import TrainJob, dump_job
+from swarm.link.leftovers import remove_segments
 from swarm.link.messages import (
     BatchReady,
     BootProgress,
@@ -30,7 +31,6 @@ from swarm.link.messages import (
     Stop,
     WeightsSynced,
 )
-from swarm.link.segments import remove_segments
 from swarm.link.server import EngineLink
 from swarm.server.engine.supervisor import engine_environment
 from swarm.tokens import ModelCall, Timeline, TrainBatch

@@ -17,8 +17,7 @@ from typing import Self
 
 import psutil
 
-from swarm.link.ray_folder import remove_ray_folder
-from swarm.link.segments import held_segments, remove_segments
+from swarm.link.leftovers import held_segments, remove_ray_folder, remove_segments
 from swarm.memory import oom_kills, why_killed
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from swarm.credentials import append_private
 from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.files import flush
-from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
+from swarm.server.journal.lineage import versions_of
 from swarm.server.journal.schema import reading
 from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes

@@ -22,7 +22,7 @@ pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 from adapters.verl import cluster
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.link import segments
+from swarm.link import leftovers
 from swarm.server.engine.supervisor import engine_environment
 from tests.processes import alive
 
@@ -140,7 +140,7 @@ def test_only_orphaned_segments_of_this_run_are_removed(tmp_path: Path, monkeypa
     shm, folder = Path("/dev/shm"), cluster.RayFolder(tmp_path)
     # an engine that ends beside this test removes what nobody holds of the usual names
     own = f"test-{os.getpid()}-"
-    monkeypatch.setattr(segments, "SEGMENT_PREFIXES", (*segments.SEGMENT_PREFIXES, own))
+    monkeypatch.setattr(leftovers, "SEGMENT_PREFIXES", (*leftovers.SEGMENT_PREFIXES, own))
     orphan, usual, unrelated = shm / f"{own}orphan", shm / f"psm_orphan{os.getpid()}", shm / f"unrelated{os.getpid()}"
     mapped = SharedMemory(create=True, size=4096)
     semaphore = multiprocessing.get_context("spawn").Semaphore()

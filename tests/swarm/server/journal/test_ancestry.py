@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from swarm.server.journal.ancestry import versions_of
+from swarm.server.journal.lineage import versions_of
 
 
 class Runs:

@@ -12,10 +12,9 @@ from swarm.errors import ConfigError
 from swarm.evidence.alarms import WatchRules
 from swarm.job import dump_job
 from swarm.server.engine.runs import TrainingRun
-from swarm.server.journal.ancestry import versions_of
 from swarm.server.journal.forks import fork_journal
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.lineage import lineage_of
+from swarm.server.journal.lineage import lineage_of, versions_of
 from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow
 from swarm.server.journal.schema import reading
 from tests.swarm.server.journal.test_lineage import JOB, journal, step

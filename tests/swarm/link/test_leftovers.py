@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.link import segments
-from swarm.link.segments import SHARED_MEMORY, held_segments, remove_segments
+from swarm.link import leftovers
+from swarm.link.leftovers import SHARED_MEMORY, held_segments, remove_segments
 
 
 def inode(name: str) -> int:
@@ -24,7 +24,7 @@ def prefix(monkeypatch: pytest.MonkeyPatch) -> str:
     """What only this process calls its segments: one that nobody holds may be removed by any engine that ends beside
     this test, if it has a name of the usual ones."""
     own = f"test-{os.getpid()}-"
-    monkeypatch.setattr(segments, "SEGMENT_PREFIXES", (*segments.SEGMENT_PREFIXES, own))
+    monkeypatch.setattr(leftovers, "SEGMENT_PREFIXES", (*leftovers.SEGMENT_PREFIXES, own))
     return own
 
 

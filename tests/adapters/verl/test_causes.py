@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.verl.core_log import core_exception
+from adapters.verl.causes import core_exception
 
 RAY = "\x1b[36m(vLLMHttpServer pid=68)\x1b[0m "
 CORE = RAY + "(EngineCore pid=90) ERROR 11-24 03:21:50 [core.py:1348] "

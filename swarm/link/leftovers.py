@@ -1,20 +1,54 @@
-"""Shared-memory segments of the processes of an engine run, by inode: which are in use, and which are left over.
+"""What an engine leaves behind on its machine: the folder of its Ray, to which ``run_dir/ray`` leads, and its
+shared-memory segments, by inode.
 
-Invariant: a segment that a living process maps or holds open is never removed.
+Invariant: a folder that a living engine holds, or a segment that a living process maps or holds open, is never removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+#: The beginning of the name of Ray's folder.
+PREFIX = "swarm-ray-"
 #: where POSIX shared memory lives on Linux, and what vLLM, verl and multiprocessing call their segments
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENT_PREFIXES = ("psm_", "verl_weights_", "sem.mp-", "torch_")
+
+
+def hold(folder: Path) -> int | None:
+    """A descriptor that holds ``folder`` for as long as it is open; ``None`` if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_ray_folder(link: Path) -> None:
+    """Remove ``link`` and the folder to which it leads; leave both while somebody holds the folder: in a copy of a run
+    folder the link leads to that of the other run."""
+    if not link.is_symlink():
+        shutil.rmtree(link, ignore_errors=True)
+        return
+    folder = link.parent / link.readlink()
+    with contextlib.suppress(OSError):
+        # never anything but such a folder, whatever somebody made the link lead to
+        if folder.name.startswith(PREFIX) and folder.is_dir():
+            if (descriptor := hold(folder)) is None:
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+    with contextlib.suppress(OSError):
+        link.unlink(missing_ok=True)
 
 
 def held_segments(processes: Iterable[psutil.Process]) -> set[int]:
