@@ -28,10 +28,12 @@ _LINE = re.compile(r"\((?P<process>(?:EngineCore|Worker)\w* pid=\d+)\) ERROR [^\
 _FATAL = ("EngineCore encountered a fatal error", "EngineCore failed to start", "WorkerProc failed to start")
 
 
+class VllmDiedError(EngineError):
+    """No trainer can go on with the vLLM of this run."""
+
+
 def is_final(exc: BaseException) -> bool:
     """Whether another trainer would end alike: vLLM died, or the job is at fault."""
-    from adapters.verl.replicas import VllmDiedError
-
     # Ray's errors are of the class of their cause, too
     return isinstance(exc, ConfigError) or isinstance(innermost(exc), VllmDiedError)
 

@@ -20,8 +20,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from adapters.verl.causes import VllmDiedError
 from adapters.verl.health import HealthWatch, sample_token
-from adapters.verl.replicas import VllmDiedError, VllmServers
+from adapters.verl.replicas import VllmServers
 from swarm.errors import EngineError
 from swarm.job import ServingMode
 from swarm.link.engine import BatchRequests, EngineEnd

@@ -16,8 +16,9 @@ import ray
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from adapters.verl.causes import VllmDiedError
 from adapters.verl.lora import ADAPTERS, ROOM
-from adapters.verl.replicas import FIRST_SERVER, VllmDiedError, check_serving, has_server
+from adapters.verl.replicas import FIRST_SERVER, check_serving, has_server
 
 
 class SwarmVllmServer(vLLMHttpServer):

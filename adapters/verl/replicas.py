@@ -20,6 +20,7 @@ import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
 from adapters.verl import vllm_outputs
+from adapters.verl.causes import VllmDiedError
 from adapters.verl.deadline import WEIGHT_SYNC
 from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
@@ -42,10 +43,6 @@ def outlives_trainer(config: Any) -> bool:
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     return trainer.nnodes == 1 and trainer.n_gpus_per_node == 1 and not rollout.free_cache_engine
-
-
-class VllmDiedError(EngineError):
-    """No trainer can go on with the vLLM of this run."""
 
 
 def has_server() -> bool:

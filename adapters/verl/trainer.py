@@ -21,11 +21,11 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from adapters.verl import agreement, deadline
+from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
-from adapters.verl.lora import syncs_adapter
+from adapters.verl.lora import allowed_difference, check_agreement, difference, syncs_adapter
 from adapters.verl.output import SparingLoggers
 from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
@@ -69,7 +69,7 @@ class SwarmTrainer(PPOTrainerSync):
             ranks=trainer.nnodes * trainer.n_gpus_per_node,
         )
         self._checkpoints.set_aside(resumes=trainer.resume_mode != "disable")
-        self._tolerance = agreement.tolerance(config)
+        self._tolerance = allowed_difference(config)
         # up to this version, tokens of weights that were lost have the numbers of ours
         self._lost = -1
         self._syncs_adapter = syncs_adapter(config)
@@ -245,9 +245,9 @@ class SwarmTrainer(PPOTrainerSync):
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
         columns = [np.concatenate([row.cpu().numpy() for row in data[name].unbind()]) for name in names]
-        if (far := agreement.difference(*columns, version)) is not None:
+        if (far := difference(*columns, version)) is not None:
             metrics["swarm/adapter_difference"] = far
-            agreement.check(far, allowed, version)
+            check_agreement(far, allowed, version)
 
     def _compute_advantage(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = super()._compute_advantage(batch, *args, **kwargs)

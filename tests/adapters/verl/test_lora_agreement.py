@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.verl.agreement import MIN_TOKENS, StaleAdapterError, check, difference, tolerance
+from adapters.verl.lora import MIN_TOKENS, StaleAdapterError, allowed_difference, check_agreement, difference
 from swarm.job import TrainJob
 
 TOKENS = 1000
@@ -51,9 +51,9 @@ def test_only_sampled_tokens_of_the_present_version_count() -> None:
 
 
 def test_too_large_a_difference_is_told_with_the_version() -> None:
-    check(1e-5, 1e-3, 7)
+    check_agreement(1e-5, 1e-3, 7)
     with pytest.raises(StaleAdapterError, match=r"adapter of version 7: .* 10% .* more than 0.3 .allowed: 0.001"):
-        check(0.3, 1e-3, 7)
+        check_agreement(0.3, 1e-3, 7)
 
 
 def config(**changes: Any) -> Any:
@@ -82,7 +82,7 @@ def config(**changes: Any) -> Any:
     ],
 )
 def test_what_is_allowed(changes: dict[str, Any], allowed: float | None) -> None:
-    assert tolerance(config(**changes)) == allowed
+    assert allowed_difference(config(**changes)) == allowed
 
 
 # verl imports what Ray has moved
