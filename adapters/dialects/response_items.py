@@ -1,15 +1,16 @@
 """The input items and tools of a Responses request in chat form, and tool calls on their way back.
 
 Invariant: whatever a conversation contains, the session goes on. What the chat form cannot express is replaced by a
-text if the user or a tool said it, left out if the model did, and noted either way. A call goes out with the name,
-namespace and kind that the request gave to its tool; sent back, it names the same function again.
+text if the user or a tool said it, or if it stands for a conversation, left out if the model said it, and noted either
+way. A call goes out with the name, namespace and kind that the request gave to its tool; sent back, it names the same
+function again.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -165,7 +166,7 @@ def _chosen(choice: Fields) -> str:
 
 
 #: Marks our reasoning and summaries in ``encrypted_content``, the only place where some clients keep it.
-_OURS = "swarm-gateway:"
+SEAL = "swarm-gateway:"
 _COMPACT = (
     "Summarize this conversation for a model that goes on with it and sees nothing else of it: what was asked for, "
     "what was decided and done, what is known, and what is left to do. Answer with the summary alone."
@@ -175,17 +176,17 @@ _COMPACTED = "A summary of the conversation so far:\n\n"
 
 def sealed(text: str) -> str:
     """``encrypted_content`` of our reasoning or summary: it is no secret, it only travels there."""
-    return _OURS + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+    return SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 
 def _unsealed(item: Fields) -> str | None:
     """What :func:`sealed` made the ``encrypted_content`` of; ``None`` if it is another's."""
     secret = item.data.get("encrypted_content")
-    if not isinstance(secret, str) or not secret.startswith(_OURS):
+    if not isinstance(secret, str) or not secret.startswith(SEAL):
         return None
     item.drop("encrypted_content")
     try:
-        return base64.b64decode(secret.removeprefix(_OURS), validate=True).decode("utf-8", "surrogatepass")
+        return base64.b64decode(secret.removeprefix(SEAL), validate=True).decode("utf-8", "surrogatepass")
     except (binascii.Error, UnicodeDecodeError):
         refuse(item.at("encrypted_content"), "is not what this gateway gave out")
 
@@ -194,6 +195,20 @@ def uttered(item: dict[str, Any]) -> dict[str, Any]:
     """An item of an answer; what it says, if it is a summary of ours."""
     summary = _unsealed(Fields(item)) if item.get("type") == "compaction" else None
     return item if summary is None else {"role": "assistant", "content": summary}
+
+
+def unsealed(items: Iterable[Any]) -> list[Any]:
+    """``items`` for another model, whose maker refuses what others sealed: our summaries in plain, without our sealed
+    reasoning."""
+    plain: list[Any] = []
+    for item in items:
+        match item:
+            case {"type": "compaction" | "reasoning", "encrypted_content": str() as secret} if secret.startswith(SEAL):
+                if item["type"] == "compaction" and (summary := _unsealed(Fields(item))):
+                    plain.append({"type": "message", "role": "user", "content": _COMPACTED + summary})
+            case _:
+                plain.append(item)
+    return plain
 
 
 def compacts(data: Mapping[str, Any]) -> bool:
@@ -258,7 +273,7 @@ def _add(conversation: ConversationBuilder, item: Fields, kind: str, before: str
             # see tools_of
             item.drop("role", "tools")
         case _:
-            if kind.endswith("_output") or item.data.get("output") is not None:
+            if kind.endswith("_output") or kind == "compaction" or item.data.get("output") is not None:
                 item.note(f"{kind} is replaced by a text")
                 text = "\n".join(_texts(item.take("output")))
                 unknown = unread(f"An item of type {kind!r:.60}")

@@ -137,7 +137,7 @@ class ResponsesDialect(Dialect):
         utterances = [uttered(item) for item in body["output"] if item.get("type", "message") in _SAID]
         if utterances and utterances[-1].get("type") == "compaction":
             raise unreadable("only its maker can read its summary")
-        items = [part for item in utterances for part in (_NO_THOUGHT, item)]
+        items = [part for item in utterances if item.get("type") != "compaction" for part in (_NO_THOUGHT, item)]
         turns = self.parse({"model": "any", "input": items}).messages if items else []
         match body.get("status"):
             case "completed":

@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode, object_in
+from adapters.dialects.response_items import unsealed
 from adapters.dialects.responses import ResponseStream
 from adapters.dialects.sse import SseDecoder
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
@@ -75,7 +76,12 @@ class ResponsesEndpoint(DialectEndpoint):
         )
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
-        """A response of an upstream that stands in is stored, too: the swarm may answer the next turn."""
+        """A response of an upstream that stands in is stored, too: the swarm may answer the next turn. It refuses what
+        is sealed here."""
+        items = _items(data.get("input"))
+        plain = unsealed(items)
+        if plain != items and not await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
+            incoming = replace(incoming, raw=encode({**(object_in(incoming.raw) or {}), "input": plain}))
         outcome = await super().answer(gateway, incoming, data)
         if not isinstance(outcome, Relayed) or outcome.status != 200:
             return outcome
@@ -137,7 +143,7 @@ class _StoringRendering(Rendering):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         # it repeats the instructions, the tools and the metadata
-        if not self.consent.keeps([items, response]):
+        if not self.consent.keeps([unsealed(items), response]):
             return
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 

@@ -11,6 +11,8 @@ import re
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from adapters.dialects.response_items import SEAL
+
 _REMOVED = "[removed]"
 #: Names of fields that hold a secret; the ``token`` of log-probabilities is not one.
 _SECRET_FIELD = re.compile(
@@ -25,6 +27,8 @@ _JWT = re.compile(rf"{_BEGIN}eyJ[A-Za-z0-9_-]{{8,}}+(?P<rest>\.[A-Za-z0-9_-]{{8,
 #: Other forms of secrets: keys of providers and of ours, tokens, private keys, passwords in addresses.
 _SECRET_TEXT = re.compile(
     rf"{_BEGIN}(sk|pk|rk|xox[abprs]|gh[pousr]|github_pat|glpat|hf|AIza|AKIA|ASIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{{14,}}"
+    # what we seal is read by anybody, and by no pattern
+    rf"|{SEAL}[A-Za-z0-9+/=]{{8,}}"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
     r"|(?<=://)[^\s/@:\"\\]+:[^\s/@\"\\]+(?=@)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from adapters.dialects.response_items import sealed
 from adapters.dialects.sse import encode_named
 from gateway.api.responses import ResponsesEndpoint
 from gateway.types import Relayed
@@ -175,6 +176,26 @@ async def test_the_fallback_gets_the_kept_items_that_are_referred_to(
         items = [{**typed, "id": kept["id"]}, {"role": "user", "content": "and?"}]
         await http.post("/v1/responses", json={"model": "tiny", "input": items})
     assert upstream.got[-1].body["input"] == [kept, items[1]]
+
+
+async def test_the_fallback_gets_nothing_that_is_sealed_here(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    """OpenAI refuses what others encrypted; an upstream that stands in for nobody gave out such items itself."""
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": sealed("Well")}
+    summary = {"type": "compaction", "encrypted_content": sealed("They said hi.")}
+    theirs = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA"}
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": [summary, thought, theirs, {"role": "user", "content": "and?"}],
+        "store": False,
+    }
+    for swarm in (AWAY, {"swarm_url": None}):
+        async with open_gateway(**swarm, upstream={"base_url": upstream.url}) as http:
+            await http.post("/v1/responses", json=asked)
+    first, second = [got.body for got in upstream.got if got.target == "/v1/responses"]
+    said, *more = first["input"]
+    assert (said["role"], said["content"].partition("\n\n")[2]) == ("user", "They said hi.")
+    assert (first, second) == ({**asked, "input": [said, *asked["input"][2:]]}, asked)
+    assert more == asked["input"][2:]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -274,6 +274,14 @@ def test_outputs_of_other_tools_become_a_text(item: dict[str, Any], told: str) -
     assert request.left_out == (f"input.1: {item['type']} is replaced by a text",)
 
 
+def test_another_makers_summary_is_replaced_by_a_text() -> None:
+    """It stands for the whole conversation, which was empty without it."""
+    request = DIALECT.parse({"input": [{"type": "compaction", "encrypted_content": "gAAAAA"}]})
+    (turn,) = request.messages
+    assert (turn["role"], turn["content"][:27]) == ("user", "[An item of type 'compactio")
+    assert request.left_out == ("input.0: compaction is replaced by a text",)
+
+
 def test_an_image_among_late_instructions_is_carried() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,x"}
     (turn,) = parsed(HI, {"role": "developer", "content": [image]})["messages"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adapters.dialects.response_items import sealed
 from gateway.observability.scrubbing import readable_body, text_without_secrets, without_credentials, without_secrets
 
 
@@ -21,6 +22,7 @@ from gateway.observability.scrubbing import readable_body, text_without_secrets,
         "ghp_abcdefghijklmnopqrst",
         "AKIAIOSFODNN7EXAMPLE",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def_ghi",
+        sealed("my key is sk-proj-abcdefghijklmnop0123"),
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----",
     ],
 )
