@@ -26,9 +26,8 @@ from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Caller, Outcome, Relayed
 from swarm.errors import MethodError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.http.asgi import decoded, header, parse_json
+from swarm.http.asgi import decoded, parse_json
 from swarm.http.client import Answer
-from swarm.http.serve import no_websockets
 
 _CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
 _NONE: Mapping[str, str] = {}
@@ -98,9 +97,6 @@ class AnyOther:
         self._endpoints = {dialect: Passthrough(ours, dialect) for dialect in DIALECTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if header(scope["headers"], b"sec-websocket-version") is not None:
-            # of its offer a proxy such as nginx passes on the rest alone
-            raise no_websockets()
         path: str = scope["path"]
         if (ours := _SLASHES.sub("/", path).rstrip("/")) in self._ours and ours != path:
             # without scheme and host: where a balancer speaks TLS, the gateway knows neither

@@ -189,6 +189,9 @@ class ErrorMiddleware:
         scope.setdefault("state", {})["body_limit"] = limit
         exchange = _Exchange(scope, receive, send, limit, self._body_seconds)
         try:
+            if header(scope["headers"], b"sec-websocket-version") is not None:
+                # of its offer a proxy such as nginx passes on the rest alone
+                raise no_websockets()
             await self.app(scope, exchange.receive, exchange.send)
         except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect, ClientGoneError) as exc:
             if exchange.begun:
@@ -379,6 +382,14 @@ def _methods_at(request: Request) -> str:
     fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = [method for route in fitting if route.path == fitting[0].path for method in route.methods or ()]
     return ", ".join(sorted({*methods}))
+
+
+def no_websockets() -> RequestError:
+    """The answer to a request for a WebSocket: a 426, upon which clients that try one first (Codex) ask by HTTP at
+    once."""
+    error = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets")
+    error.status = 426
+    return error
 
 
 def stopping() -> UnavailableError:

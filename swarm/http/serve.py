@@ -28,8 +28,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from swarm.errors import ConfigError, RequestError
-from swarm.http.asgi import App
+from swarm.errors import ConfigError
+from swarm.http.asgi import App, no_websockets
 
 logger = logging.getLogger(__name__)
 
@@ -141,14 +141,6 @@ class Http11(HttpToolsProtocol):
             head, end, rest = data.partition(b"\r\n\r\n")
             data = _HTTP2_OFFER.sub(b"", head + end) + rest
         super().data_received(data)
-
-
-def no_websockets() -> RequestError:
-    """The answer to a request for a WebSocket: a 426, upon which clients that try one first (Codex) ask by HTTP at
-    once."""
-    error = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets")
-    error.status = 426
-    return error
 
 
 class NoWebSockets(asyncio.Protocol):

@@ -177,6 +177,15 @@ async def test_what_answers_get_answers_head(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.anyio
+async def test_who_wants_a_websocket_through_a_proxy_is_told_at_once_to_use_http(client: httpx.AsyncClient) -> None:
+    """As Codex through nginx, which takes `Upgrade` out: upon a 426 alone it asks by HTTP at once."""
+    async with client:
+        for path in ("/echo", "/nowhere"):
+            answer = await client.get(path, headers={"sec-websocket-version": "13"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (426, "no_websockets")
+
+
+@pytest.mark.anyio
 async def test_unknown_route_and_method_are_openai_shaped(client: httpx.AsyncClient) -> None:
     async with client:
         unknown, method = await client.get("/nope"), await client.get("/echo")
