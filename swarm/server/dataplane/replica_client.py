@@ -260,4 +260,4 @@ def _failure(status: int, content: bytes, asked: Mapping[str, Any]) -> UpstreamE
 
 
 def _prompt_field(asked: Mapping[str, Any]) -> str:
-    return next((name for name in ("prompt", "input") if name in asked), "messages")
+    return next((name for name in ("prompt", "input") if asked.get(name) is not None), "messages")

@@ -327,6 +327,14 @@ async def test_what_vllm_would_refuse_of_the_sampling_is_refused_where_it_is_ove
     assert rig.vllm.requests == []
 
 
+async def test_what_is_too_long_of_a_chat_are_its_messages(rig: Rig) -> None:
+    """Though some send every field that they know, the empty ones as null."""
+    said = "The decoder prompt (length 120) is longer than the maximum model length of 100. Make sure that ..."
+    rig.vllm.script.append(lambda _: JSONResponse({"error": {"message": said, "code": 400}}, status_code=400))
+    refused = (await (await rig.claim()).chat(prompt=None, input=None)).json()["error"]
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "messages")
+
+
 async def test_parallel_calls_of_one_episode_run_in_parallel(rig: Rig) -> None:
     both = asyncio.Barrier(2)
 
