@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from functools import wraps
 from time import monotonic
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar, cast
 
 from swarm.client import wire
 from swarm.client.calls import Calls
@@ -467,4 +467,5 @@ class AsyncSwarmClient:
 
 
 def _task_id_of(task: Task | str) -> str:
-    return task if isinstance(task, str) else task.task_id
+    # what is neither is refused by the body
+    return cast("str", getattr(task, "task_id", task))

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from pydantic import ConfigDict
+
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
 from swarm.concurrency import Background, Interruptible
@@ -128,13 +130,19 @@ class ThrottleSchedule:
 Throttle = SwarmThrottlePolicy | ThrottleSchedule | Mapping[str, Any]
 
 
+class _OurThrottle(SwarmThrottlePolicy):
+    """What a caller here misspells is no field of a foreign client."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def as_policy(throttle: Throttle | None, task_id: str | None = None) -> SwarmThrottlePolicy | ThrottleSchedule | None:
     """``throttle`` with its fields checked, for an episode of the task ``task_id`` if one is named.
 
     Raises:
-        RequestError: a field is out of range.
+        RequestError: a field is out of range, or there is no such field.
     """
-    policy = wire.checked(SwarmThrottlePolicy, throttle) if isinstance(throttle, Mapping) else throttle
+    policy = wire.checked(_OurThrottle, throttle) if isinstance(throttle, Mapping) else throttle
     if policy is None or task_id is None:
         return policy
     if isinstance(policy, ThrottleSchedule):
@@ -335,7 +343,9 @@ def _call(
         "client_uuid": client_uuid,
         "episode_type": wanted.episode_type,
         "discard_episode_timeout": wanted.discard_episode_timeout,
-        "max_episode_seconds": wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout),
+        "max_episode_seconds": min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
+        if wanted.max_episode_seconds is None
+        else wanted.max_episode_seconds,
         "throttle_policy": policy,
         "wait_seconds": poll,
         "unless_batch_waits": wanted.unless_batch_waits,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from swarm.client import SwarmClient
@@ -58,4 +60,6 @@ def test_a_group_end_has_one_key_in_any_order(server: ScriptedServer, client: Sw
 def test_a_task_without_id_is_refused_at_once(server: ScriptedServer, client: SwarmClient) -> None:
     with pytest.raises(RequestError, match="task_id"):
         client.end_episode("", "e1", OUTPUT)
+    with pytest.raises(RequestError, match="task_id: Input should be a valid string"):
+        client.end_episode(cast("str", 17), "e1", OUTPUT)
     assert server.requests == []

@@ -23,6 +23,18 @@ def test_steps_must_rise(ratios: list[tuple[int, float]]) -> None:
         ThrottleSchedule(ratios)
 
 
+def test_a_misspelt_field_is_refused(server: ScriptedServer, client: SwarmClient) -> None:
+    with pytest.raises(RequestError, match="expected_batchsize: Extra inputs"):
+        client.begin_episode(throttle_policy={"ratio": 1.0, "expected_batchsize": 4})
+    assert server.requests == []
+
+
+def test_no_time_at_all_is_refused(server: ScriptedServer, client: SwarmClient) -> None:
+    with pytest.raises(RequestError, match="max_episode_seconds: Input should be greater than 0"):
+        client.begin_episode(max_episode_seconds=0)
+    assert "/claim_episode" not in str(server.requests)
+
+
 def test_every_poll_carries_the_ratio_of_its_step(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/get_engine_status", engine(EngineState.ROLLING, step=1), engine(EngineState.ROLLING, step=2))
     server.script("/claim_episode", not_yet("throttled: 4 of 4 tasks"), claimed())
