@@ -71,6 +71,8 @@ def create_key(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once. A running gateway takes it within about a second."""
+    if "" in (route or ()):
+        raise ConfigError("--route '': name a route, or leave it out for all of them")
     opened, settings = _open(file, config)
     if settings is not None and (unknown := [name for name in route or () if name not in settings.route_names]):
         raise ConfigError(f"there is no route {unknown[0]!r}; there are: {', '.join(settings.route_names)}")

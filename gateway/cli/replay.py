@@ -98,6 +98,8 @@ def replay(
         raise ConfigError("--hooks and --no-train go together: what is trained is judged by the gateway's hook")
     if no_train and (command is not None or steps is not None):
         raise ConfigError("--no-train sends the prompts itself and trains nothing: leave out --command and --steps")
+    if command is not None and max_tokens is not None:
+        raise ConfigError("--command asks by itself: leave out --max-tokens")
     if no_train and compare and len(compare) > 1:
         raise ConfigError("--no-train compares with one earlier report: give --compare once")
     run = gateway_run(base_url)

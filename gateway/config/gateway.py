@@ -13,7 +13,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from gateway.config.route import RouteSettings, Secret
 from swarm.data import located
@@ -30,7 +30,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 ModelName = Annotated[str, Field(min_length=1)]
-Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/]+)$")]
+Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/]+)$", to_lower=True)]
 
 
 def is_pattern(name: str) -> bool:

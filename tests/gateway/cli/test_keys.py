@@ -119,6 +119,7 @@ def test_a_key_says_whether_it_is_trained(config: Path, option: str, train: bool
     ("arguments", "message"),
     [
         (["create", "app", "--route", "wirter"], r"no route 'wirter'; there are: writer, critic"),
+        (["create", "app", "--route", ""], "name a route, or leave it out"),
         (["create", "app", "--rpm", "0"], "requests_per_minute"),
         (["create", "app", "--expires", "soon"], "--expires"),
         (["revoke", "nobody"], "no key 'nobody'"),

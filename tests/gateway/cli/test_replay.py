@@ -35,6 +35,7 @@ def on_compute_relative_reward(task, candidates, context):
         (["--no-train"], "--hooks and --no-train go together"),
         (["--no-train", "--hooks", "x", "--steps", "3"], "leave out --command and --steps"),
         (["--no-train", "--hooks", "x", "--command", "app {question}"], "leave out --command and --steps"),
+        (["--command", "app {question}", "--max-tokens", "9"], "leave out --max-tokens"),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], words: str) -> None:
