@@ -148,8 +148,8 @@ def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: b
     kept = kept_steps(folder)
     if not kept:
         raise ConfigError(
-            f"no step was saved in {folder}: job.save_freq is {job.save_freq} (-1: never), and the run has done {done} "
-            "steps",
+            f"no step was saved in {folder}: its job's save_freq is {job.checkpoint_every or -1} (-1: never), and the "
+            f"run has done {done} steps",
             code="no_checkpoint",
         )
     if step is not None:

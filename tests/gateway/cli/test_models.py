@@ -73,6 +73,10 @@ def test_what_cannot_be_exported_is_refused_with_what_is_there(
     journal(tmp_path / "run", TrainJob(model="tiny", save_freq=-1), *steps("r", 1, 2, 3, 4, 5, 6, 7))
     assert "no step was saved" in (error := refused()) and "save_freq is -1 (-1: never)" in error
     assert "the run has done 7 steps" in error
+    for number, (field, override) in enumerate([(20, -1), (-1, 20)]):
+        job = TrainJob(model="tiny", save_freq=field, overrides={"trainer.save_freq": override})
+        journal(tmp_path / f"run{number}", job, *steps("r", 1))
+        assert f"save_freq is {override} (-1: never)" in refused("--run-dir", str(tmp_path / f"run{number}"))
     saved(tmp_path / "run", _2=0.9, _6=0.1)
     assert "step 3 is not kept" in (error := refused("--step", "3")) and "kept are 2, 6" in error
     assert "give one of them" in refused("--step", "2", "--best")
