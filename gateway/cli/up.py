@@ -269,9 +269,9 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
         if kind == "listening" and values["name"] == "gateway":
             gateway = values["url"]
         fields = values | _words(kind, values)
-        if kind == "stage":
-            # whoever may claim may name a route
-            fields |= {name: printable(values[name]) for name in ("route", "by", "why")}
+        if kind in ("stage", "hook_failed"):
+            # whoever may claim may name a route, and a hook quotes answers
+            fields |= {name: printable(text) for name, text in values.items() if isinstance(text, str)}
         fields["use"] = f"point your app at {gateway}/v1" if gateway else "training begins"
         fields |= {"stays": "; the gateway stays", "answered": "users are answered, and "} if gateway else _NO_USERS
         line = _step(values) if kind == "step" else _LINES.get(kind, "").format_map(fields)

@@ -149,6 +149,9 @@ def test_a_route_that_a_client_names_does_not_command_the_terminal(capsys: pytes
     out = printed(capsys, False, ("stage", {"route": "mine\x1b]0;owned\x07\n    1.0 s  all stopped", **moved}))
     assert "\x1b" not in out and "\x07" not in out
     assert len(out.splitlines()) == 1 and "by the verdict: not worse" in out
+    # a hook's error quotes an answer, and a log of JSON brings it as it was
+    out = printed(capsys, False, ("hook_failed", {"code": "hook_error", "sentence": "it raised E('\x1b[2J')"}))
+    assert "\x1b" not in out and "it raised E" in out
 
 
 def test_train_has_no_gateway_and_no_users(capsys: pytest.CaptureFixture[str]) -> None:
