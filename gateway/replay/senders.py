@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import time
@@ -176,9 +177,10 @@ def _answers(completion: Mapping[str, Any]) -> tuple[SavedAnswer, ...]:
 
 def _number(text: str | None) -> float | None:
     try:
-        return None if text is None else float(text)
+        number = math.nan if text is None else float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 class CommandSender:

@@ -50,6 +50,8 @@ async def test_the_headers_of_a_response_are_read() -> None:
     assert (outcome.failure, outcome.reward, outcome.policy_version) == ("", 0.5, 3)
     assert outcome.untrained == "batch_waits"
     assert seen[0].headers["authorization"] == "Bearer key"
+    odd = await over_http(JSONResponse(COMPLETION, headers={**told, "x-swarm-policy-version": "nan"}), seen)
+    assert (odd.failure, odd.reward, odd.policy_version) == ("", 0.5, None)
 
 
 @pytest.mark.parametrize(
