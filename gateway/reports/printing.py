@@ -35,7 +35,10 @@ from swarm.intervals import mean_interval
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`"
 #: The same of `train`, which has no gateway and no hook.
-_EVALUATION = "held-out tasks prove more: give the file `eval` and `tasks.validation`"
+_EVALUATION = (
+    "no evaluation has a reward, and held-out tasks prove more: give the file `eval` and `tasks.validation`, or see "
+    "why their episodes failed"
+)
 #: Values of steps that have a column only where one is known.
 _WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
