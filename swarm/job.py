@@ -216,7 +216,9 @@ class TrainJob(Model):
     resume: bool = Field(
         default=False, description="go on from the last checkpoint; `up` and `train` see to that by themselves"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is a GPU")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto: cuda where the server's machine has a GPU"
+    )
     n_gpu: int = Field(default=1, ge=1, description="accelerators per node (on a CPU: 1)")
     nnodes: int = Field(default=1, ge=1, description="nodes of a Ray cluster; 1: this machine")
     tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs of one replica of vLLM")
