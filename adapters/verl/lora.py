@@ -230,7 +230,7 @@ def allowed_difference(config: Any) -> float | None:
     return TOLERANCES.get(str(config.actor_rollout_ref.rollout.dtype), ROUNDED_TOLERANCE) if compared else None
 
 
-def difference(
+def sampling_difference(
     trained: npt.NDArray[Any],
     sampled: npt.NDArray[Any],
     mask: npt.NDArray[Any],
@@ -254,7 +254,7 @@ def difference(
 
 
 def check_agreement(far: float, allowed: float, version: int) -> None:
-    """Raise :class:`StaleAdapterError` if the ``difference`` is more than is allowed."""
+    """Raise :class:`StaleAdapterError` if the :func:`sampling_difference` is more than is allowed."""
     if far > allowed:
         raise StaleAdapterError(
             f"vLLM does not sample with the adapter of version {version}: of the tokens that it says to have sampled "

@@ -25,7 +25,7 @@ from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
-from adapters.verl.lora import allowed_difference, check_agreement, difference, syncs_adapter
+from adapters.verl.lora import allowed_difference, check_agreement, sampling_difference, syncs_adapter
 from adapters.verl.output import SparingLoggers
 from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
 from adapters.verl.steps import mini_batch_rows, plain_metrics, spread_groups
@@ -245,7 +245,7 @@ class SwarmTrainer(PPOTrainerSync):
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
         columns = [np.concatenate([row.cpu().numpy() for row in data[name].unbind()]) for name in names]
-        if (far := difference(*columns, version)) is not None:
+        if (far := sampling_difference(*columns, version)) is not None:
             metrics["swarm/adapter_difference"] = far
             check_agreement(far, allowed, version)
 

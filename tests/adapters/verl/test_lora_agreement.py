@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.verl.lora import MIN_TOKENS, StaleAdapterError, allowed_difference, check_agreement, difference
+from adapters.verl.lora import MIN_TOKENS, StaleAdapterError, allowed_difference, check_agreement, sampling_difference
 from swarm.job import TrainJob
 
 TOKENS = 1000
@@ -19,7 +19,7 @@ ALL, NEWEST = np.ones(TOKENS), np.full(TOKENS, 3)
 
 
 def far(sampled: Any, mask: Any = ALL, versions: Any = NEWEST) -> float | None:
-    return difference(TRAINED, np.asarray(sampled, np.float32), mask, versions, 3)
+    return sampling_difference(TRAINED, np.asarray(sampled, np.float32), mask, versions, 3)
 
 
 def test_the_same_weights_differ_by_what_is_rounded() -> None:
