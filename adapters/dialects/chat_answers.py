@@ -93,7 +93,8 @@ class Unfolding:
         steps: list[Step] = []
         for choice in cast("Sequence[dict[str, Any]]", chunk.get("choices") or ()):
             steps += self.take_delta(choice.get("delta") or {})
-            if choice.get("finish_reason") is not None:
+            # some servers give an empty one with each chunk
+            if choice.get("finish_reason"):
                 self.finish_reason = choice["finish_reason"]
                 self.stop_reason = choice.get("stop_reason")
                 steps += self.close()

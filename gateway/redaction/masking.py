@@ -157,7 +157,8 @@ class Unmasking:
         choices = [_copied(choice) for choice in cast("list[Chunk]", chunk.get("choices") or [])]
         for choice in choices:
             index: int = choice.get("index", 0)
-            over = choice.get("finish_reason") is not None
+            # some servers give an empty one with each chunk
+            over = bool(choice.get("finish_reason"))
             if isinstance(stop := choice.get("stop_reason"), str):
                 choice["stop_reason"] = _filled(stop, self._values, in_json=False)
             calls: list[Chunk] = (choice.get("delta") or {}).get("tool_calls") or []

@@ -78,6 +78,22 @@ def test_a_refusal_and_a_text_in_parts_are_texts_in_other_dialects(said: dict[st
         assert [(part.kind, part.text) for part in parts] == [("text", "No.")]
 
 
+def test_an_empty_finish_reason_is_no_end() -> None:
+    """Some servers give one with each chunk (SGLang 0.4, Ollama 0.1)."""
+    assembly, unfolding = Assembly(), Unfolding()
+    call = {"index": 0, "id": "c1", "function": {"name": "look", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": "{}"}}
+    deltas: list[dict[str, Any]] = [{"content": "h"}, {"content": "m"}, {"tool_calls": [call]}, {"tool_calls": [more]}]
+    for delta in deltas:
+        chunk = {"id": "i", "choices": [{"index": 0, "delta": delta, "finish_reason": ""}]}
+        assembly.take(chunk)
+        unfolding.take(chunk)
+    assert [(part.kind, part.text) for part in unfolding.parts] == [("text", "hm"), ("call", "{}")]
+    for stream in (assembly.answer, unfolding.end):
+        with pytest.raises(UpstreamError):
+            stream()
+
+
 def test_log_probabilities_are_joined() -> None:
     assembly = Assembly()
     for token in ("a", "b"):

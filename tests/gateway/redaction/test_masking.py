@@ -181,6 +181,14 @@ def test_what_is_held_goes_out_at_the_end_of_a_stream_without_one() -> None:
     assert "".join(part["choices"][0]["text"] for part in said) == "to [EMA"
 
 
+def test_an_empty_finish_reason_lets_nothing_go() -> None:
+    """Some servers give one with each chunk."""
+    unmasking = Unmasking({"[EMAIL_1]": EMAIL})
+    parts = [chunk(0, "", content="to [EMA"), chunk(0, "", content="IL_1]"), chunk(0, "stop")]
+    said = [out["choices"][0]["delta"].get("content", "") for part in parts for out in unmasking.take(part)]
+    assert "".join(said) == f"to {EMAIL}"
+
+
 def test_a_name_behind_a_backslash_that_is_no_escape_is_masked() -> None:
     arguments = json.dumps({"path": r"C:\Users\nadia\x", "by": "Yours,\nnadia"})
     texts: list[Any] = [r"see C:\Users\nadia\x", {"function": {"name": "read", "arguments": arguments}}]
