@@ -29,7 +29,8 @@ class MessageAssembly:
         for call in cast("Sequence[Chunk]", delta.get("tool_calls") or ()):
             index: int = call.get("index") or 0
             number = self._numbers.get(index, 0)
-            if begins_another(call, self._calls.get((index, number), {}).get("id")):
+            earlier = self._calls.get((index, number))
+            if begins_another(call, None if earlier is None else earlier.get("id") or ""):
                 number = self._numbers[index] = number + 1
             whole = self._calls.setdefault((index, number), {"function": {}})
             _merge(whole["function"], call.get("function") or {})
@@ -98,11 +99,12 @@ class Assembly:
                 self._extra[name] = value
 
 
-def begins_another(call: Mapping[str, Any], open_id: object) -> bool:
-    """Whether the delta of a call begins another one than the call ``open_id`` of the same index: some servers give all
-    calls one index, or none."""
-    named = (call.get("function") or {}).get("name")
-    return bool(open_id and named) and call.get("id") not in (None, "", open_id)
+def begins_another(call: Mapping[str, Any], open_id: str | None) -> bool:
+    """Whether the delta of a call begins another one than the call ``open_id`` of the same index (empty: it has no id;
+    ``None``: there is none): some servers give all calls one index, or none."""
+    if open_id is None or not (call.get("function") or {}).get("name"):
+        return False
+    return call.get("id") not in (None, "", open_id) or not open_id
 
 
 def answer_of_chunks(chunks: Iterable[Chunk]) -> SampledAnswer:

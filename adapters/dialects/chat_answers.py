@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -76,7 +77,9 @@ class Unfolding:
         self.stop_reason: int | str | None = None
         self.usage: dict[str, Any] = {}
         self._open: AnswerPart | None = None
+        #: index and id of the open call, as its server says them
         self._call: int | None = None
+        self._call_id = ""
         #: what came while a call was open, which may go on: vLLM's parsers send the text between two calls late
         self._waiting: list[tuple[Kind, str]] = []
 
@@ -147,11 +150,12 @@ class Unfolding:
         function: Mapping[str, Any] = call.get("function") or {}
         index: int = call.get("index") or 0
         part, call_id, name = self._open, call.get("id"), function.get("name")
-        if part is None or index != self._call or begins_another(call, part.call_id):
-            if not call_id or not name:
-                raise UpstreamError("the engine streams a tool call without an id or a name", code="malformed_answer")
-            part = self._begin(steps, "call", call_id, name)
-            self._call = index
+        if part is None or index != self._call or begins_another(call, self._call_id):
+            if not name:
+                raise UpstreamError("the engine streams a tool call without a name", code="malformed_answer")
+            # some servers give none, by which a result could name its call
+            part = self._begin(steps, "call", call_id or f"call_{uuid.uuid4().hex}", name)
+            self._call, self._call_id = index, call_id or ""
         if arguments := function.get("arguments"):
             self._more(steps, part, arguments)
 

@@ -78,6 +78,24 @@ def test_a_refusal_and_a_text_in_parts_are_texts_in_other_dialects(said: dict[st
         assert [(part.kind, part.text) for part in parts] == [("text", "No.")]
 
 
+@pytest.mark.parametrize("unnamed", [{}, {"id": None}, {"id": ""}])
+@pytest.mark.parametrize("index", [{}, {"index": 0}])
+def test_calls_without_an_id_get_one_and_stay_apart(unnamed: dict[str, Any], index: dict[str, Any]) -> None:
+    """Gemini's and LM Studio's may have an empty one; in other dialects a result names its call."""
+    calls = [
+        {**unnamed, **index, "type": "function", "function": {"name": "look", "arguments": f"[{k}]"}} for k in range(2)
+    ]
+    assembly, unfolding = Assembly(), Unfolding()
+    for chunk in ({"delta": {"tool_calls": calls}}, {"delta": {}, "finish_reason": "tool_calls"}):
+        for reader in (assembly, unfolding):
+            reader.take({"id": "i", "choices": [{"index": 0, **chunk}]})
+    joined = assembly.answer().message["tool_calls"]
+    assert [call["function"] for call in joined] == [call["function"] for call in calls]
+    for parts in (parts_of({"role": "assistant", "content": None, "tool_calls": calls}), unfolding.parts):
+        assert [(part.name, part.text) for part in parts] == [("look", "[0]"), ("look", "[1]")]
+        assert parts[0].call_id and parts[1].call_id and parts[0].call_id != parts[1].call_id
+
+
 def test_an_empty_finish_reason_is_no_end() -> None:
     """Some servers give one with each chunk (SGLang 0.4, Ollama 0.1)."""
     assembly, unfolding = Assembly(), Unfolding()

@@ -428,7 +428,7 @@ def test_a_stream_without_an_end_is_no_answer() -> None:
 
 def test_a_call_without_a_name_is_no_answer() -> None:
     delta = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
-    with pytest.raises(UpstreamError, match="without an id or a name"):
+    with pytest.raises(UpstreamError, match="without a name"):
         DIALECT.stream({}).take({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 

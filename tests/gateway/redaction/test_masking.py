@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -141,12 +142,12 @@ def test_what_is_held_goes_out_before_a_call_that_opens_without_arguments() -> N
 
 
 def test_calls_of_one_index_stay_apart() -> None:
-    """Some servers give all calls one index, or none."""
+    """Some servers give all calls one index, or none, and some give none an id."""
     arguments = '{"to": "[EMAIL_1]"}'
-    for place in ({"index": 0}, {}, {"index": None}):
+    places: list[dict[str, Any]] = [{"index": 0}, {}, {"index": None}]
+    for place, ids in itertools.product(places, (("call_0", "call_1"), ("", ""))):
         calls = [
-            {**place, "id": f"call_{number}", "type": "function", "function": {"name": "f", "arguments": arguments}}
-            for number in range(2)
+            {**place, "id": name, "type": "function", "function": {"name": "f", "arguments": arguments}} for name in ids
         ]
         unmasking, assembly = Unmasking({"[EMAIL_1]": EMAIL}), Assembly()
         for part in (chunk(0, tool_calls=calls), chunk(0, "stop")):

@@ -81,5 +81,5 @@ async def test_an_answer_that_makes_no_sense_is_not_trained(rig: Rig, episode: C
     rig.vllm.script.append(plain([5], message={"role": "assistant", "content": None, "tool_calls": [call]}))
     response = await rig.client.send(request(episode, path))
     assert response.status_code == 502
-    assert "without an id or a name" in response.json()["error"]["message"]
+    assert "without a name" in response.json()["error"]["message"]
     assert rig.controller.pool.running.open(episode.uuid, episode.key).quarantine_reason
