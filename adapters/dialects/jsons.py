@@ -66,6 +66,16 @@ def object_in(text: bytes | str) -> dict[str, Any] | None:
 
 
 def error_in(text: bytes | str) -> dict[str, Any]:
-    """The ``error`` object of an answer in OpenAI's form; empty if it has none."""
-    error: Any = (object_in(text) or {}).get("error")
-    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    """The ``error`` object of an answer in OpenAI's form, or the ``message`` of one in another (of Gemini, Mistral,
+    TGI, FastAPI); empty if it has none."""
+    try:
+        data: Any = decode(text)
+    except (ValueError, RecursionError):
+        return {}
+    match data[0] if isinstance(data, list) and data else data:
+        case {"error": dict(error)}:
+            return cast("dict[str, Any]", error)
+        case {"error": str(words)} | {"message": words} | {"detail": words} if words:
+            return {"message": words if isinstance(words, str) else encode(words).decode()}
+        case _:
+            return {}

@@ -24,7 +24,7 @@ from gateway.config.route import UpstreamConfig
 from gateway.routing.breaker import Breaker, BreakerState
 from gateway.types import AnyRequest, Decided, Incoming, Live, Outcome, Relayed
 from swarm.concurrency import backoff
-from swarm.errors import NotFoundError, RelayedError, UnavailableError, UpstreamError
+from swarm.errors import NotFoundError, OverloadedError, RelayedError, UnavailableError, UpstreamError
 from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has_proxy, retry_after
 
 logger = logging.getLogger(__name__)
@@ -246,7 +246,8 @@ class Upstream:
             return UnavailableError(
                 f"{self._name} cannot be reached{why}", code="upstream_unreachable", retry_after=2.0
             )
-        return UpstreamError(f"{self._name} broke off{why}", code="upstream_broke_off")
+        # as an SDK would ask an upstream again whose connection broke
+        return UpstreamError(f"{self._name} broke off{why}", code="upstream_broke_off", retry_after=1.0)
 
     def _check(self, status: int) -> None:
         if status == 401:
@@ -311,20 +312,19 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
 
 async def _chunks(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
     async for event in data_in(body, ends=False):
-        chunk = _object(event)
-        if "error" in chunk:
-            raise UpstreamError(str(error_in(event).get("message")), code="upstream_error")
-        yield chunk
+        yield _object(event)
 
 
 def _failure(relayed: Relayed) -> RelayedError | UnavailableError | UpstreamError:
     error = _error(relayed.body)
     message = str(error.get("message") or f"the upstream answered {relayed.status}")
+    wait = retry_after(relayed.headers) or 1.0
     if relayed.status in (429, 503):
-        return UnavailableError(message, code="upstream_busy", retry_after=retry_after(relayed.headers) or 1.0)
+        busy = OverloadedError if relayed.status == 429 else UnavailableError
+        return busy(message, code="upstream_busy", retry_after=wait)
     if relayed.status < 500:
         return RelayedError(relayed.status, {**error, "message": message})
-    return UpstreamError(message, code="upstream_failed")
+    return UpstreamError(message, code="upstream_failed", retry_after=wait)
 
 
 def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
@@ -334,4 +334,7 @@ def _error(body: bytes | AsyncIterator[bytes]) -> dict[str, Any]:
 def _object(text: bytes | str) -> dict[str, Any]:
     if (fields := object_in(text)) is None:
         raise UpstreamError("the upstream's answer is not a JSON object", code="malformed_answer")
+    if fields.get("error"):
+        message = error_in(text).get("message") or "the upstream failed in the middle of its answer"
+        raise UpstreamError(str(message), code="upstream_error")
     return fields

@@ -18,7 +18,14 @@ from gateway.routing import breaker
 from gateway.routing.breaker import BreakerState
 from gateway.routing.upstream import Upstream
 from gateway.types import AnyRequest, Caller, Decided, Incoming, Live, Outcome, Relayed
-from swarm.errors import NotFoundError, RelayedError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import (
+    NotFoundError,
+    OverloadedError,
+    RelayedError,
+    SwarmGatewayError,
+    UnavailableError,
+    UpstreamError,
+)
 from swarm.http.client import HttpClient
 from tests.gateway.conftest import BODY, CHAT
 from tests.standins.swarm import completion, error
@@ -241,6 +248,7 @@ async def test_where_nothing_is_spoken_its_own_words_come_back(plain: Plain, our
     [
         (error(400, "too long"), RelayedError, 400),
         (error(503, "busy", retry_after="9"), UnavailableError, 503),
+        (error(429, "slower", retry_after="9"), OverloadedError, 429),
         (error(500, "boom"), UpstreamError, 502),
         (Response("no json"), UpstreamError, 502),
         (JSONResponse([1]), UpstreamError, 502),
@@ -256,14 +264,42 @@ async def test_errors_of_a_translated_chat(
     assert told.value.status == status
 
 
-async def test_an_error_within_a_translated_stream(plain: Plain, ours: Upstream) -> None:
-    event = StreamingResponse(iter([b'data: {"error": {"message": "boom"}}\n\n']), media_type="text/event-stream")
-    plain.answers[CHAT] = lambda body: event
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ([{"error": {"code": 400, "message": "odd", "status": "INVALID_ARGUMENT"}}], "odd"),
+        ({"object": "error", "message": "odd", "type": "invalid_model", "code": "1500"}, "odd"),
+        ({"object": "error", "message": {"detail": [{"msg": "odd"}]}, "code": None}, '{"detail":[{"msg":"odd"}]}'),
+        ({"error": "odd", "error_type": "validation"}, "odd"),
+        ({"detail": "odd"}, "odd"),
+    ],
+)
+async def test_the_words_of_an_error_in_another_form_reach_the_caller(
+    plain: Plain, ours: Upstream, body: Any, words: str
+) -> None:
+    """Gemini's, Mistral's, TGI's and FastAPI's."""
+    plain.answers[CHAT] = lambda _: JSONResponse(body, 422)
+    with pytest.raises(RelayedError) as told:
+        await ours.relay(message(), "")
+    assert (told.value.status, told.value.body()["error"]["message"]) == (422, words)
+
+
+@pytest.mark.parametrize("failed", [{"message": "boom"}, "boom"])
+async def test_an_error_within_a_translated_answer(plain: Plain, ours: Upstream, failed: Any) -> None:
+    """Of status 200, since it has begun."""
+    event = json.dumps({"error": failed, "choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]})
+    first = json.dumps({"error": None, "choices": []})
+    events = [f"data: {one}\n\n".encode() for one in (first, event)]
+    plain.answers[CHAT] = lambda body: StreamingResponse(iter(events), media_type="text/event-stream")
     outcome = await ours.relay(message(stream=True), "")
     assert isinstance(outcome, Live) and outcome.close is not None
+    assert await anext(outcome.chunks) == json.loads(first)
     with pytest.raises(UpstreamError, match="boom"):
         await anext(outcome.chunks)
     await outcome.close()
+    plain.answers[CHAT] = lambda body: JSONResponse({"error": failed})
+    with pytest.raises(UpstreamError, match="boom"):
+        await ours.relay(message(), "")
 
 
 async def test_only_what_was_certainly_not_read_is_sent_again(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +323,7 @@ async def test_only_what_was_certainly_not_read_is_sent_again(plain: Plain, monk
         with pytest.raises(UpstreamError) as told:
             await ours.relay(chat(), "")
     assert (told.value.code, len(tried)) == ("upstream_broke_off", 3)
+    assert told.value.should_retry, "as an SDK would ask the upstream itself"
 
 
 async def test_a_silent_upstream_is_given_up(plain: Plain) -> None:
