@@ -25,6 +25,9 @@ INCUMBENT: Side = "incumbent"
 #: Bytes of an answer, or chunks of a translated one, beyond which it is not kept.
 MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
 
+#: How OpenRouter and Mistral end an answer of status 200 that broke off.
+_FAILED = "error"
+
 T = TypeVar("T")
 #: Reads the answer; raises :class:`swarm.errors.UpstreamError` where it cannot.
 Read = Callable[[], SampledAnswer]
@@ -116,6 +119,8 @@ def _readable(read: Read) -> SampledAnswer:
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise unreadable(f"it is malformed ({type(exc).__name__}: {exc})") from exc
     usage, finish = cast("Any", answer.usage), cast("Any", answer.finish_reason)
+    if finish == _FAILED:
+        raise unreadable("it ends with an error")
     calls: Any = answer.message.get("tool_calls") or []
     if not (isinstance(usage, dict) and isinstance(finish, str) and isinstance(calls, list)):
         raise unreadable("its usage, its finish_reason or its tool_calls are malformed")

@@ -238,6 +238,26 @@ async def test_the_tools_that_an_incumbent_may_call_are_those_that_it_was_asked_
     assert (pair.incumbent.reward, pair.unjudged) == (1.0, "")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_ends_with_an_error_is_not_compared(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
+) -> None:
+    """As OpenRouter ends one whose provider broke off: status 200, half a text and the finish reason ``error``."""
+    failed = {"error": {"code": 502, "message": "Provider disconnected"}}
+    chunk = {"choices": [{"index": 0, "delta": {"content": "half a"}, "finish_reason": None}]}
+    last = {**failed, "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}
+    events = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in (chunk, last))
+    plain = completion("half a", finish_reason="error")
+    upstream.answers[CHAT] = lambda _: (
+        Response(events, media_type="text/event-stream") if stream else JSONResponse(plain)
+    )
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        response = await ask(http, stream=stream)
+        assert response.content == events if stream else response.json() == plain
+        await became(http, unread=1)
+    assert not swarm.claims and not pairs_of(swarm)
+
+
 async def test_a_hook_that_counts_tokens_trains_behind_an_incumbent_that_does_not_tell_them(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
