@@ -136,6 +136,7 @@ class Incoming:
         consent: whether its texts may be kept.
         values: what the placeholders in ``call`` stand for; ``raw`` has the values themselves.
         placed: whether it has its place on the route already, as a part of a request.
+        query: of its address, without the question mark; an upstream that speaks the dialect gets it.
     """
 
     call: LLMRequest
@@ -149,6 +150,7 @@ class Incoming:
     consent: Consent = field(default_factory=Consent, compare=False)
     values: Mapping[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
     placed: bool = False
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

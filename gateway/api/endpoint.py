@@ -134,6 +134,7 @@ class DialectEndpoint(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
         caller, headers, body = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
+        query = scope["query_string"].decode("latin-1")
         try:
             data = self.prepared(gateway, caller, body)
             call = self.parsed(data)
@@ -141,7 +142,7 @@ class DialectEndpoint(ApiEndpoint):
             # a plain upstream may understand what the dialect does not
             if not await gateway.pipeline.is_plain(model_of(body), caller):
                 raise
-            request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(body), caller)
+            request = AnyRequest("POST", scope["path"], query, headers, raw, model_of(body), caller)
             rendering = Rendering(self.dialect, body, body.get("stream") is True, more_headers)
             return Answering(lambda: gateway.pipeline.forward(request), rendering)
         # while the request is answered, what is left out of it comes to the headers
@@ -157,6 +158,7 @@ class DialectEndpoint(ApiEndpoint):
             raw=self.raw(data, body, raw),
             request_id=scope["state"]["request_id"],
             left_out=left_out,
+            query=query,
         )
         rendering = self.rendering(gateway, incoming, data, headers_of_answer)
         return Answering(lambda: self.answer(gateway, incoming, data), rendering, incoming.prospect)

@@ -126,7 +126,8 @@ class CountTokens(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
         data, headers = parse_json(raw), plain_headers(scope["headers"])
-        request = AnyRequest("POST", scope["path"], "", headers, raw, model_of(data), caller_of(scope))
+        query = scope["query_string"].decode("latin-1")
+        request = AnyRequest("POST", scope["path"], query, headers, raw, model_of(data), caller_of(scope))
         return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
 
 

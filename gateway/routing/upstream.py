@@ -97,7 +97,8 @@ class Upstream:
         refused: Relayed | None = None
         if not self._known_unspoken(path) and not (incoming.values and path in _TRANSLATED):
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
-            relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream)
+            target = f"{path}?{incoming.query}" if incoming.query else path
+            relayed = await self._send("POST", target, self._body(incoming), sent_on, stream=stream)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
             if path not in _TRANSLATED or not lacks(relayed):
                 return relayed

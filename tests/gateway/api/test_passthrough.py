@@ -217,7 +217,8 @@ async def test_what_only_we_cannot_carry_is_no_fault_where_an_upstream_answers_e
 async def test_an_upstream_that_answers_everything_gets_everything_whole(
     upstream: Upstream, open_gateway: OpenGateway
 ) -> None:
-    """Prompts in a list, tokens to count, and whatever is given for a model."""
+    """Prompts in a list, tokens to count, and whatever is given for a model; and the query, such as Azure's and that of
+    Anthropic's SDKs."""
     odd = [{"model": model, "odd": [[1]]} for model in ([], {}, 7, None)]
     asked = [
         ("/v1/completions", {"model": "m", "prompt": ["a", "b"], "stream": False}),
@@ -225,10 +226,11 @@ async def test_an_upstream_that_answers_everything_gets_everything_whole(
         *(("/v1/chat/completions", body) for body in odd),
         *(("/v1/messages", body) for body in odd),
     ]
+    query = "api-version=preview&beta=true"
     async with open_gateway(**alone(upstream)) as http:
         for path, body in asked:
-            assert (await http.post(path, json=body)).content == b"\x00answer"
-    assert [(seen.target, seen.body) for seen in upstream.got] == asked
+            assert (await http.post(f"{path}?{query}", json=body)).content == b"\x00answer"
+    assert [(seen.target, seen.body) for seen in upstream.got] == [(f"{path}?{query}", body) for path, body in asked]
 
 
 @pytest.mark.parametrize(
