@@ -271,7 +271,12 @@ class RouteSettings(Model):
         ge=0,
         description="longest wait while the swarm server is down, its engine OFFLINE, or, with an upstream, BOOTING",
     )
-    sample_timeout_seconds: float = Field(default=300.0, gt=0, description="deadline of all samples of a request")
+    sample_timeout_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="deadline of all samples of a request; of an upstream, also an incumbent, until its plain answer "
+        "is whole or its stream begins, and between two parts of a stream",
+    )
     hook_timeout_seconds: float = Field(default=60.0, gt=0, description="deadline of each hook call")
     submit_timeout_seconds: float = Field(
         default=60.0, gt=0, description="how long the rewards of a group are offered again before they are given up"
