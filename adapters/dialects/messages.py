@@ -144,6 +144,8 @@ class MessagesDialect(Dialect):
         stop = body.get("stop_reason")
         if not stop:
             raise unreadable("it has no stop_reason")
+        if stop == "pause_turn":
+            raise unreadable("it pauses, and goes on when it is sent back")
         user: Body = {"role": "user", "content": "."}
         # a turn of the user follows, for a last one of the assistant would be continued
         turns = [user, {"role": "assistant", "content": body["content"]}, user]

@@ -133,8 +133,13 @@ class ResponsesDialect(Dialect):
         return ResponseStream(data)
 
     def read(self, body: Body) -> SampledAnswer:
+        kinds = [item.get("type", "message") for item in body["output"]]
+        last = next((kind for kind in reversed(kinds) if kind != "reasoning"), None)
+        if last not in (None, *_SAID):
+            # a call of OpenAI's own tools, or a picture: without it the answer is empty, or half of what it was
+            raise unreadable(f"it ends with {last}")
         # one answer, whatever stands between its messages
-        utterances = [uttered(item) for item in body["output"] if item.get("type", "message") in _SAID]
+        utterances = [uttered(item) for item, kind in zip(body["output"], kinds, strict=True) if kind in _SAID]
         if utterances and utterances[-1].get("type") == "compaction":
             raise unreadable("only its maker can read its summary")
         items = [part for item in utterances if item.get("type") != "compaction" for part in (_NO_THOUGHT, item)]

@@ -120,6 +120,25 @@ def test_all_messages_of_a_response_are_its_answer() -> None:
     assert [one["id"] for one in read.message["tool_calls"]] == ["c"]
 
 
+@pytest.mark.parametrize("last", ["shell_call", "computer_call", "mcp_approval_request", "image_generation_call"])
+def test_a_response_that_ends_with_what_no_chat_has_is_not_read(last: str) -> None:
+    """It would be an empty answer, or the words before a call without the call."""
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    for before in ([], [said]):
+        output = [{"type": "reasoning", "summary": []}, *before, {"type": last, "id": "i", "status": "completed"}]
+        for items in (output, [*output, {"type": "reasoning", "summary": []}]):
+            body = json.dumps({"status": "completed", "output": items}).encode()
+            with pytest.raises(UpstreamError, match=f"it ends with {last}"):
+                answer_in("/v1/responses", [body], streamed=False)
+
+
+def test_a_turn_of_anthropics_that_pauses_is_no_whole_answer() -> None:
+    """The application sends it back, and the model goes on."""
+    body = {"content": [{"type": "text", "text": "I search."}], "stop_reason": "pause_turn"}
+    with pytest.raises(UpstreamError, match="pause"):
+        answer_in(MessagesDialect.path, [json.dumps(body).encode()], streamed=False)
+
+
 def test_a_text_in_parts_is_what_a_hook_is_given() -> None:
     """Mistral's servers give one, with the thinking before it as a part of another kind."""
     parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "fo"}]
