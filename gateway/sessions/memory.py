@@ -12,10 +12,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import Any, Literal
 
 import orjson
 
+from adapters.dialects.chat import meaning_of
 from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import (
     Conversation,
@@ -96,6 +98,8 @@ class Memory:
         for whole, inner in reversed(digests.answers):
             if entries := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
                 return _position_in(entries, agent)
+        if (position := self._cut_off(scope, agent, digests.digest, messages)) is not None:
+            return position
         # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone":
             for conversation, turn in reversed(self._by_question.get((scope, digests.digest), [])):
@@ -106,6 +110,23 @@ class Memory:
         if scope.kind == "session":
             return Position(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
         return Position(conversation, None, "branch", agent)
+
+    def _cut_off(self, scope: Scope, agent: str, digest: bytes, messages: list[dict[str, Any]]) -> Position | None:
+        """The latest answer that stands in ``messages`` behind its question, whatever comes before: applications cut
+        the beginning of a long history off. What another request goes on from may be an example that all requests
+        have."""
+        for question, answer in reversed([*pairwise(messages)]):
+            if answer.get("role") != "assistant":
+                continue
+            entries = [
+                (conversation, turn)
+                for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
+                if _last_said(turn) == (meaning_of(question), meaning_of(answer))
+                and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
+            ]
+            if entries:
+                return _position_in(entries, agent)
+        return None
 
     def _asked_through_tool(self, scope: Scope, messages: list[dict[str, Any]]) -> Position | None:
         """The conversation that started this sub-agent: a text of ``messages`` equals an argument of its tool calls, or
@@ -202,6 +223,12 @@ def _position_in(entries: _Entries, agent: str) -> Position:
     fresh = [entry for entry in own if not entry[0].after(entry[1], agent or entry[1].agent)]
     conversation, turn = (fresh or own)[-1]
     return Position(conversation, turn, "answer", agent or turn.agent)
+
+
+def _last_said(turn: DeliveredTurn) -> tuple[bytes, bytes]:
+    """What the question and the answer of ``turn`` mean."""
+    messages: list[Any] = turn.body.get("messages") or [None]
+    return meaning_of(messages[-1]), meaning_of({**turn.message, "role": "assistant"})
 
 
 def _texts_in(turn: DeliveredTurn) -> list[bytes]:

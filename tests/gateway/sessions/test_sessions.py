@@ -64,6 +64,30 @@ async def test_a_changed_system_prompt_breaks_no_conversation(sessions: Sessions
     assert texts(ask(sessions, to, later)) == ["Hello."]
 
 
+async def test_a_history_whose_beginning_was_cut_off_goes_on(sessions: Sessions) -> None:
+    to, purr = route(), "All of them purr, and some of the big ones too."
+    asked, answer = user("which cats purr?"), assistant(f"{purr}\n")
+    first = say(sessions, to, [user("hi"), assistant("Hello."), asked], purr)
+    cut = [asked, answer, user("and lions?")]
+    assert ask(sessions, to, cut, key="another").session is None
+    assert texts(say(sessions, to, [*cut], "Lions roar.")) == [purr]
+    assert first.turn is not None and first.turn.feedback()[0].signals == {"continued": 1.0}
+    again = say(sessions, to, cut, "They roar.")
+    assert (texts(again), sessions.counts.signals["regenerated"]) == ([purr], 1)
+    # the model repeated an example, which other requests have, too
+    assert ask(sessions, to, [asked, answer, user("and dogs?")]).session is None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"), [("which dogs?", "All of them purr, and some of the big ones too."), ("thanks", "Welcome!")]
+)
+async def test_a_cut_history_goes_on_from_no_other_answer(sessions: Sessions, question: str, answer: str) -> None:
+    to = route()
+    asked = user("thanks" if question == "thanks" else "which cats?")
+    say(sessions, to, [user("hi"), assistant("Hello."), asked], answer)
+    assert ask(sessions, to, [user(question), assistant(answer), user("and?")]).session is None
+
+
 async def test_calls_and_their_results_are_turns_of_one_session(sessions: Sessions) -> None:
     to, asked = route(), user("what is 1+1?")
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
