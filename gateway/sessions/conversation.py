@@ -1,7 +1,7 @@
 """Conversations: their delivered turns, which form a tree where the user went back, and digests of what messages mean.
 
-Invariant: two conversations have one digest exactly when their messages, but for instructions, mean the same
-(:func:`adapters.dialects.chat.meaning_of`). Feedback after a group's submission stays visible to hooks of later
+Invariant: two conversations have one digest exactly when their messages, but for instructions and reasoning, mean the
+same (:func:`adapters.dialects.chat.meaning_of`). Feedback after a group's submission stays visible to hooks of later
 requests, and never trains.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ _INNER = b"\1" * _BYTES
 #: The least bytes of a first message that counts as an agent's context (its folder, the date), which changes between
 #: runs of one conversation.
 _LEAST_CONTEXT = 200
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 @dataclass
@@ -281,13 +283,13 @@ def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
         if message.get("role") in INSTRUCTIONS:
             sizes.append(0)
             continue
-        meaning = meaning_of(message)
+        meaning, size = _meant(message)
         if not digest:
             digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
         elif inner:
             inner = _chained(inner, meaning)
         digest = _chained(digest, meaning)
-        sizes.append(len(meaning))
+        sizes.append(size)
         if message.get("role") == "assistant":
             answers.append((digest, inner if inner != _INNER else b""))
     return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
@@ -296,10 +298,25 @@ def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
 def answered(prompt: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
     """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
     that message."""
-    meaning = meaning_of({**message, "role": "assistant"})
+    meaning, size = _meant({**message, "role": "assistant"})
     # an answer to the first message alone is the same in many conversations
     inner = _chained(prompt.inner, meaning) if prompt.inner not in (b"", _INNER) else b""
-    return _chained(prompt.digest, meaning), inner, len(meaning)
+    return _chained(prompt.digest, meaning), inner, size
+
+
+def spoken(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without reasoning at the head of an assistant's text: some applications put it there, and others leave
+    it out."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not (thought := _THOUGHT.match(content)):
+        return message
+    return {**message, "content": content[thought.end() :]}
+
+
+def _meant(message: Mapping[str, Any]) -> tuple[bytes, int]:
+    """What a message means without its reasoning, and the bytes of all of it."""
+    meaning, speech = meaning_of(message), spoken(message)
+    return meaning if speech is message else meaning_of(speech), len(meaning)
 
 
 def digest_of(text: str) -> bytes:

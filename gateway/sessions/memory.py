@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -25,6 +25,7 @@ from gateway.sessions.conversation import (
     Digests,
     Scope,
     digest_of,
+    spoken,
 )
 from reward_hooks.contract import texts_of
 
@@ -115,9 +116,10 @@ class Memory:
         """The latest answer that stands in ``messages`` behind its question, whatever comes before: applications cut
         the beginning of a long history off. What another request goes on from may be an example that all requests
         have."""
-        for question, answer in reversed([*pairwise(messages)]):
-            if answer.get("role") != "assistant":
+        for question, message in reversed([*pairwise(messages)]):
+            if message.get("role") != "assistant":
                 continue
+            answer = spoken(message)
             entries = [
                 (conversation, turn)
                 for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
@@ -134,7 +136,7 @@ class Memory:
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
                 for conversation, turn in reversed(self._by_text.get((scope, digest_of(text.strip())), [])):
-                    if text.strip() == text_of(turn.message).strip():
+                    if text.strip() == text_of(_answer_of(turn)).strip():
                         return Position(conversation, turn, "compacted", turn.agent)
                     # a call that has its result asks nobody any more
                     if not conversation.after(turn, turn.agent):
@@ -228,14 +230,18 @@ def _position_in(entries: _Entries, agent: str) -> Position:
 def _last_said(turn: DeliveredTurn) -> tuple[bytes, bytes]:
     """What the question and the answer of ``turn`` mean."""
     messages: list[Any] = turn.body.get("messages") or [None]
-    return meaning_of(messages[-1]), meaning_of({**turn.message, "role": "assistant"})
+    return meaning_of(messages[-1]), meaning_of(_answer_of(turn))
+
+
+def _answer_of(turn: DeliveredTurn) -> Mapping[str, Any]:
+    return spoken({**turn.message, "role": "assistant"})
 
 
 def _texts_in(turn: DeliveredTurn) -> list[bytes]:
     """Digests of the answer's text and of the texts in the arguments of its calls. Short texts are left out, and so is
     the turn's own question: another user may ask the same."""
     message = turn.message
-    summary = text_of(message).strip()
+    summary = text_of(_answer_of(turn)).strip()
     digests = [digest_of(summary)] if len(summary) >= _SHORTEST_SUMMARY else []
     for call in message.get("tool_calls") or ():
         try:

@@ -36,6 +36,19 @@ def test_an_answer_is_known_in_whatever_form_it_comes_back(sent_back: dict[str, 
     assert [digest for digest, _ in later.answers] == [known]
 
 
+@pytest.mark.parametrize(
+    "given", [assistant("Four.", reasoning="2 and 2"), assistant("<think>2 and 2</think>\n\nFour.")]
+)
+@pytest.mark.parametrize("sent_back", ["Four.", "<think>2 and 2</think>Four.", "<think>\n2 and 2\n</think>\n\nFour."])
+def test_an_answer_is_known_with_its_reasoning_before_it_and_without(given: dict[str, Any], sent_back: str) -> None:
+    known, _, size = answered(digests_of([user("2+2?")]), given)
+    assert size > len(given["content"])
+    assert digests_of([user("2+2?"), assistant(sent_back)]).digest == known
+    assert digests_of([user("2+2?"), assistant(sent_back.replace("Four", "Five"))]).digest != known
+    cut = assistant("<think>2 and 2 are Four.")
+    assert digests_of([user("2+2?"), cut]).digest != digests_of([user("2+2?"), assistant("<think>2 and")]).digest
+
+
 @pytest.mark.parametrize("arguments", ['{"b":[2],"a":1}', '{ "a": 1, "b": [ 2 ] }'])
 def test_calls_are_known_by_what_they_say(arguments: str) -> None:
     known, _, _ = answered(digests_of([user("add")]), assistant(None, tool_calls=[CALL]))

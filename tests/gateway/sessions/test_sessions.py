@@ -66,7 +66,7 @@ async def test_a_changed_system_prompt_breaks_no_conversation(sessions: Sessions
 
 async def test_a_history_whose_beginning_was_cut_off_goes_on(sessions: Sessions) -> None:
     to, purr = route(), "All of them purr, and some of the big ones too."
-    asked, answer = user("which cats purr?"), assistant(f"{purr}\n")
+    asked, answer = user("which cats purr?"), assistant(f"<think>Cats?</think>{purr}\n")
     first = say(sessions, to, [user("hi"), assistant("Hello."), asked], purr)
     cut = [asked, answer, user("and lions?")]
     assert ask(sessions, to, cut, key="another").session is None
