@@ -99,7 +99,7 @@ def delivery(top: Fields) -> tuple[int, bool, bool]:
     choices, stream, options = top.integer("n"), top.flag("stream") or False, top.inner("stream_options")
     if choices is not None and choices < 1:
         refuse(top.at("n"), "must be at least 1")
-    if options is not None and not stream:
+    if options is not None and options.data and not stream:
         refuse(top.at("stream_options"), "is only allowed when stream is true")
     include_usage = options is not None and options.flag("include_usage") is True
     return choices or 1, stream, include_usage

@@ -116,6 +116,7 @@ def test_parse_changes_what_vllm_would_refuse_without_need() -> None:
             ],
             "tools": [],
             "tool_choice": "auto",
+            "stream_options": {},
             "function_call": "none",
             "service_tier": "flex",
             "prediction": {"type": "content", "content": "x"},

@@ -83,7 +83,7 @@ def test_what_a_stream_is_to_say_of_its_usage_is_carried() -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"messages": []}, "messages"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"stream_options": {}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: str) -> None:
