@@ -40,7 +40,8 @@ _SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
 _SHORTEST_SUMMARY = 40
 _WORD = re.compile(r"\w+|[^\w\s]")
-_WORDS = 200
+#: Of a text, that are compared.
+MOST_WORDS = 200
 #: Below this similarity a question is a different one, not an edit.
 _EDITED = 0.5
 
@@ -268,4 +269,4 @@ def similarity(text: str, other: str, least: float = _EDITED) -> float:
 
 def words_of(text: str) -> list[str]:
     """The first words of a text, in lower case."""
-    return _WORD.findall(text[: _WORDS * 40].lower())[:_WORDS]
+    return _WORD.findall(text[: MOST_WORDS * 40].lower())[:MOST_WORDS]

@@ -21,7 +21,7 @@ from typing import Any
 
 from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import DeliveredTurn
-from gateway.sessions.memory import Position, similarity, words_of
+from gateway.sessions.memory import MOST_WORDS, Position, similarity, words_of
 
 #: From this similarity on a question is repeated.
 _REPEATED = 0.8
@@ -88,4 +88,6 @@ def _question(turn: DeliveredTurn) -> str:
 
 
 def _repeats(earlier: str, question: str) -> float:
-    return similarity(earlier, question, _REPEATED) if len(words_of(question)) >= _SHORTEST_QUESTION else 0.0
+    # of a longer one the end is not compared, and an application may write documents before each question
+    fits = _SHORTEST_QUESTION <= len(words_of(question)) < MOST_WORDS
+    return similarity(earlier, question, _REPEATED) if fits else 0.0

@@ -235,6 +235,14 @@ async def test_the_user_repeats_the_question(sessions: Sessions) -> None:
     assert "repeated" not in shown(ask(sessions, to, talk))
 
 
+async def test_what_an_application_writes_before_each_question_is_no_repetition(sessions: Sessions) -> None:
+    to, document = route(), "Answer by this document: " + " ".join(f"line {number}" for number in range(200))
+    talk = [user(f"{document}\nHow many cats are there?")]
+    say(sessions, to, talk, "Four.")
+    talk.append(user(f"{document}\nAnd who feeds the dogs?"))
+    assert shown(ask(sessions, to, talk)) == {"continued": 1.0}
+
+
 async def test_a_user_who_hangs_up_has_abandoned_the_answer(sessions: Sessions) -> None:
     to, talk = route(), [user("hi")]
     link = say(sessions, to, talk, "Hello.")
