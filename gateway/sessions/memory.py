@@ -20,11 +20,13 @@ import orjson
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import (
+    INSTRUCTIONS,
     Conversation,
     DeliveredTurn,
     Digests,
     Scope,
     digest_of,
+    last_turn,
     spoken,
 )
 from reward_hooks.contract import texts_of
@@ -117,7 +119,8 @@ class Memory:
         """The latest answer that stands in ``messages`` behind its question, whatever comes before: applications cut
         the beginning of a long history off. What another request goes on from may be an example that all requests
         have."""
-        for question, message in reversed([*pairwise(messages)]):
+        turns = [message for message in messages if message.get("role") not in INSTRUCTIONS]
+        for question, message in reversed([*pairwise(turns)]):
             if message.get("role") != "assistant":
                 continue
             answer = spoken(message)
@@ -230,8 +233,7 @@ def _position_in(entries: _Entries, agent: str) -> Position:
 
 def _last_said(turn: DeliveredTurn) -> tuple[bytes, bytes]:
     """What the question and the answer of ``turn`` mean."""
-    messages: list[Any] = turn.body.get("messages") or [None]
-    return meaning_of(messages[-1]), meaning_of(_answer_of(turn))
+    return meaning_of(last_turn(turn.body.get("messages", ()))), meaning_of(_answer_of(turn))
 
 
 def _answer_of(turn: DeliveredTurn) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from adapters.dialects.dialect import text_of
-from gateway.sessions.conversation import DeliveredTurn
+from gateway.sessions.conversation import DeliveredTurn, last_turn
 from gateway.sessions.memory import MOST_WORDS, Position, similarity, words_of
 
 #: From this similarity on a question is repeated.
@@ -43,7 +43,7 @@ def observe(position: Position, asked: bytes, messages: list[dict[str, Any]]) ->
         turn.observe(signal, strength)
         seen.append(signal)
 
-    last = messages[-1]
+    last = last_turn(messages)
     question = text_of(last) if last.get("role") == "user" else ""
     apart = position.linked_by in ("name", "branch", "compacted")
     before = [] if apart else position.conversation.after(position.parent, position.agent)
@@ -83,7 +83,7 @@ def _question(turn: DeliveredTurn) -> str:
     if "messages" not in turn.body:
         prompt = turn.body.get("prompt")
         return prompt if isinstance(prompt, str) else ""
-    last = turn.body["messages"][-1]
+    last = last_turn(turn.body["messages"])
     return text_of(last) if last.get("role") == "user" else ""
 
 

@@ -67,8 +67,9 @@ async def test_a_changed_system_prompt_breaks_no_conversation(sessions: Sessions
 async def test_a_history_whose_beginning_was_cut_off_goes_on(sessions: Sessions) -> None:
     to, purr = route(), "All of them purr, and some of the big ones too."
     asked, answer = user("which cats purr?"), assistant(f"<think>Cats?</think>{purr}\n")
-    first = say(sessions, to, [user("hi"), assistant("Hello."), asked], purr)
-    cut = [asked, answer, user("and lions?")]
+    noon, brief = {"role": "system", "content": "It is noon."}, {"role": "system", "content": "Be brief."}
+    first = say(sessions, to, [noon, user("hi"), assistant("Hello."), asked, brief], purr)
+    cut = [asked, answer, user("and lions?"), brief]
     assert ask(sessions, to, cut, key="another").session is None
     assert texts(say(sessions, to, [*cut], "Lions roar.")) == [purr]
     assert first.turn is not None and first.turn.feedback()[0].signals == {"continued": 1.0}
@@ -233,6 +234,16 @@ async def test_the_user_repeats_the_question(sessions: Sessions) -> None:
     say(sessions, to, talk, "Paris.")
     talk.append(user("yes"))
     assert "repeated" not in shown(ask(sessions, to, talk))
+
+
+async def test_instructions_behind_a_question_hide_no_signal(sessions: Sessions) -> None:
+    to, brief = route(), {"role": "system", "content": "Be brief."}
+    asked = user("what is the capital of France?")
+    say(sessions, to, [asked, brief], "A big city.")
+    assert shown(ask(sessions, to, [asked, assistant("A big city."), asked, brief])) == {
+        "continued": 1.0,
+        "repeated": 1.0,
+    }
 
 
 async def test_what_an_application_writes_before_each_question_is_no_repetition(sessions: Sessions) -> None:
