@@ -11,10 +11,12 @@ import asyncio
 import ipaddress
 import math
 import os
+import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -25,6 +27,10 @@ from aiohttp.connector import Connection
 CONNECT_SECONDS = 5.0
 #: Seconds an idle connection is kept: below the 5 s after which uvicorn and vLLM close it.
 KEEPALIVE_SECONDS = 3.0
+#: When the system asks whether the other end of a silent connection is there: after 30 s, for routers and firewalls
+#: forget connections that are silent for a minute or more, and tell nobody. It breaks after two minutes without a word,
+#: so that a line that is down for less costs no answer.
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 6}
 
 #: Statuses with which applications answer what they did not expect. uvicorn closes such a connection behind the answer,
 #: without saying so in it: vLLM 0.24 after each request that it refuses.
@@ -175,7 +181,9 @@ class HttpClient:
         # not in __init__: a session belongs to the event loop that runs when it is made
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive, ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=self._keepalive, ssl=self._tls or True, socket_factory=_probed_socket
+                ),
                 # with ``connect``, a call over an idle connection would start a timer, too
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -183,6 +191,23 @@ class HttpClient:
                 response_class=_Response,
             )
         return self._opened
+
+
+def probe_silence(sock: socket.socket) -> None:
+    """Keep the connections of ``sock``, also of one that listens, known on the way while nothing is said over them, and
+    notice a peer that vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        # macOS has another name for the first
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _probed_socket(info: Sequence[Any]) -> socket.socket:
+    family, kind, proto, *_ = info
+    sock = socket.socket(family, kind, proto)
+    probe_silence(sock)
+    return sock
 
 
 class _Response(aiohttp.ClientResponse):

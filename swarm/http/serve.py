@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from swarm.errors import ConfigError
 from swarm.http.asgi import App, no_websockets
+from swarm.http.client import probe_silence
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe_silence(sock)
         sock.bind(address)
         sock.listen(2048)
     except OSError as exc:

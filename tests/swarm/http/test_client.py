@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy
@@ -353,3 +356,33 @@ async def test_a_proxy_of_the_environment_is_used_except_for_loopback(
             assert sent["proxy-authorization"] == "Basic bWU6bWluZQ=="
             assert sent.get("authorization") == given.get("authorization"), "no password that nobody named"
         await http.close()
+
+
+def probes(sock: socket.socket) -> tuple[bool, int, int]:
+    """Whether the system asks over a silent connection, after how many seconds, and when it gives the connection up."""
+    is_on = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    first, pause, most = (
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    return bool(is_on), first, first + pause * most
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="another name in macOS")
+async def test_a_call_that_waits_in_silence_is_not_forgotten_on_the_way(http: HttpClient) -> None:
+    """An answer of a minute or more has no byte before it is whole, and routers forget connections that are silent."""
+    seen: list[tuple[bool, int, int]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        caller = writer.get_extra_info("peername")
+        [ours] = [one.fd for one in psutil.Process().net_connections() if one.laddr == caller]
+        with socket.socket(fileno=os.dup(ours)) as sock:
+            seen.append(probes(sock))
+        writer.write(OK)
+
+    async with serving(handle) as url:
+        await http.post(url, b"", {})
+    [(is_on, first, last)] = seen
+    assert is_on and first < 60, "a minute is what many remember"
+    assert 60 < last < 300, "a line that is down for a while costs nothing, and a peer that vanished is noticed"

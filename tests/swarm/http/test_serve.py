@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
 from swarm.http.serve import allow_connections, bind, free_port, run_app, uvicorn_config
+from tests.swarm.http.test_client import probes
 
 WEBSOCKET = (
     b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -27,6 +28,16 @@ def test_port_zero_takes_a_free_one_and_listens() -> None:
     with bind("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()[:2], timeout=5):
         assert sock.getsockname()[1] > 0
         assert sock.proto == socket.IPPROTO_TCP, "or every answer waits 40 ms for an ACK"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="another name in macOS")
+def test_a_caller_that_waits_in_silence_is_asked_whether_it_is_there() -> None:
+    """Or a router on the way forgets its connection, and a caller that vanished keeps its place."""
+    with bind("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()[:2], timeout=5):
+        accepted, _ = sock.accept()
+        with accepted:
+            is_on, first, last = probes(accepted)
+    assert is_on and first < 60 < last < 300
 
 
 def test_a_port_in_use_is_said() -> None:
