@@ -46,7 +46,7 @@ from swarm.protocol import (
 from swarm.states import EngineState
 from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord, ServerStatus
 
-#: Seconds that a change may take: it is sent, and the engine may have to stop first.
+#: Seconds that a change may take: it is sent, and the engine may have to stop first; or code that comes back.
 _CHANGE_SECONDS = 180.0
 #: Seconds that resolving a configuration may take.
 _RESOLVE_SECONDS = 90.0
@@ -233,7 +233,8 @@ class EngineSetup:
         Raises:
             NotFoundError: the server has none of that name.
         """
-        return (await self._calls.perform(wire.Call("GET", f"/code/{snapshot}", wire.Content))).content
+        call = wire.Call("GET", f"/code/{snapshot}", wire.Content, timeout=_CHANGE_SECONDS)
+        return (await self._calls.perform(call)).content
 
     async def select_code(self, snapshot: str | None = None, *, force_restart: bool = False) -> SyncTrainCodeResponse:
         """Go back to an earlier snapshot: ``none`` for the server's own code, default the one before the selected one.

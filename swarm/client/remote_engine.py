@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 WATCH_POLL = 30.0
 #: Seconds that a start may take until the server has launched the engine's process.
 _START_SECONDS = 60.0
-#: Seconds that a look through all that a server keeps may take.
+#: Seconds that a look through all that a server keeps may take; groups with their tokens are tens of megabytes.
 _DATA_SECONDS = 300.0
 #: Tasks named in one report; a batch may have thousands.
 _MAX_TASKS = 20
@@ -86,7 +86,8 @@ class RemoteEngine:
     async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
         """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""
         sent = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
-        return await self._calls.perform(wire.Call("GET", "/judged_groups", JudgedGroups, query=sent))
+        call = wire.Call("GET", "/judged_groups", JudgedGroups, timeout=_DATA_SECONDS, query=sent)
+        return await self._calls.perform(call)
 
     async def data_report(self, subject: Subject) -> DataReport:
         """What there is of ``subject``, and which policy versions learned from it. Needs the admin scope, as the next

@@ -65,6 +65,20 @@ def test_an_answer_that_trickles_in_is_bounded() -> None:
         serving.result(30)
 
 
+@pytest.mark.parametrize("path", ["/code/abc", "/judged_groups"])
+def test_megabytes_may_take_longer_than_other_answers(server: ScriptedServer, path: str) -> None:
+    """Over a slow line 64 MB of code, and the tokens of 200 groups, take a minute."""
+    sent = threading.Event()
+    server.script(path, Answer(b'{"groups": []}', wait=sent))
+    with SwarmClient(server.url, policy=RetryPolicy(attempts=1), request_timeout=0.1) as client:
+        # well after any other call has been given up
+        threading.Timer(0.5, sent.set).start()
+        if path == "/judged_groups":
+            assert client.judged_groups(tokens=True).groups == []
+        else:
+            assert client.code_archive("abc") == b'{"groups": []}'
+
+
 def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:
     server.script("/claim_episode", Answer({}, 503))
     client = SwarmClient(server.url, policy=SLOW, begin_timeout=5000.0)
