@@ -38,7 +38,7 @@ from swarm.status import ServerStatus
 EVALUATIONS = 3
 #: Starts of an engine for one attempt, where its server was started again while it booted.
 _STARTS = 3
-#: How long a server may take to come back meanwhile.
+#: How long a server may be away: it is started again, or the line to it is down.
 _AWAY_SECONDS = 60.0
 _TICK = 0.5
 _STOP_SECONDS = 180.0
@@ -204,7 +204,7 @@ class Lab:
         with StudyProcess("train", train_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
             while not stopping.is_set():
                 line = child.next(_TICK)
-                status = client.status()
+                status = _status(client, stopping)
                 _check_alive(status)
                 if status.engine.global_step != step or line:
                     step, moved = status.engine.global_step, time.monotonic()
@@ -247,7 +247,7 @@ class Lab:
             if "scores" in outcome:
                 return outcome["scores"]
             # an engine that died is no fault of the evaluator
-            _check_alive(client.status())
+            _check_alive(_status(client, stopping))
             why = f"the evaluation failed {attempt} times: {outcome.get('failed', 'it ended')}"
             self._tell(order, why)
         return RunEnding("failed", why)
@@ -274,13 +274,28 @@ class Lab:
             while not stopping.is_set():
                 if (line := child.next(_TICK)) is not None:
                     return line
-                _check_alive(client.status())
+                _check_alive(_status(client, stopping))
                 if time.monotonic() > deadline:
                     raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")
         return None
 
     def _tell(self, order: Order, words: str) -> None:
         self._on_event("doing", {"run": order.run.name, "words": words})
+
+
+def _status(client: SwarmClient, stopping: threading.Event) -> ServerStatus:
+    """The status of the server; one that is away has its time to come back, unless ``stopping`` comes.
+
+    Raises:
+        UnavailableError: it is still away.
+    """
+    deadline = time.monotonic() + _AWAY_SECONDS
+    while True:
+        try:
+            return client.status()
+        except UnavailableError:
+            if stopping.is_set() or time.monotonic() > deadline:
+                raise
 
 
 def _check_alive(status: ServerStatus) -> None:

@@ -6,17 +6,19 @@ import errno
 import io
 import os
 import signal
+import socket
 import threading
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.client import SwarmClient
-from swarm.research.lab import Lab, StudyProcess
+from swarm.research.lab import Lab, OnEvent, StudyProcess
 from swarm.research.ledger import Ledger, State
 from swarm.research.running import Runner, begin
 from swarm.research.study import read_study
@@ -45,12 +47,12 @@ def declare(folder: Path, url: str, **changes: Any) -> Path:
     return study_at(folder, [url], job=job, budget={"runs": 20, "hours": 1e-6}, **changes)
 
 
-def ran(folder: Path) -> State:
+def ran(folder: Path, on_event: OnEvent = lambda kind, values: None) -> State:
     """The end of a study that runs its base alone."""
     study = read_study(folder)
     with Ledger(folder) as ledger:
         begin(study, folder, ledger)
-        lab = Lab(study, folder, ledger.state, None, lambda kind, values: None)
+        lab = Lab(study, folder, ledger.state, None, on_event)
         Runner(study, folder, ledger, lab, lambda kind, values: None).run(threading.Event())
         assert list(ledger.state.runs) == ["base"] and ledger.state.finished
         return ledger.state
@@ -113,6 +115,61 @@ def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(t
             base = running.result(120).runs["base"]
     assert (base.attempt, base.outcome) == (1, "done")
     assert [one["step"] for one in told(place / "steps.jsonl")] == [0, 0, 1, 2]
+
+
+class Line:
+    """A line to ``port`` that breaks with all that is under way, until the lab has asked ``most`` times in vain."""
+
+    def __init__(self, port: int, most: int) -> None:
+        self._port, self._left = port, most
+        self._open: list[socket.socket] = []
+        self._broken = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def fail(self) -> None:
+        if not self._broken:
+            self._broken = True
+            for end in self._open:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            ours, _ = self._listening.accept()
+            threading.Thread(target=self._connect, args=(ours,), daemon=True).start()
+
+    def _connect(self, ours: socket.socket) -> None:
+        with ours, suppress(OSError):
+            first = ours.recv(65536)
+            if self._broken and self._left:
+                # the episodes' process asks for no steps
+                self._left -= b"steps=1000" in first
+                return
+            with socket.create_connection(("127.0.0.1", self._port)) as theirs:
+                self._open += [ours, theirs]
+                theirs.sendall(first)
+                threading.Thread(target=self._pass_on, args=(ours, theirs), daemon=True).start()
+                self._pass_on(theirs, ours)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_a_line_that_is_down_for_seconds_costs_no_attempt(tmp_path: Path, url: str) -> None:
+    # one status is five tries, and each of them up to two connections
+    line = Line(int(url.rpartition(":")[2]), most=11)
+
+    def fail(kind: str, values: Mapping[str, Any]) -> None:
+        if values.get("words") == "evaluates":
+            line.fail()
+
+    base = ran(declare(tmp_path / "study", line.url), fail).runs["base"]
+    assert (base.attempt, base.outcome) == (1, "done")
 
 
 def test_what_python_prints_at_its_start_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
