@@ -34,6 +34,8 @@ from swarm.validation import validated
 #: Why a replay ended that nothing cut short.
 ALL_SENT = "all prompts sent"
 _POLL = 1.0
+#: More steps than a server does between two polls.
+_FEW_STEPS = 5
 _FAILURE_PAUSE = 0.5
 
 
@@ -249,9 +251,15 @@ class _Run:
             await asyncio.sleep(_POLL)
 
     async def look(self) -> None:
-        """Ask the swarm server for its steps."""
-        if self.swarm is not None:
-            self.progress.see(await self.swarm.status())
+        """Ask the swarm server for its latest steps, and for all where it did more since the last look."""
+        if self.swarm is None:
+            return
+        # all steps of a long run are megabytes, each second
+        status = await self.swarm.status(episodes=0, steps=_FEW_STEPS)
+        begins, progress = status.steps[0].step if status.steps else 0, self.progress
+        if progress.first_step is not None and begins > progress.step + 1:
+            status = await self.swarm.status(episodes=0)
+        progress.see(status)
 
 
 def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> Iterator[Prompt]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -63,8 +64,9 @@ class Hanging:
         raise AssertionError
 
 
-def swarm_with(*looks: int) -> AsyncSwarmClient:
-    """A server that at each look has done so many steps; the last look repeats."""
+def swarm_with(*looks: int, asked: list[int] | None = None) -> AsyncSwarmClient:
+    """A server that at each look has done so many steps; the last look repeats. ``asked`` gets how many of them are
+    asked for."""
     queue = list(looks)
 
     class Looks(HttpClient):
@@ -77,9 +79,12 @@ def swarm_with(*looks: int) -> AsyncSwarmClient:
             seconds: float | None = None,
         ) -> Answer:
             count = queue.pop(0) if len(queue) > 1 else queue[0]
+            most = int(parse_qs(urlsplit(url).query)["steps"][0])
+            if asked is not None:
+                asked.append(most)
             steps = [
                 {"step": n, "batch_id": "b", "seconds": 1.0, "metrics": {"swarm/reward_mean": n / 10}}
-                for n in range(1, count + 1)
+                for n in range(max(0, count - most) + 1, count + 1)
             ]
             answer = {"engine": {"engine_status": "ENGINE.ROLLING"}, "steps": steps}
             return Answer(200, {}, json.dumps(answer).encode())
@@ -126,6 +131,20 @@ async def test_steps_from_before_it_began_are_not_its_own(data: Path) -> None:
     async with swarm_with(2, 2, 4) as swarm:
         report = await replay(config(data), Scripted(), swarm)
     assert [point.step for point in report.steps] == [3, 4]
+
+
+async def test_a_look_at_a_long_run_asks_for_its_latest_steps(data: Path) -> None:
+    asked: list[int] = []
+    async with swarm_with(900, 900, 901, asked=asked) as swarm:
+        report = await replay(config(data), Scripted(), swarm)
+    assert [point.step for point in report.steps] == [901]
+    assert max(asked) < 10, "a thousand of them are megabytes, each second"
+
+
+async def test_no_step_is_missed_between_two_looks(data: Path) -> None:
+    async with swarm_with(900, 920) as swarm:
+        report = await replay(config(data), Scripted(), swarm)
+    assert [point.step for point in report.steps] == list(range(901, 921))
 
 
 async def test_hope_ends_when_all_requests_fail(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
