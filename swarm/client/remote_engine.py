@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds of one long poll of a watch.
 WATCH_POLL = 30.0
+#: Seconds for which a server may be away while its engine boots, which takes minutes: the line to it is down, say.
+_AWAY_SECONDS = 60.0
 #: Seconds that a start may take until the server has launched the engine's process.
 _START_SECONDS = 60.0
 #: Seconds that a look through all that a server keeps may take; groups with their tokens are tens of megabytes.
@@ -107,21 +109,32 @@ class RemoteEngine:
         return await self._calls.perform(wire.Call(method, f"/data/{what}", answer, timeout=_DATA_SECONDS, query=query))
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
-        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed.
+        """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed. A server
+        that has answered may be away for a minute.
 
         Raises:
             EngineError: the engine is OFFLINE and that is not among ``states``; carries its reason and last lines, and
                 the code ``wrong_config`` where the job is at fault.
-            UnavailableError: the time is over.
+            UnavailableError: the time is over, or no server answers.
         """
         deadline = monotonic() + wait_seconds
         logged = ""
         change: int | None = None
+        answered: float | None = None
         early = 0
         while True:
             began = monotonic()
             poll = min(LONG_POLL, max(0.0, deadline - began))
-            status = await self._calls.perform(wire.wait_status_call(change, poll), deadline=max(deadline, began))
+            try:
+                status = await self._calls.perform(wire.wait_status_call(change, poll), deadline=max(deadline, began))
+            except UnavailableError as exc:
+                # nobody knows the address of a server that never answered to be right
+                if answered is None or monotonic() > min(deadline, answered + _AWAY_SECONDS):
+                    raise
+                logger.warning("the engine's state is unknown: %s", exc.message)
+                await self._calls.pause(self._calls.policy.cap)
+                continue
+            answered = monotonic()
             engine = status.engine
             doing = " ".join(filter(None, (engine.engine_status, status.boot_stage, engine.engine_status_detail)))
             if doing != logged:

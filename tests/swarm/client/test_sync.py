@@ -425,6 +425,23 @@ def test_waiting_for_a_state_is_bounded(server: ScriptedServer, client: SwarmCli
         client.wait_for_state(EngineState.ROLLING, EngineState.OFFLINE, wait_seconds=0.05)
 
 
+def test_a_boot_is_waited_for_while_the_line_is_down_for_seconds(server: ScriptedServer, client: SwarmClient) -> None:
+    # more than one call tries, and a server that never answered is told at once
+    server.script("/status", status(EngineState.BOOTING), *[DROP] * 12, status(EngineState.ROLLING))
+    client.wait_for_state(EngineState.ROLLING, wait_seconds=5000.0)
+    server.script("/status", DROP)
+    with pytest.raises(UnavailableError, match="no swarm server answers"):
+        client.wait_for_state(EngineState.ROLLING, wait_seconds=5000.0)
+
+
+def test_a_server_that_stays_away_is_not_waited_for_longer_than_asked(
+    server: ScriptedServer, client: SwarmClient
+) -> None:
+    server.script("/status", status(EngineState.BOOTING), DROP)
+    with pytest.raises(UnavailableError, match="no swarm server answers"):
+        client.wait_for_state(EngineState.ROLLING, wait_seconds=0.5)
+
+
 def test_an_ended_episode_is_not_aborted(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/claim_episode", claimed())
     server.script("/end_episode", {"success": True})
