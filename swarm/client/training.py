@@ -33,6 +33,7 @@ def auto_train_with_dataset(
     progress: bool = True,
 ) -> TrainReport:
     """Run ``execute_agent(task, api)`` in an episode for each task, ``num_repeat`` times, and hand in what it returns.
+    A server that is away is waited for, about half an hour.
 
     Args:
         dataset: tasks, or a function that gives them; for more than one epoch they must be readable again.

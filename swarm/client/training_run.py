@@ -22,7 +22,7 @@ from swarm.client.episodes import AllFailedError, attempts_of, own_errors, sweep
 from swarm.client.portal import each_in_thread
 from swarm.client.training_options import EvaluationReport, Progress, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
-from swarm.errors import ConfigError, ConflictError
+from swarm.errors import ConfigError, ConflictError, UnavailableError
 from swarm.measures import SHUFFLED
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
+
+#: Claims of one episode at a server that does not answer, each with its client's retries: half an hour by default.
+_MOST_IN_VAIN = 90
 
 T = TypeVar("T")
 
@@ -196,7 +199,7 @@ class DatasetTraining:
 
     async def _begin_eval(self, _: Task) -> EpisodeEndpoint:
         await self._served.wait()
-        return (await self._client.begin_episode(episode_type="eval"))[1]
+        return (await _answered(lambda: self._client.begin_episode(episode_type="eval")))[1]
 
     async def _begin_train(self, task: Task) -> EpisodeEndpoint:
         return (await self._claimed(task, None))[0]
@@ -218,7 +221,7 @@ class DatasetTraining:
                 await self._open.wait()
             if self._stopping:
                 raise asyncio.CancelledError
-            claiming = asyncio.create_task(claim())
+            claiming = asyncio.create_task(_answered(claim))
             self._claiming.add(claiming)
             try:
                 return await claiming
@@ -377,3 +380,14 @@ class DatasetTraining:
         self._served.set()
         for claiming in self._claiming:
             claiming.cancel()
+
+
+async def _answered(claim: Callable[[], Awaitable[T]]) -> T:
+    """What ``claim`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
+    for _ in range(_MOST_IN_VAIN):
+        try:
+            return await claim()
+        except UnavailableError as exc:
+            if exc.code != "server_unreachable":
+                raise
+    return await claim()

@@ -34,7 +34,7 @@ from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
-from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_asynchronous import group
 from tests.swarm.client.test_sync import claimed, engine, not_yet
 
@@ -205,6 +205,23 @@ async def test_an_agent_whose_own_task_was_cancelled_has_failed(rolling: Scripte
     report = await train(TASKS, agent, auto_retry=2)
     assert (report.finished, report.failed) == (4, 2)
     assert len(rolling.bodies("/abort_episode")) == 4, "it is not tried again"
+
+
+async def test_a_line_that_is_down_for_a_while_fails_no_episode(rolling: ScriptedServer, train: Train) -> None:
+    # more than all tries of all tasks, each with its client's
+    rolling.script("/claim_episode", claimed(), *[DROP] * 150, claimed())
+    report = await train(TASKS, reward, max_parallel=2)
+    assert (report.finished, report.failed) == (6, 0)
+
+
+async def test_a_server_that_is_gone_for_good_ends_it(
+    rolling: ScriptedServer, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.client.training_run._MOST_IN_VAIN", 2)
+    rolling.script("/claim_episode", claimed(), DROP)
+    with pytest.raises(ExceptionGroup, match="4 episodes in a row failed") as failed:
+        await train(itertools.cycle(TASKS), reward, max_parallel=4, auto_retry=False)
+    assert "no swarm server answers" in str(failed.value.exceptions[0])
 
 
 async def test_one_task_that_fails_again_and_again_ends_nothing(rolling: ScriptedServer, train: Train) -> None:
