@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import NormalDist
 from typing import NamedTuple
 
 from swarm.evidence.alarms import Alarm
-from swarm.intervals import Interval, trend_interval
+from swarm.intervals import Interval, student_quantile, trend_interval
 from swarm.measures import EVAL_REWARD, EVAL_SPREAD, LOGGED, REWARD, SHUFFLED, TRAIN
 from swarm.types import EvalResult, StepResult
 
 _CONFIDENCE = 0.95
+#: The last evaluation goes on while it has a smaller share of the first one's episodes, and decides nothing yet.
+_WHOLE = 0.9
+#: Fewer episodes of two evaluations do not tell how far rewards deviate.
+_LEAST_EPISODES = 8
 #: Alarms that say that it does not learn; the others say what else is wrong.
 _NO = ("reward", "held_out", "entropy", "signal")
 
@@ -95,6 +98,8 @@ def learning(
         rewards = {step: reward - control[step] for step, reward in rewards.items() if step in control}
     over = f" over {len(rewards)} step{'' if len(rewards) == 1 else 's'}"
     findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), over + beside)]
+    if held_out and held_out[-1].episodes < _WHOLE * held_out[0].episodes:
+        held_out = held_out[:-1]
     if len(held_out) > 1:
         first, last = held_out[0], held_out[-1]
         change = _change(first, last, len(held_out) - 1)
@@ -129,10 +134,14 @@ def _finding(what: str, change: Interval, over: str) -> _Finding:
 
 
 def _change(first: HeldOut, last: HeldOut, looks: int) -> Interval:
-    """Of two means: the z interval, whose error of 5 % is spent on the looks, 1 / (n (n + 1)) of it on the n-th, which
-    comes to all of it (the union bound)."""
+    """Of two means: Student's interval with one deviation for both ("The probable error of a mean", Biometrika 6,
+    1908), whose error of 5 % is spent on the looks, 1 / (n (n + 1)) of it on the n-th, which comes to all of it (the
+    union bound)."""
     error = (1 - _CONFIDENCE) / (looks * (looks + 1))
-    change = last.mean - first.mean
-    variances = first.deviation**2 / first.episodes + last.deviation**2 / last.episodes
-    half = NormalDist().inv_cdf(1 - error / 2) * math.sqrt(variances)
+    change, episodes = last.mean - first.mean, first.episodes + last.episodes
+    if episodes < _LEAST_EPISODES:
+        return Interval(change, -math.inf, math.inf)
+    squares = first.deviation**2 * first.episodes + last.deviation**2 * last.episodes
+    variance = squares / (episodes - 2) * (1 / first.episodes + 1 / last.episodes)
+    half = student_quantile(1 - error / 2, episodes - 2) * math.sqrt(variance)
     return Interval(change, change - half, change + half)

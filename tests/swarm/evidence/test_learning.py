@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -56,12 +57,38 @@ def test_held_out_tasks_decide_where_they_prove_something() -> None:
     )
     assert learning(RISES, fell).startswith("no: held-out reward fell by 0.30 ")
     few = [HeldOut(0, 0.2, 0.3, 4), HeldOut(20, 0.5, 0.3, 4)]
-    assert learning(RISES, few).startswith("learning: held-out reward +0.30 [-0.18, 0.78] from version 0 to 20; ")
+    assert learning(RISES, few).startswith("learning: held-out reward +0.3 [-0.4, 1.0] from version 0 to 20; ")
     # each has the deviation of its own rewards, on whatever scale those of the training are
     apart = [HeldOut(0, 0.2, 0.0, 100), HeldOut(20, 0.5, 3.0, 100)]
     assert learning(RISES, apart).startswith("learning: held-out reward +0.3 [-0.4, 1.0] from version 0 to 20; ")
     # without a second one they prove nothing
     assert learning(RISES, rose[:1]) == learning(RISES)
+
+
+def test_an_evaluation_that_goes_on_decides_nothing_yet() -> None:
+    first, second, begun = HeldOut(0, 0.5, 0.5, 50), HeldOut(10, 0.56, 0.5, 50), HeldOut(20, 1.0, 0.0, 1)
+    assert learning(FLAT, [first, begun]) == learning(FLAT, [first]) == learning(FLAT)
+    assert learning(FLAT, [first, second, begun]) == learning(FLAT, [first, second])
+    # some episodes may fail, and of one that another follows there come no more
+    assert "from version 0 to 20" in learning(FLAT, [first, second, HeldOut(20, 0.56, 0.5, 45)])
+    assert "from version 0 to 10" in learning(FLAT, [first, HeldOut(10, 0.56, 0.5, 30), begun])
+
+
+def test_evaluations_of_a_few_episodes_tell_nothing() -> None:
+    for count in (1, 2, 3):
+        few = [HeldOut(0, 0.0, 0.0, count), HeldOut(20, 1.0, 0.0, count)]
+        assert learning(FLAT, few).startswith("not proven: held-out reward from version 0 to 20 tells nothing yet; ")
+
+
+def test_small_evaluations_mislead_as_seldom_as_large_ones() -> None:
+    draw, misled = random.Random(5), 0
+    for _ in range(400):
+        drawn = [[draw.gauss(0.5, 0.3) for _ in range(5)] for _ in range(6)]
+        seen = [HeldOut(version, fmean(each), pstdev(each), 5) for version, each in enumerate(drawn)]
+        misled += any(
+            not learning({1: 0.5}, seen[:count]).startswith("not proven") for count in range(2, len(seen) + 1)
+        )
+    assert misled / 400 < 0.05
 
 
 def test_who_evaluates_again_and_again_is_not_misled_more_often() -> None:
