@@ -36,7 +36,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import mean, stdev
 
 from gateway.config.route import Baseline
 from gateway.sessions.conversation import Conversation, DeliveredTurn
@@ -76,7 +76,8 @@ class Outcomes:
         outcomes.append(outcome)
         if baseline == "none" or len(outcomes) == 1:
             return outcome
-        above = outcome - fmean(outcomes)
+        # exact: the difference to the mean of equal ones is 0
+        above = outcome - mean(outcomes)
         return above / (stdev(outcomes) + 1e-6) if baseline == "std" else above
 
 

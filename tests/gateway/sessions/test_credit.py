@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.route import Baseline
 from gateway.sessions.credit import Outcomes, shares
 from gateway.sessions.sessions import SessionLink, Sessions
 from reward_hooks import Feedback, HookContext, Session
@@ -65,6 +66,13 @@ def test_an_outcome_is_compared_with_those_before_it_by_hand() -> None:
     assert outcomes.advantage(TASK, 1.0, "std") == pytest.approx(0.57735, abs=1e-4)
     assert outcomes.advantage(("route", "key", "another"), 1.0, "std") == 1.0
     assert Outcomes().advantage(TASK, 0.3, "mean") == 0.3
+
+
+@pytest.mark.parametrize("baseline", ["std", "mean"])
+def test_equal_outcomes_credit_nobody(baseline: Baseline) -> None:
+    outcomes = Outcomes()
+    # what rounding leaves would count as a credit, and its group as one that teaches
+    assert [outcomes.advantage(TASK, 0.7, baseline) for _ in range(40)] == [0.7, *[0.0] * 39]
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=40))
