@@ -12,15 +12,17 @@ is empty after a restart, and each replica of the gateway has its own.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
+
+import regex
 
 from reward_hooks.contract import Candidate, HookContext, Reward
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
-_WORD = re.compile(r"\w+")
+# with vowel signs, which ``re`` takes for no part of a word
+_WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
 _SIZE = 3
 
 

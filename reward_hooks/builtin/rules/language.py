@@ -72,8 +72,8 @@ class Language(Rule):
         if not text.strip():
             return Reward(value=0.0, reason="empty")
         letters = _LETTER.findall(text)
-        ours = re.findall(f"[{_SCRIPTS[self.language]}]", text)
-        script = min(1.0, len(ours) / len(letters)) if letters else 1.0
+        ours = re.findall(f"[{_SCRIPTS[self.language]}]", "".join(letters))
+        script = len(ours) / len(letters) if letters else 1.0
         words = self._word_share(text)
         value = script * words
         reason = "" if value == 1.0 else f"{script:.2f} in the script of {self.language}, {words:.2f} of its words"

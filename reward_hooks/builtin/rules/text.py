@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import regex
+
 from reward_hooks.contract import NO_USAGE, Candidate, Reward, Rule
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
@@ -62,8 +64,8 @@ class Length(Rule):
         return len(text) if self.unit == "characters" else len(text.split())
 
 
-# letters, digits and underscore of any script
-_WORD = re.compile(r"\w+")
+# letters, digits and underscore of any script, with vowel signs, which ``re`` does not take for a part
+_WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
 
 
 @dataclass(frozen=True)

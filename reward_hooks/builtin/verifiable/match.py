@@ -21,7 +21,8 @@ from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_WORD = re.compile(r"[^\w\s]|_")
+#: with marks that change its look; others, such as vowel signs, are parts of words, which ``re`` does not know
+_NO_WORD = regex.compile(r"[^\w\s\p{N}][\p{M}\u200d]*|_")
 #: Seconds that a pattern may take on one answer.
 MATCH_SECONDS = 1.0
 

@@ -42,6 +42,7 @@ def test_consensus_by_share_and_by_majority() -> None:
         ("answer", ["The answer is **Paris**.", "Final answer: paris", "Answer: Rome"]),
         ("choice", ["I think A, no: B", "B.", "C"]),
         ("text", ["The same!", "same", "other"]),
+        ("text", ["दिन।", "दिन", "दान"]),
         (r"x=(\w+)", ["x=1 x=7", "x=7", "x=1"]),
     ],
 )
@@ -111,6 +112,7 @@ def test_without_feedback_there_is_no_reward() -> None:
 
 def test_diversity_counts_likeness_to_the_others() -> None:
     assert values(Diversity(), ["a b c d", "a b c d", "x y z"]) == [0.5, 0.5, 1.0]
+    assert values(Diversity(), ["दिन", "दान"]) == [1.0, 1.0]
     with pytest.raises(HookError):
         values(Diversity(), ["alone"])
 

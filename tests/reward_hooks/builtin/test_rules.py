@@ -107,6 +107,7 @@ def test_rules_accept_any_text_and_are_bounded(text: str, question: str, finish_
         (Repetition(), "two words", 1.0),
         (Repetition(), " ", 0.0),
         (Repetition(1), "ДА да", 0.5),
+        (Repetition(1), "दिन दान दीन ❤️", 1.0),
     ],
 )
 def test_format_and_repetition(rule: Rule, text: str, value: float) -> None:
@@ -175,6 +176,8 @@ def test_language_by_script_and_by_function_words() -> None:
     assert values(Language("de"), [english])[0] < 0.5
     assert values(Language("en"), [german])[0] < 0.5
     assert values(Language("zh"), ["我们今天去公园。", "We 去"]) == [1, 0.333333]
+    # vowel signs and digits of a script are no letters: 4 of 8 are
+    assert values(Language("hi"), ["नमस्ते १२३।", "नमस्ते good"]) == [1, 0.5]
 
 
 def test_json_schema(tmp_path: Path) -> None:

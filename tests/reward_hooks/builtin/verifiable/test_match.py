@@ -26,7 +26,8 @@ def test_f1_of_the_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "same"), [("The  Cat.", "cat"), ("A", "a"), ("!?", "!?"), ("an apple, a day", "apple day"), ("", "")]
+    ("text", "same"),
+    [("The  Cat.", "cat"), ("A", "a"), ("!?", "!?"), ("an apple, a day", "apple day"), ("", ""), ("1½ ❤️👨‍👩‍👧!", "1½")],
 )
 def test_normalisation(text: str, same: str) -> None:
     assert normalised(text) == same
@@ -35,6 +36,9 @@ def test_normalisation(text: str, same: str) -> None:
 def test_exact_takes_any_accepted_answer() -> None:
     task = answered(["Paris", "city of light", 7])
     assert values(Exact(), ["paris.", "The City of Light", "7", "Rome", ""], task) == [1, 1, 1, 0, 0]
+    # a vowel sign is no punctuation: these are four words
+    hindi = Task(task_id="t", metadata={"answer": "दिन"})
+    assert values(Exact(), ["दिन।", "दान", "दीन", "दन"], hindi) == [1, 0, 0, 0]
     assert values(Exact(extract=r"Answer: (\w+)"), ["Answer: Rome. Answer: Paris", "Paris"], task) == [1, 0]
 
 
