@@ -72,7 +72,8 @@ class WatchRules(Model):
     )
     weights: Watched = Field(
         default=Watched(limit=2.0),
-        description="mean weight of a step's tokens, trainer over sampler: more, or less than one over it",
+        description="mean weight of a step's tokens, trainer over sampler, each of which verl cuts at 2: less than "
+        "one over it, or more",
     )
     sample_size: Watched = Field(
         default=Watched(limit=0.3), description="effective sample size of a step, as a share of its tokens: less"
