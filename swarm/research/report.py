@@ -72,8 +72,8 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         f"{study.evaluator.samples} per task, to {study.evaluator.goal}; locked, SHA-256 "
         f"`{state.locked[:16]}`.",
         f"- Code: SHA-256 `{state.code[:16]}`, commit `{state.revision or 'none'}`.",
-        f"- Decision, declared before the first run: kept if over {rule.seeds} seeds the {rule.confidence:.0%} Welch "
-        f"interval of the gain lies above {rule.min_effect:g}, and above the shuffled-reward control"
+        f"- Decision, declared before the first run: kept if over {rule.seeds} seeds the {100 * rule.confidence:g}% "
+        f"Welch interval of the gain lies above {rule.min_effect:g}, and above the shuffled-reward control"
         + (f" (each of {rule.winners} winners by Bonferroni's bound)." if rule.winners > 1 else "."),
         *(["- **Control study: every run had permuted rewards.**"] if study.control == "shuffle" else []),
         "",

@@ -26,7 +26,7 @@ from swarm.research.running import Runner, StudyStoppedError, begin
 from swarm.research.study import Study, read_study, rehearsal
 from tests.swarm.client.scripted import ScriptedServer
 from tests.swarm.client.test_training import at
-from tests.swarm.research.making import ScriptedLab, folder_of, told
+from tests.swarm.research.making import ScriptedLab, folder_of, study_of, told
 from tests.swarm.research.test_code import WEIGHT
 
 GRID = {"kind": "grid", "space": {"lr": [3e-5]}}
@@ -94,6 +94,11 @@ def test_refused_proposals_stand_in_the_report(tmp_path: Path) -> None:
     with Ledger(folder) as ledger, pytest.raises(ConfigError, match="has begun"):
         begin(read_study(folder), folder, ledger)
     assert done(folder) == state
+
+
+def test_a_report_says_the_confidence_that_was_declared() -> None:
+    for confidence, said in ((0.95, "95%"), (0.975, "97.5%"), (0.999, "99.9%")):
+        assert f"the {said} Welch" in markdown(study_of(decision={"confidence": confidence}), State())
 
 
 def test_a_study_that_trains_on_what_it_is_measured_with_does_not_begin(tmp_path: Path) -> None:
