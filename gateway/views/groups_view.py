@@ -40,9 +40,10 @@ _ANSWERS: Columns[tuple[int, GroupAnswer]] = {
 }
 _REWARDS: Columns[StepRewards] = {
     ">step": lambda step: str(step.step),
-    ">lowest": lambda step: reward(step.low),
+    # of all steps, so that their bars can be compared
+    ">from": lambda step: reward(step.low),
     "rewards": lambda step: bars(step.counts),
-    ">highest": lambda step: reward(step.high),
+    ">to": lambda step: reward(step.high),
     ">answers": lambda step: str(sum(step.counts)),
 }
 

@@ -172,9 +172,13 @@ def _measured(answer: GroupAnswer, trajectory: Trajectory, finish_reason: str, t
 def _rewards(rows: list[tuple[Any, ...]]) -> list[StepRewards]:
     """Of the latest steps of the latest run among ``rows``, the oldest first."""
     by_step: dict[int, list[float]] = {}
+    batches: dict[int, str] = {}
     run_id = rows[0][1] if rows else ""
     for row in rows:
-        if row[1] == run_id and row[10] is not None and row[5] is not None:
+        if row[1] != run_id or row[10] is None or row[5] is None:
+            continue
+        # of a step that was done again, the batch with the latest end
+        if batches.setdefault(row[10], row[9]) == row[9]:
             by_step.setdefault(row[10], []).append(row[5])
     steps = sorted(by_step)[-MAX_STEPS:]
     every = [reward for step in steps for reward in by_step[step]]

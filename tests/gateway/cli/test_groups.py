@@ -186,6 +186,28 @@ def test_a_run_folder_and_the_address_of_another_server_are_refused_together(run
         groups(run_dir, "list", "--swarm-url", "http://127.0.0.1:1")
 
 
+def test_a_histogram_of_a_step_that_was_done_again_is_of_its_last_time(tmp_path: Path) -> None:
+    async def fill() -> None:
+        journal = Journal.open(tmp_path / "journal.db")
+        journal.append(RunRow("r", "model: tiny\n"))
+        for batch_id, step, reward in (("x", 1, 0.0), ("lost", 2, 0.25), ("y", 2, 1.0)):
+            names = [f"{batch_id}{number}" for number in (1, 2)]
+            one, output = batch(batch_id, task=names), said(batch_id, 1, reward)
+            journal.append(*(claimed(name, run_id="r") for name in names))
+            journal.append(*(ended(name, "task", output=output) for name in names), *taken(one), *stepped(one, step))
+        await journal.close()
+
+    asyncio.run(fill())
+    rewards = json.loads(groups(tmp_path, "list", "--json"))["rewards"]
+    assert [(one["step"], one["counts"][0], one["counts"][-1], sum(one["counts"])) for one in rewards] == [
+        (1, 2, 0, 2),
+        (2, 0, 2, 2),
+    ]
+    # the scale is that of all steps: no reward of step 2 is 0
+    table = groups(tmp_path, "list")
+    assert "lowest" not in table and "step   from" in table
+
+
 def test_a_histogram_has_every_reward_in_one_bin() -> None:
     counts = histogram(1, [0.5, 0.55, 1.0, 1.5, 1.5], 0.5, 1.5).counts
     assert (len(counts), sum(counts), counts[0], counts[-1]) == (BINS, 5, 2, 2)
