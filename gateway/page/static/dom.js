@@ -41,7 +41,7 @@ export function number(value, digits = 2) {
   return extreme ? value.toExponential(1) : String(Number(value.toFixed(digits)));
 }
 
-export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
+export const percent = (share) => (share === null || share === undefined ? "–" : `${Number((100 * share).toPrecision(2))} %`);
 
 /** "3 groups", "1 group". */
 export const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;

@@ -192,7 +192,7 @@ async def test_hostile_texts_neither_run_nor_break_the_page(open_site: Site, swa
 async def taken_over(rig: server.Rig, upstream: Upstream, folder: Path) -> AsyncGenerator[Site]:
     """A page whose one route has an incumbent before a challenger in the shadow."""
     rig.vllm.default = lambda sent: several(plain_choice([1]), plain_choice([1, 2, 3], index=1))(sent)
-    serve = {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}, "canary": {"shares": [0.5]}}
+    serve = {"incumbent": {"upstream": {"base_url": upstream.url, "model": "gpt"}}, "canary": {"shares": [0.005]}}
     url = str(rig.client.base_url)
 
     @asynccontextmanager
@@ -217,7 +217,7 @@ async def test_a_challenger_of_a_takeover_is_seen_and_moved(
         await tab.sees("The incumbent answers everybody; the challenger learns behind it.")
         await tab.sees("not decided")
         for words, why, then in (
-            ("Promote to 50 %", "looks good", "The challenger answers 50 % of the conversations"),
+            ("Promote to 0.5 %", "looks good", "The challenger answers 0.5 % of the conversations"),
             ("Pin", "a holiday", "pinned"),
             ("Roll back", "it rambles", "The incumbent answers everybody"),
         ):
