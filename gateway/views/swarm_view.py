@@ -118,8 +118,8 @@ _CURVES = {
 }
 #: The same for the metrics of an evaluation.
 _EVALUATION_CURVES = {"evaluation reward": EVAL_REWARD, "evaluation success": EVAL_SUCCESS}
-#: Cells of a curve; larger values than this overflow in differences.
-_CURVE, _MAX_VALUE = 24, 1e300
+#: Cells of a curve and of its title; larger values than this overflow in differences.
+_CURVE, _TITLE, _MAX_VALUE = 24, 24, 1e300
 #: Begins the names of what workflows log.
 _LOGGED = TRAIN + LOGGED
 
@@ -158,7 +158,7 @@ def view(
             name: [evaluation.metrics.get(metric) for evaluation in status.evaluations]
             for name, metric in _EVALUATION_CURVES.items()
         },
-        **{short(name.removeprefix(_LOGGED), 24): [step.metrics.get(name) for step in steps] for name in logged},
+        **{name: [step.metrics.get(name) for step in steps] for name in logged},
         "seconds/step": [step.seconds for step in steps],
         "episodes/min": episodes_per_minute,
         "tokens/s": tokens_per_second,
@@ -218,7 +218,10 @@ def _curve_rows(curves: Mapping[str, Iterable[float | None]]) -> Iterator[Row]:
         numbers = [value for value in values if value is not None and abs(value) < _MAX_VALUE]
         if numbers:
             shown = map(reward if "reward" in name else measure, (numbers[-1], min(numbers), max(numbers)))
-            yield Row((name, *shown, curve(numbers, _CURVE)))
+            title = name.removeprefix(_LOGGED)
+            # parts of a reward that begin alike differ at their ends
+            title = title if len(title) <= _TITLE else f"…{title[1 - _TITLE :]}"
+            yield Row((short(title, _TITLE), *shown, curve(numbers, _CURVE)))
 
 
 def _state(status: ServerStatus) -> str:

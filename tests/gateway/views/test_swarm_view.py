@@ -121,6 +121,19 @@ def test_tasks_that_lack_least_come_first_and_complete_ones_last() -> None:
     assert list(tasks.rows[0].cells[2:]) == ["1", "6 to come"]
 
 
+def test_no_curve_hides_another_whose_name_begins_alike_or_is_ours() -> None:
+    logged = {"pairwise_helpfulness.comparisons": 3.0, "pairwise_helpfulness.contradicted": 0.25, "reward": 7.0}
+    metrics = {"swarm/reward_mean": 0.5} | {f"swarm/log/{name}": value for name, value in logged.items()}
+    step = StepResult(step=1, batch_id="1", metrics=metrics, seconds=2.0)
+    rows = [(row.cells[0], row.cells[1]) for row in view(status(), [step]).tables["curves"].rows]
+    assert rows[:4] == [
+        ("reward", "0.500"),
+        ("…helpfulness.comparisons", "3"),
+        ("…elpfulness.contradicted", "0.25"),
+        ("reward", "7.000"),
+    ]
+
+
 def test_curves_are_of_the_metrics_that_the_steps_have() -> None:
     steps = [
         StepResult(step=n, batch_id=str(n), metrics={"swarm/reward_mean": value}, seconds=2.0)
