@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from statistics import fmean
 
 import regex
 
@@ -50,7 +51,8 @@ class Diversity:
         rewards: list[Reward] = []
         for index, own in enumerate(grams):
             likeness = [jaccard(own, other) for other_index, other in enumerate(grams) if other_index != index]
-            mean = sum(likeness) / len(likeness)
+            # exact, in whatever order: equal answers earn the same
+            mean = fmean(likeness)
             rewards.append(Reward(value=1 - mean, reason=f"{mean:.2f} like the others on average" if mean else ""))
         return rewards
 

@@ -113,6 +113,10 @@ def test_without_feedback_there_is_no_reward() -> None:
 def test_diversity_counts_likeness_to_the_others() -> None:
     assert values(Diversity(), ["a b c d", "a b c d", "x y z"]) == [0.5, 0.5, 1.0]
     assert values(Diversity(), ["दिन", "दान"]) == [1.0, 1.0]
+    # equal answers earn the same wherever they stand: `scale: rank` tells any two numbers apart
+    texts = ["c b b b a c c", "b b c b b c", "c b b c c b", "b b c b b c"]
+    rewards = Diversity()(TASK, candidates(*texts), CONTEXT)
+    assert rewards[1].value == rewards[3].value
     with pytest.raises(HookError):
         values(Diversity(), ["alone"])
 
