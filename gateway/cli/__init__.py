@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 something that ran has failed, 2 wrong input or nothing to
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,10 @@ _UNIX = ("fcntl", "resource")
 
 def main(command: str = "gateway.cli.root:app") -> None:
     """Run the command line ``command`` and leave the process with its exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # it was closed by who started this, and Python has nothing there
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         # one of another encoding, as pipes on Windows, gets escapes, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -53,6 +53,20 @@ def test_texts_of_a_model_go_to_a_pipe_of_any_encoding(tmp_path: Path, encoding:
     assert b"\\u6771\\u4eac \\u2192" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["monitor"], 2, "swarm-gateway: the monitor needs a terminal"),
+        (["models", "list", "--json"], 0, ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_closed_stdin_and_stdout_are_none(arguments: list[str], code: int, said: str) -> None:
+    command = ["sh", "-c", 'exec "$0" -m gateway.cli "$@" <&- >&-', sys.executable, *arguments]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == code and done.stderr.decode().startswith(said) and b"Traceback" not in done.stderr
+
+
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
