@@ -290,7 +290,13 @@ def proxy_of(url: str) -> str | None:
     host = parts.hostname or ""
     # with its port too, which NO_PROXY may name
     named = (host, parts.netloc.rpartition("@")[2])
-    return None if is_loopback(host) or any(map(proxy_bypass, named)) else getproxies().get(parts.scheme)
+    if is_loopback(host) or any(map(proxy_bypass, named)):
+        return None
+    proxies = getproxies()
+    # as curl and httpx read them; SOCKS is not spoken here
+    every = proxies.get("all", "")
+    proxy = proxies.get(parts.scheme) or (every if not every.startswith("socks") else "")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

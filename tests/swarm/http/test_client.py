@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy
+from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, proxy_of
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.anyio
@@ -320,6 +320,29 @@ async def test_a_header_cannot_smuggle_another(http: HttpClient) -> None:
         with pytest.raises(ConnectionBrokenError) as none:
             await http.post(url, b"", {"x-a": "b\r\nx-c: d"})
     assert none.value.unsent
+
+
+@pytest.mark.parametrize(
+    ("variables", "proxy"),
+    [
+        ({"https_proxy": "proxy.test:3128"}, "http://proxy.test:3128"),
+        ({"all_proxy": "http://me:mine@proxy.test"}, "http://me:mine@proxy.test"),
+        ({"https_proxy": "https://own.test", "all_proxy": "proxy.test:1"}, "https://own.test"),
+        ({"all_proxy": "socks5://proxy.test:1080"}, None),
+        ({"http_proxy": "proxy.test:3128"}, None),
+        ({"all_proxy": "proxy.test:1", "no_proxy": "outside.test"}, None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_a_proxy_is_named_as_for_curl(
+    variables: dict[str, str], proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert proxy_of("https://outside.test/v1") == proxy
 
 
 async def test_a_proxy_of_the_environment_is_used_except_for_loopback(
