@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
+from swarm.processors import processors
 
 #: GiB for vLLM's KV cache; it is allocated at boot
 KV_CACHE_GIB = 1
@@ -81,7 +81,7 @@ def cpu_environment(run_dir: Path, serving: ServingMode) -> dict[str, str]:
     Raises:
         ConfigError: no vLLM for CPUs is installed.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "adapters.verl.cpu_platform",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),

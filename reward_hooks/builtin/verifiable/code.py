@@ -23,7 +23,6 @@ the other two forms for training. The result of a test near the time limit depen
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import time
@@ -36,6 +35,7 @@ from reward_hooks.builtin.verifiable.checks import Check, check_of
 from reward_hooks.builtin.verifiable.sandbox import Limits, Sandbox
 from reward_hooks.contract import Candidate, HookContext, Reward
 from swarm.errors import ConfigError, HookError
+from swarm.processors import processors
 from swarm.types import Task
 
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
@@ -64,7 +64,8 @@ class Code:
         key: of ``task.metadata``.
         limits: fields of :class:`reward_hooks.builtin.verifiable.sandbox.Limits`.
         all_or_nothing: 1 for code that passes every test, else 0.
-        parallel: answers that are judged at the same time, over all groups; default: one per processor.
+        parallel: answers that are judged at the same time, over all groups; default: one per processor
+            that the gateway may use.
         python: see :class:`reward_hooks.builtin.verifiable.sandbox.Sandbox`.
         unsafe: see there; without it, code never runs on a system that grants no sandbox.
 
@@ -91,7 +92,7 @@ class Code:
         self._key = key
         self._sandbox = Sandbox(self._limits, python=python, unsafe=unsafe)
         self._all_or_nothing = all_or_nothing
-        self._parallel = parallel or os.cpu_count() or 1
+        self._parallel = parallel or processors()
         self._pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="code-reward")
 
     def on_compute_relative_reward(self, task: Task, candidates: list[Candidate], context: HookContext) -> list[Reward]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import struct
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def test_bucket_of_a_tiny_model_and_of_a_hub_name(tmp_path: Path) -> None:
 
 def test_beside_a_trainer_vllm_has_half_of_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     versions(monkeypatch, vllm="0.24.0")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(cpu, "processors", lambda: 8)
     always = cpu.cpu_environment(tmp_path, "always")
     assert (always["OMP_NUM_THREADS"], always[cpu.VLLM_THREADS], always["OMP_WAIT_POLICY"]) == ("8", "4", "PASSIVE")
     alone = cpu.cpu_environment(tmp_path, "between_steps")
