@@ -62,7 +62,11 @@ def serve_model(
     environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
     if resolve_device(TrainJob(model=model)) == "cpu":
         folder.mkdir(parents=True, exist_ok=True)
-        environment |= cpu_environment(folder.resolve(), "always")
+        variables = cpu_environment(folder.resolve(), "always")
+        # what the operator has set wins, as at the engine's vLLM, which needs the metadata
+        environment = {**variables, **environment}
+        if "PYTHONPATH" in variables:
+            environment["PYTHONPATH"] = variables["PYTHONPATH"]
         options += ["--dtype", "float32", "--enforce-eager", "--block-size", str(KV_BLOCK_TOKENS)]
         if not any(argument.replace("_", "-").startswith(_SPLITS) for argument in arguments):
             # by itself vLLM takes two processes on a CPU, each of which waits for the other in a loop that takes a core
