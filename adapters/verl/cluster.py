@@ -19,7 +19,7 @@ import psutil
 from adapters.verl.config import Device
 from adapters.verl.cpu import OBJECT_STORE_BYTES
 from adapters.verl.machine import cluster_address
-from adapters.verl.meeting import RUN_VARIABLE
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
 from swarm.job import TrainJob
 from swarm.link.imported import ImportedCode, imported, top_level
 from swarm.link.leftovers import PREFIX, hold, remove_ray_folder, remove_segments
@@ -56,6 +56,11 @@ class RayFolder:
         # of a run that lives, perhaps, which has another one
         self._link.unlink(missing_ok=True)
         self._link.symlink_to(self.path)
+
+    def meeting_places(self) -> dict[str, str]:
+        """The variables by which the processes of a run on one machine meet here: vLLM's sockets, too, are otherwise
+        where temporary files are, though their path may have 107 characters."""
+        return dict.fromkeys((RANKS_FOLDER, "VLLM_RPC_BASE_PATH"), str(self.path))
 
     def remove(self) -> None:
         """Remove the folder, and ``run_dir/ray`` unless it is a successor's by now."""

@@ -30,7 +30,7 @@ from adapters.verl.cluster import (
     start_ray,
 )
 from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
-from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE
+from adapters.verl.meeting import RUN_VARIABLE
 from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.output import spare_output
 from adapters.verl.preloaded import start_preloading
@@ -159,7 +159,7 @@ class _Run:
         link.send(BootProgress(stage="starting Ray", detail=chosen))
         self._ray_folder = RayFolder(self._run_dir)
         if job.nnodes == 1:
-            environment[RANKS_FOLDER] = str(self._ray_folder.path)
+            environment |= self._ray_folder.meeting_places()
         os.environ.update(environment)
 
         import ray

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,8 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 _PR_SET_PDEATHSIG = 1
+#: vLLM puts sockets at ``<temp>/<uuid>``; Unix allows 107 characters.
+_LONGEST_TEMP = 107 - len("/00000000-0000-0000-0000-000000000000")
 #: Arguments of a model that lies in several processes.
 _SPLITS = ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size")
 
@@ -60,6 +63,8 @@ def serve_model(
         options += ["--override-generation-config", json.dumps({"max_new_tokens": max_new_tokens})]
     # as the engine's vLLM: no word to its makers
     environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
+    if len(tempfile.gettempdir()) > _LONGEST_TEMP:
+        environment.setdefault("VLLM_RPC_BASE_PATH", "/tmp")
     if resolve_device(TrainJob(model=model)) == "cpu":
         folder.mkdir(parents=True, exist_ok=True)
         variables = cpu_environment(folder.resolve(), "always")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -65,6 +66,19 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     folder = cluster.RayFolder(tmp_path)
     assert not left.exists()
     folder.remove()
+
+
+def test_sockets_of_a_run_have_short_paths_wherever_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/{'scratch' * 10}")
+    folder = cluster.RayFolder(tmp_path)
+    try:
+        places = folder.meeting_places()
+        assert set(places) == {"SWARM_RANKS_FOLDER", "VLLM_RPC_BASE_PATH"}
+        assert all(len(f"{place}/{uuid.uuid4()}") <= 107 and Path(place).is_dir() for place in places.values())
+    finally:
+        folder.remove()
 
 
 def test_a_link_to_something_else_costs_nothing_but_the_link(tmp_path: Path) -> None:
