@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+from adapters.models import resolve_model, weight_bytes
 from adapters.verl.config import Device
-from adapters.verl.cpu import CPU_BUILD, version_of
+from adapters.verl.cpu import CPU_BUILD, version_of, weight_bucket_mib
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
 #: Devices of GPUs that ``/dev/nvidia*`` does not show: of AMD, and of Windows below a Linux.
 _OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
+_SHARED_MEMORY = "/dev/shm"
 
 
 def check_machine(job: TrainJob, device: Device) -> None:
@@ -41,6 +44,23 @@ def check_machine(job: TrainJob, device: Device) -> None:
             "device is cuda, and vLLM's build for CPUs is installed here: leave device out to train on the CPU, or "
             "install the versions for GPUs in an environment of their own (docs/gpus.md)",
             param="device",
+        )
+    elif device == "cpu" and job.lora is None:
+        _check_shared_memory(resolve_model(job.model))
+
+
+def _check_shared_memory(model: str) -> None:
+    """Refuse too little of it for the pieces in which a CPU's weights go to vLLM: who writes beyond it is killed by
+    SIGBUS, which is told as a lack of memory that smaller batches would cure."""
+    try:
+        there = shutil.disk_usage(_SHARED_MEMORY).total
+    except OSError:
+        return
+    needed = min(weight_bucket_mib(Path(model)) * 2**20, weight_bytes(model))
+    if there <= needed:
+        raise ConfigError(
+            f"{_SHARED_MEMORY} holds {there / 1e6:.0f} MB, and the weights go to vLLM through it in pieces of "
+            f"{needed / 1e6:.0f} MB: give it more (docker run --shm-size 1g; in Kubernetes a volume of medium Memory)"
         )
 
 

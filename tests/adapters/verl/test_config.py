@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -353,6 +356,33 @@ def test_with_the_build_for_cpus_a_gpu_is_left_alone(
             machine.check_machine(asked, config.resolve_device(asked))
     else:
         machine.check_machine(asked, config.resolve_device(asked))
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "refused"),
+    [(64, {}, True), (110, {}, False), (64, {"lora": {"rank": 8}}, False), (None, {}, False)],
+    ids=["Docker's default", "enough", "an adapter", "none"],
+)
+def test_too_little_shared_memory_for_the_weights_is_refused(
+    size: int | None, settings: dict[str, Any], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: str) -> Any:
+        if size is None:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(total=size * 2**20)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    (tmp_path / "config.json").write_text("{}")
+    header = json.dumps({"embedding": {"dtype": "F32", "shape": [49152, 576], "data_offsets": [0, 0]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(540 * 10**6)
+    job = TrainJob.model_validate({"model": str(tmp_path), "device": "cpu", **settings})
+    with pytest.raises(ConfigError, match=r"/dev/shm holds 67 MB.* 114 MB") if refused else nullcontext():
+        machine.check_machine(job, "cpu")
+    # a tiny model fills no more than its weights
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    machine.check_machine(job, "cpu")
 
 
 def test_explicit_device_wins() -> None:
