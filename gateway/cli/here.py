@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.launch.run_file import RunFile, RunServer
+    from gateway.launch.run_folder import RunFile, RunServer
     from swarm.client import RetryPolicy, SwarmClient
 
 DEFAULT_URL = "http://127.0.0.1:10086"
@@ -28,11 +28,11 @@ def runs_of(file: Path | None = None) -> list[RunFile]:
     Raises:
         ConfigError: the file cannot be read.
     """
-    from gateway.launch.run_file import living
+    from gateway.launch.run_folder import living_run
 
     runs: dict[int, RunFile] = {}
     for folder in _folders(file):
-        if (run := living(folder)) is not None:
+        if (run := living_run(folder)) is not None:
             runs[run.pid] = run
     return list(runs.values())
 

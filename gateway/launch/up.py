@@ -20,12 +20,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.launch import run_file
 from gateway.launch.children import FOLDER_VARIABLE, Child, end_left_behind, left_behind
 from gateway.launch.disk import DiskWatch
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import UpPlan
-from gateway.launch.run_folder import check_free, held, set_aside, write_section
+from gateway.launch.run_folder import (
+    RunServer,
+    check_free,
+    held,
+    remove_run,
+    run_of_this_process,
+    set_aside,
+    write_run,
+    write_section,
+)
 from gateway.launch.servers import (
     LISTENING,
     START_DEADLINE,
@@ -142,7 +150,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
             try:
                 up.stop()
             finally:
-                run_file.remove(server.run_dir for server in plan.servers)
+                remove_run(server.run_dir for server in plan.servers)
     if up.working is not None and up.working.error is not None:
         raise up.working.error
 
@@ -372,13 +380,10 @@ class _Up:
     def _tell_where(self, urls: dict[str, str]) -> None:
         """Let other commands find the servers."""
         plan = self._plan
-        servers = [
-            run_file.RunServer(job=server.name, url=urls[server.name], run_dir=server.run_dir)
-            for server in plan.servers
-        ]
-        run = run_file.of_this_process(plan.file, servers, self._gateway_url, plan.private_token)
+        servers = [RunServer(job=server.name, url=urls[server.name], run_dir=server.run_dir) for server in plan.servers]
+        run = run_of_this_process(plan.file, servers, self._gateway_url, plan.private_token)
         try:
-            run_file.write(run)
+            write_run(run)
         except ConfigError as exc:
             # on a full disk all goes on
             self._tell("warning", {"message": f"{exc.message}: other commands need --swarm-url"})

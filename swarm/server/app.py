@@ -41,7 +41,7 @@ from swarm.server.engine.resolving import Resolver
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor
 from swarm.server.foreign import ForeignClients
-from swarm.server.holding import HeldPolicies
+from swarm.server.kept import HeldPolicies
 from swarm.server.monitor import MeteredJournal, Meters, Monitor, VerboseLog
 
 logger = logging.getLogger(__name__)

@@ -72,7 +72,7 @@ async def test_the_page_names_the_files_of_a_chat_completion(rig: server.Rig, ga
         assert answer.headers["x-swarm-trained"] == "true"
         await whole.none_running(rig)
     # of a timer of the server, a second after its start
-    files -= {"swarm/server/holding.py", "swarm/checkpoints.py"}
+    files -= {"swarm/server/kept.py", "swarm/checkpoints.py"}
     assert {"gateway/pipeline.py", "swarm/server/episodes/pool.py"} <= files
     assert files - named_files() == set()
     assert len(files) <= MOST_FILES, " ".join(sorted(files))

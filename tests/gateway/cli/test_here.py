@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from gateway.cli.here import gateway_run
 from gateway.cli.root import app
 from gateway.cli.sections import read_plan
-from gateway.launch import run_file
+from gateway.launch import run_folder
 from gateway.launch.plan import UpPlan
 from gateway.launch.up import run_up
 from swarm.errors import ConfigError
@@ -101,7 +101,7 @@ def told(folder: Path, *arguments: str, code: int = 0) -> str:
 
 def test_commands_find_the_servers_of_this_folder_with_their_token(project: Path) -> None:
     def act(gateway: str) -> None:
-        found = run_file.living(project / "runs/default")
+        found = run_folder.living_run(project / "runs/default")
         assert found is not None
         [server] = found.servers
         assert (found.gateway, found.file, found.pid) == (gateway, project / "my.yaml", os.getpid())
@@ -158,12 +158,12 @@ def test_a_reload_reads_the_users_file_and_a_wrong_one_changes_nothing(project: 
 
 def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", "pass"])
-    started = run_file.since_boot(psutil.Process(dead.pid))
+    started = run_folder.since_boot(psutil.Process(dead.pid))
     dead.wait()
-    server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path)
-    alive = run_file.of_this_process(None, [server], "", "t")
-    run_file.write(alive)
-    assert run_file.living(tmp_path) == alive
+    server = run_folder.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path)
+    alive = run_folder.run_of_this_process(None, [server], "", "t")
+    run_folder.write_run(alive)
+    assert run_folder.living_run(tmp_path) == alive
     with pytest.MonkeyPatch.context() as clock:
         # set by an hour, which both follow
         create_time, boot = psutil.Process.create_time, psutil.boot_time()
@@ -173,25 +173,25 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
 
         clock.setattr(psutil.Process, "create_time", later)
         clock.setattr(psutil, "boot_time", lambda: boot + 3600)
-        assert run_file.living(tmp_path) == alive
-    (tmp_path / run_file.NAME).chmod(0o644)
-    assert run_file.living(tmp_path) is None, "others may have written it"
+        assert run_folder.living_run(tmp_path) == alive
+    (tmp_path / run_folder.RUN_FILE).chmod(0o644)
+    assert run_folder.living_run(tmp_path) is None, "others may have written it"
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
-        run_file.write(alive.model_copy(update=changed))
-        assert run_file.living(tmp_path) is None
+        run_folder.write_run(alive.model_copy(update=changed))
+        assert run_folder.living_run(tmp_path) is None
 
 
 def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert gateway_run(None) is None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as another:
-        mine = run_file.of_this_process(None, [], "http://127.0.0.1:1", "t")
-        started = run_file.since_boot(psutil.Process(another.pid))
+        mine = run_folder.run_of_this_process(None, [], "http://127.0.0.1:1", "t")
+        started = run_folder.since_boot(psutil.Process(another.pid))
         other = mine.model_copy(update={"pid": another.pid, "started": started})
         for name, run in {"a": mine, "b": other.model_copy(update={"gateway": "http://127.0.0.1:2"})}.items():
-            server = run_file.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path / name)
+            server = run_folder.RunServer(job="", url="http://127.0.0.1:9", run_dir=tmp_path / name)
             server.run_dir.mkdir()
-            run_file.write(run.model_copy(update={"servers": [server]}))
+            run_folder.write_run(run.model_copy(update={"servers": [server]}))
         with pytest.raises(ConfigError, match=r"say by --base-url .*: http://127.0.0.1:\d/v1, http://127.0.0.1:\d/v1"):
             gateway_run(None)
         for url in ("http://127.0.0.1:2/v1/", "http://localhost:2/v1"):
@@ -199,7 +199,7 @@ def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeyp
             assert found is not None and found.pid == another.pid
         assert gateway_run("http://127.0.0.1:3/v1") is None
         # a file may say `host: localhost`
-        run_file.write(run.model_copy(update={"servers": [server], "gateway": "http://localhost:2"}))
+        run_folder.write_run(run.model_copy(update={"servers": [server], "gateway": "http://localhost:2"}))
         for url in ("http://127.0.0.1:2/v1", "http://localhost:2/v1"):
             assert (found := gateway_run(url)) is not None and found.pid == another.pid
         another.communicate(b"\n")
@@ -210,10 +210,10 @@ def test_steps_of_a_gateway_before_several_servers_are_those_of_the_one_that_is_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     servers = [
-        run_file.RunServer(job=job, url=f"http://127.0.0.1:{port}", run_dir=tmp_path)
+        run_folder.RunServer(job=job, url=f"http://127.0.0.1:{port}", run_dir=tmp_path)
         for job, port in (("a", 1), ("b", 2))
     ]
-    run_file.write(run_file.of_this_process(None, servers, "http://127.0.0.1:3", "t"))
+    run_folder.write_run(run_folder.run_of_this_process(None, servers, "http://127.0.0.1:3", "t"))
     names = r"its `up` has several: http://127.0.0.1:1 \(a\), http://127.0.0.1:2 \(b\)$"
     with pytest.raises(ConfigError, match=r"--steps needs --swarm-url .*: " + names):
         CliRunner().invoke(app, ["replay", "--data", "none.jsonl", "--steps", "3"], catch_exceptions=False)
@@ -256,8 +256,8 @@ def test_a_token_of_the_environment_is_for_other_servers_than_those_of_the_folde
     with HTTPServer(("127.0.0.1", 0), Server) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{http.server_port}"
-        server = run_file.RunServer(job="", url=url, run_dir=tmp_path)
-        run_file.write(run_file.of_this_process(None, [server], "", "own"))
+        server = run_folder.RunServer(job="", url=url, run_dir=tmp_path)
+        run_folder.write_run(run_folder.run_of_this_process(None, [server], "", "own"))
         for command in (["swarm", "status"], ["swarm", "status", "--swarm-url", url], ["monitor", "--json"]):
             CliRunner().invoke(app, command)
         (tmp_path / "prompts.jsonl").write_text(PROMPTS)

@@ -22,9 +22,9 @@ from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
 from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
-from swarm.server.holding import HeldPolicies
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import StageRow, StepRow
+from swarm.server.kept import HeldPolicies
 from swarm.types import StepResult
 from tests.swarm.server import conftest as server
 from tests.swarm.server.episodes.test_comparisons import pair
