@@ -26,7 +26,6 @@ from swarm.server.journal.codec import (
 )
 from swarm.server.journal.erasure import find
 from swarm.server.journal.schema import reading
-from swarm.states import EpisodeState
 from swarm.subjects import Subject
 from swarm.tokens import as_lists
 
@@ -34,12 +33,30 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 #: episodes read at once
 _READ_ROWS = 64
 
-_COLUMNS = (
-    "e.rowid, length(t.data) + coalesce(length(c.data), 0), e.uuid, e.run_id, e.state, e.type, e.client_uuid,"
-    " e.group_uuid, e.task_id, e.reward,"
-    " e.output, e.how, coalesce(nullif(e.drop_reason, ''), e.lost_reason), e.quarantine_reason, e.batch_id, e.step,"
-    " e.claimed_at, e.ended_at, e.tokens, t.data, c.data"
-)
+#: The fields of a row in their order, and where each is; ``NULL``: :func:`_row` fills it in.
+_FIELDS = {
+    "episode_uuid": "e.uuid",
+    "run_id": "e.run_id",
+    "state": "e.state",
+    "episode_type": "e.type",
+    "client_uuid": "e.client_uuid",
+    "group_uuid": "e.group_uuid",
+    "task_id": "coalesce(e.task_id, '')",
+    **dict.fromkeys(("group_id", "hook", "code", "request_id", "trace_id"), "NULL"),
+    "reward": "e.reward",
+    **dict.fromkeys(("rank", "components", "reason"), "NULL"),
+    "output": "e.output",
+    "how": "e.how",
+    "drop_reason": "coalesce(nullif(e.drop_reason, ''), e.lost_reason)",
+    "quarantine_reason": "e.quarantine_reason",
+    "batch_id": "e.batch_id",
+    "step": "e.step",
+    **dict.fromkeys(("min_policy_version", "max_policy_version"), "NULL"),
+    "claimed_at": "e.claimed_at",
+    "ended_at": "e.ended_at",
+    "tokens": "e.tokens",
+}
+_COLUMNS = f"e.rowid, length(t.data) + coalesce(length(c.data), 0), t.data, c.data, {', '.join(_FIELDS.values())}"
 _FROM = (
     "FROM episodes e LEFT JOIN trajectories t ON t.episode = e.uuid LEFT JOIN calls c ON c.episode = e.uuid"
     " AND e.ended IS NOT NULL"
@@ -69,63 +86,30 @@ def episode_rows(
         if not rows:
             return
         after = rows[-1][0]
-        for _, size, *values in rows:
-            yield size or 0, _row(*values)
+        for _, size, data, call, *values in rows:
+            yield size or 0, _row(dict(zip(_FIELDS, values, strict=True)), data, call)
 
 
-def _row(
-    episode_uuid: str,
-    run_id: str,
-    state: EpisodeState,
-    episode_type: str,
-    client_uuid: str,
-    group_uuid: str,
-    task_id: str | None,
-    reward: float | None,
-    output: str | None,
-    how: str,
-    drop_reason: str,
-    quarantine_reason: str,
-    batch_id: str,
-    step: int | None,
-    claimed_at: float,
-    ended_at: float,
-    tokens: bytes | None,
-    data: bytes | None,
-    call: bytes | None,
-) -> Row:
-    trajectory = None if data is None else unpack_trajectory(episode_uuid, data, call)
+def _row(row: Row, data: bytes | None, call: bytes | None) -> Row:
+    """``row`` with what is packed in it: the output, and the trajectory, whose tokens may be in its ``call``."""
+    trajectory = None if data is None else unpack_trajectory(row["episode_uuid"], data, call)
     timelines = [] if trajectory is None else trajectory.timelines
-    result: dict[str, Any] = {} if output is None else json.loads(output)
+    result: dict[str, Any] = {} if row["output"] is None else json.loads(row["output"])
     notes = notes_of(result)
-    return {
-        "episode_uuid": episode_uuid,
-        "run_id": run_id,
-        "state": STATE_NAMES.get(state, state),
-        "episode_type": episode_type,
-        "client_uuid": client_uuid,
-        "group_uuid": group_uuid,
-        "task_id": task_id or "",
+    return row | {
+        "state": STATE_NAMES.get(row["state"], row["state"]),
         "group_id": clean(notes.group_id),
         "hook": clean(notes.hook),
         "code": clean(notes.code),
         "request_id": clean(notes.request_id),
         "trace_id": _trace_id(notes.traceparent),
-        "reward": reward,
         "rank": notes.rank,
         "components": components_of(result.get("log_metrics") or {}),
         "reason": clean(notes.reason),
-        "output": None if output is None else result,
-        "how": how,
-        "drop_reason": drop_reason,
-        "quarantine_reason": quarantine_reason,
-        "batch_id": batch_id,
-        "step": step,
+        "output": None if row["output"] is None else result,
         "min_policy_version": min((timeline.min_policy_version for timeline in timelines), default=None),
         "max_policy_version": max((timeline.max_policy_version for timeline in timelines), default=None),
-        "claimed_at": claimed_at,
-        "ended_at": ended_at,
-        "tokens": structs.asdict(unpack_counts(tokens)),
+        "tokens": structs.asdict(unpack_counts(row["tokens"])),
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
         "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
         "timelines": [as_lists(timeline) for timeline in timelines],
