@@ -45,10 +45,9 @@ from swarm.server.episodes.episode import (
     over_error,
     unknown_error,
 )
-from swarm.server.episodes.evaluations import Evaluations
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
-from swarm.server.episodes.training_watch import TrainingWatch
+from swarm.server.episodes.training_watch import Evaluations, TrainingWatch
 from swarm.server.journal.recovery import MAX_ENDINGS
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
