@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
 
-#: Claims of one episode at a server that does not answer, each with its client's retries: half an hour by default.
+#: Claims or ends of one episode while no server answers, each with its client's retries: half an hour by default.
 _MOST_IN_VAIN = 90
 
 T = TypeVar("T")
@@ -156,7 +156,8 @@ class DatasetTraining:
         async def run() -> WorkflowOutput:
             api = await begin(task)
             output = await own_errors(self._execute(task, api))
-            self._see_end(task, await self._client.end_episode(task, api.episode_uuid, output))
+            ended = await _answered(lambda: self._client.end_episode(task, api.episode_uuid, output))
+            self._see_end(task, ended)
             return output
 
         return await self._tried(task, run)
@@ -181,7 +182,7 @@ class DatasetTraining:
                 )
                 for api, output, reward in outputs
             }
-            self._see_end(task, await self._client.end_group(task, ends))
+            self._see_end(task, await _answered(lambda: self._client.end_group(task, ends)))
             return done
 
         try:
@@ -382,12 +383,12 @@ class DatasetTraining:
             claiming.cancel()
 
 
-async def _answered(claim: Callable[[], Awaitable[T]]) -> T:
-    """What ``claim`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
+async def _answered(call: Callable[[], Awaitable[T]]) -> T:
+    """What ``call`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
     for _ in range(_MOST_IN_VAIN):
         try:
-            return await claim()
+            return await call()
         except UnavailableError as exc:
             if exc.code != "server_unreachable":
                 raise
-    return await claim()
+    return await call()

@@ -210,8 +210,16 @@ async def test_an_agent_whose_own_task_was_cancelled_has_failed(rolling: Scripte
 async def test_a_line_that_is_down_for_a_while_fails_no_episode(rolling: ScriptedServer, train: Train) -> None:
     # more than all tries of all tasks, each with its client's
     rolling.script("/claim_episode", claimed(), *[DROP] * 150, claimed())
-    report = await train(TASKS, reward, max_parallel=2)
+    rolling.script("/end_episode", {"success": True}, *[DROP] * 150, {"success": True})
+    ran: list[Task] = []
+
+    def agent(task: Task) -> WorkflowOutput:
+        ran.append(task)
+        return reward(task)
+
+    report = await train(TASKS, agent, max_parallel=2)
     assert (report.finished, report.failed) == (6, 0)
+    assert len(ran) == 6, "what an agent did is handed in once somebody answers"
 
 
 async def test_a_server_that_is_gone_for_good_ends_it(
