@@ -95,13 +95,15 @@ class Calls:
         """Send ``call`` until it is answered; ``on_retry`` is called before each repetition.
 
         Raises:
-            UnavailableError: ``server_unreachable`` after the policy's bound or ``deadline`` (monotonic seconds).
+            UnavailableError: ``server_unreachable`` after the policy's bound (or the call's timeout if that is longer),
+                at the latest after ``deadline`` (monotonic seconds).
             SwarmGatewayError: the answer was an error.
             StateError: the client is closed.
         """
         policy = policy or self.policy
         started = monotonic()
-        deadline = min(deadline, started + policy.total)
+        # a connection that breaks in the second minute of an upload is as good a reason to try again
+        deadline = min(deadline, started + max(policy.total, call.timeout or 0.0))
         failures = 0
         reached = False
         while True:

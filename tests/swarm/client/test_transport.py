@@ -13,6 +13,7 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.errors import StateError, UnavailableError
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
+from tests.swarm.client.test_control import SYNCED
 from tests.swarm.client.test_sync import claimed
 
 #: A call that fails twice waits this long, which no test here does.
@@ -77,6 +78,16 @@ def test_megabytes_may_take_longer_than_other_answers(server: ScriptedServer, pa
             assert client.judged_groups(tokens=True).groups == []
         else:
             assert client.code_archive("abc") == b'{"groups": []}'
+
+
+def test_an_upload_that_breaks_late_is_sent_again(server: ScriptedServer) -> None:
+    """Of 64 MB that take a minute, as of a call that breaks at once."""
+    late = threading.Event()
+    server.script("/sync_train_code", Answer(drop=True, wait=late), SYNCED)
+    with SwarmClient(server.url, policy=RetryPolicy(attempts=3, total=0.1)) as client:
+        threading.Timer(0.5, late.set).start()
+        assert client.sync_train_code(b"PK").success
+    assert server.bodies("/sync_train_code") == [b"PK", b"PK"]
 
 
 def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:
