@@ -25,6 +25,9 @@ INCUMBENT: Side = "incumbent"
 #: Bytes of an answer, or chunks of a translated one, beyond which it is not kept.
 MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
 
+#: Ends a stream of chats or completions. OpenAI's SDK hangs up on it, before the end of the body may be there; where it
+#: is a word of the answer, what was kept until a user hangs up has no end, and is not read.
+_DONE = b"[DONE]"
 #: How OpenRouter and Mistral end an answer of status 200 that broke off.
 _FAILED = "error"
 
@@ -107,6 +110,8 @@ class Overheard:
             total += size(part)
             if total <= most:
                 kept.append(part)
+                if isinstance(part, bytes) and _DONE in part:
+                    self._whole(read)
             yield part
         if total <= most:
             self._whole(read)

@@ -238,6 +238,24 @@ async def test_the_tools_that_an_incumbent_may_call_are_those_that_it_was_asked_
     assert (pair.incumbent.reward, pair.unjudged) == (1.0, "")
 
 
+@pytest.mark.parametrize("sdk", [{}, {"x-stainless-retry-count": "0"}])
+async def test_who_hangs_up_at_the_end_of_the_answer_has_it_whole(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, sdk: Mapping[str, str]
+) -> None:
+    """As OpenAI's SDK does on ``[DONE]``, which may come before the end of the body."""
+    chunk = {"choices": [{"index": 0, "delta": {"content": "one two"}, "finish_reason": "stop"}]}
+    whole = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
+    upstream.answers[CHAT] = lambda _: upstream.hanging(whole)
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        async with http.stream("POST", CHAT, json=BODY | {"stream": True}, headers=sdk) as response:
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    break
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.incumbent.reward == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_ends_with_an_error_is_not_compared(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
