@@ -9,7 +9,8 @@ A reload that changes ``max_in_flight`` counts the requests of the old bound apa
 
 A request joins an earlier one of the same caller on the same route, in flight or answered within the last
 :data:`_REMEMBERED_SECONDS`, if it has the same ``idempotency-key``, or the same body and is a retry of OpenAI's or
-Anthropic's SDK (``x-stainless-retry-count`` above 0). Errors are not remembered.
+Anthropic's SDK (``x-stainless-retry-count`` above 0). Errors are not joined, and a retry of one joins nothing: the
+equal request that was answered beside it may be for another sample.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ class RetryDedup:
         #: the last request of each key, oldest first
         self._latest: dict[tuple[str, str, str], _Shared] = {}
         self._running: set[_Shared] = set()
+        #: how many requests of a key were answered with an error and not asked again yet, the latest
+        self._errors: dict[tuple[str, str, str], int] = {}
         self.joined = 0
 
     def __len__(self) -> int:
@@ -202,6 +205,9 @@ class RetryDedup:
         retry = Retryable.of(incoming, route)
         if retry is None:
             return await produce()
+        errors = self._errors.pop(retry.key, 0) if retry.again else 0
+        if errors > 1:
+            self._errors[retry.key] = errors - 1
         earlier = self._latest.get(retry.key)
         if earlier is not None and earlier.joinable:
             if earlier.digest != retry.digest:
@@ -209,7 +215,7 @@ class RetryDedup:
                     "this idempotency-key came with another request before: give each request its own",
                     code="idempotency_key_reused",
                 )
-            if retry.keyed or retry.again:
+            if retry.keyed or (retry.again and not errors):
                 self.joined += 1
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
                 answered_by(route, "joined")
@@ -227,6 +233,10 @@ class RetryDedup:
         self._running.discard(shared)
         if not shared.joinable:
             self._forget(shared)
+            if shared.failed:
+                self._errors[shared.key] = self._errors.pop(shared.key, 0) + 1
+                for oldest in list(self._errors)[:-_REMEMBERED_MOST]:
+                    del self._errors[oldest]
             return
         shared.expiry = asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget, shared)
         for oldest in [shared for shared in self._latest.values() if shared not in self._running][:-_REMEMBERED_MOST]:
@@ -257,6 +267,7 @@ class _Shared:
         request_id, prospect: of the request.
         left_out: of the request, for the answers of all callers.
         joinable: it was neither given up nor answered with an error.
+        failed: it was answered with an error alone.
         expiry: forgets it, once it has ended.
     """
 
@@ -270,6 +281,7 @@ class _Shared:
         self.key, self.digest = retry.key, retry.digest
         self.request_id, self.prospect, self.left_out = incoming.request_id, incoming.prospect, incoming.left_out
         self.joinable = True
+        self.failed = False
         self.expiry: asyncio.TimerHandle | None = None
         self._ended = ended
         self._callers = 0
@@ -330,7 +342,8 @@ class _Shared:
     async def _work(self, produce: Callable[[], Awaitable[Outcome]]) -> None:
         outcome = await produce()
         try:
-            self.joinable = not (isinstance(outcome, Relayed) and outcome.status >= 400)
+            self.failed = isinstance(outcome, Relayed) and outcome.status >= 400
+            self.joinable = not self.failed
             stream = stream_of(outcome)
             self._read = stream is None
             self._outcome.set_result(outcome)
@@ -377,6 +390,7 @@ class _Shared:
         if error is not None:
             self.joinable = False
             if not self._outcome.done():
+                self.failed = not task.cancelled()
                 self._outcome.set_exception(error)
                 # marked as retrieved: there may be no caller left
                 self._outcome.exception()

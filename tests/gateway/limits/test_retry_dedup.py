@@ -199,6 +199,36 @@ async def test_an_error_that_is_passed_on_is_not_remembered(retries: RetryDedup)
     assert began == 3
 
 
+@pytest.mark.parametrize("passed_on", [False, True])
+async def test_a_retry_after_an_error_joins_no_equal_request_beside_it(retries: RetryDedup, passed_on: bool) -> None:
+    """Of several samples of one prompt some are refused: who asks for these again wants further ones."""
+    refused, beside, again = Work(), Work(), Work()
+    if passed_on:
+
+        async def produce() -> Outcome:
+            await refused.go.wait()
+            return Relayed(429, {}, b"{}")
+    else:
+        refused.fails, produce = UnavailableError("slower"), refused
+    asked = asyncio.create_task(retries.run(first(), ROUTE, produce))
+    await settled()
+    answered = asyncio.create_task(taken(retries.run(first(), ROUTE, beside)))
+    await settled()
+    refused.go.set()
+    outcome = (await asyncio.gather(asked, return_exceptions=True))[0]
+    if isinstance(outcome, Relayed) and outcome.close is not None:
+        await outcome.close()
+    await settled()
+    beside.go.set()
+    again.go.set()
+    await answered
+    await taken(retries.run(retry(), ROUTE, again))
+    assert again.began == 1
+    # an error is asked again once; a further retry is one of an answer that was lost
+    await taken(retries.run(retry(), ROUTE, again))
+    assert again.began == 1
+
+
 async def test_an_answer_lost_on_the_way_is_given_again(retries: RetryDedup) -> None:
     work = Work()
     work.go.set()
