@@ -20,11 +20,12 @@ from swarm.validation import environment_key
 def _address(url: str) -> str:
     try:
         parts = urlsplit(url)
-        if parts.port != 0 and parts.hostname:
+        # what is asked for is added at its end
+        if parts.port != 0 and parts.hostname and not {"?", "#"} & set(url):
             return url
     except ValueError:
         pass
-    raise ValueError("must be an address like http://127.0.0.1:8001/v1")
+    raise ValueError("must be an address like http://127.0.0.1:8001/v1, without a query")
 
 
 #: Of an OpenAI-compatible server.

@@ -28,6 +28,7 @@ INCUMBENT = "incumbent: {upstream: {base_url: http://api.example/v1}}"
         ("hooks: h\nupstream: {base_url: ftp://x}", r"upstream\.base_url: "),
         ("hooks: h\nupstream: {base_url: 'http://[::1/v1'}", r"upstream\.base_url: must be an address like http"),
         ("hooks: h\nupstream: {base_url: 'http://big:80o1/v1'}", r"upstream\.base_url: must be an address like http"),
+        ("hooks: h\nupstream: {base_url: 'http://big/v1?api-version=1'}", r"base_url: must be .* without a query"),
         ("hooks: h\nserve: {incumbent: {upstream: {base_url: 'http://'}}}", r"upstream\.base_url: must be an address"),
         ("hooks: h\nhost: 0.0.0.0", "set api_keys or keys_file"),
         ("hooks: h\napi_keys: ['']", "empty key"),
