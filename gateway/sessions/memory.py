@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import pairwise
 from typing import Any, Literal
 
 import orjson
@@ -20,13 +19,11 @@ import orjson
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import (
-    INSTRUCTIONS,
     Conversation,
     DeliveredTurn,
     Digests,
     Scope,
     digest_of,
-    last_turn,
     spoken,
 )
 from reward_hooks.contract import texts_of
@@ -99,11 +96,11 @@ class Memory:
 
     def locate(self, scope: Scope, agent: str, digests: Digests, messages: list[dict[str, Any]]) -> Position | None:
         """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
-        for whole, inner in reversed(digests.answers):
-            if entries := self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner)):
+        spots = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        for index, (whole, inner) in zip(reversed(spots), reversed(digests.answers), strict=True):
+            entries = self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner))
+            if entries := entries or self._left_in(scope, agent, digests.digest, messages, index):
                 return _position_in(entries, agent)
-        if (position := self._cut_off(scope, agent, digests.digest, messages)) is not None:
-            return position
         # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone":
             for conversation, turn in reversed(self._by_question.get((scope, digests.digest), [])):
@@ -115,24 +112,17 @@ class Memory:
             return Position(conversation, conversation.turns[-1] if conversation.turns else None, "name", agent)
         return Position(conversation, None, "branch", agent)
 
-    def _cut_off(self, scope: Scope, agent: str, digest: bytes, messages: list[dict[str, Any]]) -> Position | None:
-        """The latest answer that stands in ``messages`` behind its question, whatever comes before: applications cut
-        the beginning of a long history off. What another request goes on from may be an example that all requests
-        have."""
-        turns = [message for message in messages if message.get("role") not in INSTRUCTIONS]
-        for question, message in reversed([*pairwise(turns)]):
-            if message.get("role") != "assistant":
-                continue
-            answer = spoken(message)
-            entries = [
-                (conversation, turn)
-                for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
-                if _last_said(turn) == (meaning_of(question), meaning_of(answer))
-                and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
-            ]
-            if entries:
-                return _position_in(entries, agent)
-        return None
+    def _left_in(self, scope: Scope, agent: str, digest: bytes, messages: list[dict[str, Any]], index: int) -> _Entries:
+        """The turns whose question and answer stand in ``messages``, the answer at ``index``, whatever else does:
+        applications cut the beginning of a long history off, and leave calls with their results out. What another
+        request goes on from may be an example that all requests have."""
+        answer = spoken(messages[index])
+        return [
+            (conversation, turn)
+            for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
+            if _exchange(turn.body.get("messages", ()), _answer_of(turn)) == _exchange(messages[:index], answer)
+            and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
+        ]
 
     def _asked_through_tool(self, scope: Scope, messages: list[dict[str, Any]]) -> Position | None:
         """The conversation that started this sub-agent: a text of ``messages`` equals an argument of its tool calls, or
@@ -231,9 +221,10 @@ def _position_in(entries: _Entries, agent: str) -> Position:
     return Position(conversation, turn, "answer", agent or turn.agent)
 
 
-def _last_said(turn: DeliveredTurn) -> tuple[bytes, bytes]:
-    """What the question and the answer of ``turn`` mean."""
-    return meaning_of(last_turn(turn.body.get("messages", ()))), meaning_of(_answer_of(turn))
+def _exchange(messages: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """What the user's last message and the answer to it mean."""
+    question = next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    return meaning_of(question), meaning_of(answer)
 
 
 def _answer_of(turn: DeliveredTurn) -> Mapping[str, Any]:

@@ -79,6 +79,16 @@ async def test_a_history_whose_beginning_was_cut_off_goes_on(sessions: Sessions)
     assert ask(sessions, to, [asked, answer, user("and dogs?")]).session is None
 
 
+async def test_a_history_without_the_calls_between_question_and_answer_goes_on(sessions: Sessions) -> None:
+    to, asked, found = route(), user("which cats purr?"), "All of them purr, and some of the big ones too."
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    look, before = assistant(None, tool_calls=[call]), [user("hi"), assistant("Hello.")]
+    say(sessions, to, [user("hi")], "Hello.")
+    ask(sessions, to, [*before, asked]).delivered("chatcmpl-look", look, 1.0)
+    say(sessions, to, [*before, asked, look, {"role": "tool", "tool_call_id": "c1", "content": "cats"}], found)
+    assert texts(ask(sessions, to, [*before, asked, assistant(found), user("and lions?")])) == ["Hello.", None, found]
+
+
 @pytest.mark.parametrize(
     ("question", "answer"), [("which dogs?", "All of them purr, and some of the big ones too."), ("thanks", "Welcome!")]
 )
