@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -16,6 +17,7 @@ from adapters.dialects import SampledAnswer, answer_in
 from adapters.dialects.assembly import answer_of_chunks
 from adapters.dialects.dialect import unreadable
 from gateway.types import Decided, Live, Outcome, Relayed, stream_of
+from swarm.errors import UpstreamError
 from swarm.evidence.pairs import Side
 
 #: Says who answered, and where in [0, 1) the conversation was drawn.
@@ -25,9 +27,6 @@ INCUMBENT: Side = "incumbent"
 #: Bytes of an answer, or chunks of a translated one, beyond which it is not kept.
 MAX_BYTES, MAX_CHUNKS = 4 * 1024 * 1024, 50_000
 
-#: Ends a stream of chats or completions. OpenAI's SDK hangs up on it, before the end of the body may be there; where it
-#: is a word of the answer, what was kept until a user hangs up has no end, and is not read.
-_DONE = b"[DONE]"
 #: How OpenRouter and Mistral end an answer of status 200 that broke off.
 _FAILED = "error"
 
@@ -66,6 +65,8 @@ class Overheard:
         self._began = self._loop.time()
         self.seconds = 0.0
         self.read: Read | None = None
+        #: gives what has passed so far of a stream
+        self._passed: Read | None = None
 
     def outcome(self, outcome: Outcome) -> Outcome:
         """The same outcome for the user; ``done`` follows its ``close``."""
@@ -95,6 +96,11 @@ class Overheard:
                 if close is not None:
                     await close()
             finally:
+                if self.read is None and self._passed is not None:
+                    # OpenAI's SDK leaves at [DONE], and some applications at the finish reason
+                    with suppress(UpstreamError):
+                        _readable(self._passed)
+                        self._whole(self._passed)
                 self._done(self)
 
         return replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT}, close=closed)
@@ -105,13 +111,13 @@ class Overheard:
     async def _passing(
         self, parts: AsyncIterator[T], kept: list[T], size: Callable[[T], int], most: int, read: Read
     ) -> AsyncIterator[T]:
-        total = 0
+        total, self._passed = 0, read
         async for part in parts:
             total += size(part)
             if total <= most:
                 kept.append(part)
-                if isinstance(part, bytes) and _DONE in part:
-                    self._whole(read)
+            else:
+                self._passed = None
             yield part
         if total <= most:
             self._whole(read)

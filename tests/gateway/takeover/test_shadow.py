@@ -209,6 +209,20 @@ async def test_the_first_token_waits_for_nobody_and_who_hangs_up_is_not_shadowed
     assert not swarm.claims
 
 
+async def test_who_hangs_up_at_the_finish_reason_has_the_whole_answer(
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    """As AnythingLLM does."""
+    chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "a b"}, "finish_reason": "stop"}]}\n\n'
+    upstream.answers[CHAT] = lambda _: upstream.hanging(chunk)
+    async with open_gateway(**serve(upstream), reward=JUDGE) as http:
+        async with http.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
+            assert await anext(response.aiter_bytes()) == chunk
+        await became(http, trained=1)
+    [pair] = pairs_of(swarm)
+    assert pair.incumbent.reward == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_errors_of_the_incumbent_come_as_they_are(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, stream: bool
