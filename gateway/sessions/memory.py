@@ -114,13 +114,14 @@ class Memory:
 
     def _left_in(self, scope: Scope, agent: str, digest: bytes, messages: list[dict[str, Any]], index: int) -> _Entries:
         """The turns whose question and answer stand in ``messages``, the answer at ``index``, whatever else does:
-        applications cut the beginning of a long history off, and leave calls with their results out. What another
-        request goes on from may be an example that all requests have."""
-        answer = spoken(messages[index])
+        applications cut the beginning of a long history off, and leave out calls with their results, and what they had
+        added to a question. What another request goes on from may be an example that all requests have."""
+        question, answer = _question_in(messages[:index]), spoken(messages[index])
         return [
             (conversation, turn)
             for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
-            if _exchange(turn.body.get("messages", ()), _answer_of(turn)) == _exchange(messages[:index], answer)
+            if meaning_of(_answer_of(turn)) == meaning_of(answer)
+            and _was_asked(question, _question_in(turn.body.get("messages", ())))
             and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
         ]
 
@@ -221,10 +222,13 @@ def _position_in(entries: _Entries, agent: str) -> Position:
     return Position(conversation, turn, "answer", agent or turn.agent)
 
 
-def _exchange(messages: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """What the user's last message and the answer to it mean."""
-    question = next((message for message in reversed(messages) if message.get("role") == "user"), None)
-    return meaning_of(question), meaning_of(answer)
+def _question_in(messages: Sequence[Mapping[str, Any]]) -> str:
+    return next((text_of(message).strip() for message in reversed(messages) if message.get("role") == "user"), "")
+
+
+def _was_asked(question: str, asked: str) -> bool:
+    """Whether ``asked`` is ``question``, maybe with documents before it, or a reminder behind it."""
+    return question == asked != "" or (len(question) >= _SHORTEST_PROMPT and question in asked)
 
 
 def _answer_of(turn: DeliveredTurn) -> Mapping[str, Any]:

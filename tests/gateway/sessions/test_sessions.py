@@ -89,8 +89,21 @@ async def test_a_history_without_the_calls_between_question_and_answer_goes_on(s
     assert texts(ask(sessions, to, [*before, asked, assistant(found), user("and lions?")])) == ["Hello.", None, found]
 
 
+@pytest.mark.parametrize("added", ["Cats are small animals. {}", "{}\nAnswer in one line."])
+async def test_a_history_without_what_was_added_to_its_questions_goes_on(sessions: Sessions, added: str) -> None:
+    to, asked, purr = route(), "which cats purr?", "All of them purr, and some of the big ones too."
+    say(sessions, to, [user(added.format(asked))], purr)
+    later = [user(asked), assistant(purr), user(added.format("and lions?"))]
+    assert texts(say(sessions, to, later, "Lions roar, and purr as they breathe out.")) == [purr]
+
+
 @pytest.mark.parametrize(
-    ("question", "answer"), [("which dogs?", "All of them purr, and some of the big ones too."), ("thanks", "Welcome!")]
+    ("question", "answer"),
+    [
+        ("which dogs?", "All of them purr, and some of the big ones too."),
+        ("cats", "All of them purr, and some of the big ones too."),
+        ("thanks", "Welcome!"),
+    ],
 )
 async def test_a_cut_history_goes_on_from_no_other_answer(sessions: Sessions, question: str, answer: str) -> None:
     to = route()
