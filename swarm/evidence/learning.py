@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from swarm.evidence.alarms import Alarm
 from swarm.intervals import Interval, student_quantile, trend_interval
@@ -31,6 +31,9 @@ class HeldOut(NamedTuple):
     mean: float
     deviation: float
     episodes: int
+
+
+_Evaluation = TypeVar("_Evaluation", HeldOut, EvalResult)
 
 
 def line_of(steps: Iterable[StepResult]) -> list[StepResult]:
@@ -70,6 +73,12 @@ def held_out_of(evaluations: Iterable[EvalResult]) -> list[HeldOut]:
     ]
 
 
+def finished(evaluations: Sequence[_Evaluation]) -> Sequence[_Evaluation]:
+    """``evaluations``, the oldest first, without the last one while it goes on."""
+    goes_on = bool(evaluations) and evaluations[-1].episodes < _WHOLE * evaluations[0].episodes
+    return evaluations[:-1] if goes_on else evaluations
+
+
 def learning(
     rewards: Mapping[int, float],
     held_out: Sequence[HeldOut] = (),
@@ -98,8 +107,7 @@ def learning(
         rewards = {step: reward - control[step] for step, reward in rewards.items() if step in control}
     over = f" over {len(rewards)} step{'' if len(rewards) == 1 else 's'}"
     findings = [_finding("reward", trend_interval(rewards, _CONFIDENCE), over + beside)]
-    if held_out and held_out[-1].episodes < _WHOLE * held_out[0].episodes:
-        held_out = held_out[:-1]
+    held_out = finished(held_out)
     if len(held_out) > 1:
         first, last = held_out[0], held_out[-1]
         change = _change(first, last, len(held_out) - 1)

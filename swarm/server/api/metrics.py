@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from swarm.evidence.alarms import ALARMS
+from swarm.evidence.learning import finished
 from swarm.http.exposition import counter, exposition, gauge
 from swarm.judged_groups import JudgedGroups, Wanted
 from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, SPREAD, SUCCESS, TASKS, TASKS_WITH_SIGNAL
@@ -114,8 +115,8 @@ def _learning(status: ServerStatus) -> Iterator[Metric]:
     yield gauge("swarm_alarm", "1 while the watch over the training raises the alarm", alarms, "alarm")
     paused = any(alarm.pauses for alarm in status.alarms)
     yield gauge("swarm_training_paused", "1 while training waits for a person because of an alarm", paused)
-    if status.evaluations:
-        last = status.evaluations[-1]
+    if evaluations := finished(status.evaluations):
+        last = evaluations[-1]
         yield gauge("swarm_evaluation_step", "Step whose weights the last evaluation tried", last.step)
         yield gauge("swarm_evaluation_episodes", "Episodes of the last evaluation", last.episodes)
         for name, about, metric in (

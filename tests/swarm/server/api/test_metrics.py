@@ -66,18 +66,42 @@ async def test_a_step_from_claim_to_record(rig: Rig) -> None:
     assert found["swarm_request_seconds_count", (("route", chat),)] == 4
 
 
-async def test_what_the_last_step_and_the_last_evaluation_say_of_learning(rig: Rig) -> None:
-    assert not [name for name, _ in await scrape(rig) if name.startswith(("swarm_step_reward", "swarm_evaluation"))]
+async def train(rig: Rig, step: int) -> None:
+    """Do a step of two groups."""
     for task, reward in (("a", 0.0), ("a", 1.0), ("b", 0.5), ("b", 0.5)):
         episode = await rig.claim(throttle_policy={"current_task_id": task})
         await episode.chat()
         await episode.end(task, reward)
     batch = await rig.controller.next_batch()
-    rig.controller.step_done(StepResult(step=1, batch_id=batch.batch_id, metrics={}, seconds=3.0))
-    rig.controller.rollout_ready(ready(rig.vllm_address, 1, batch.batch_id))
-    tried = await rig.claim(episode_type="eval")
-    await tried.chat()
-    await tried.end("held out", 0.75)
+    rig.controller.step_done(StepResult(step=step, batch_id=batch.batch_id, metrics={}, seconds=3.0))
+    rig.controller.rollout_ready(ready(rig.vllm_address, step, batch.batch_id))
+
+
+async def evaluate(rig: Rig, *rewards: float) -> None:
+    """End an eval episode with each of ``rewards``."""
+    for reward in rewards:
+        tried = await rig.claim(episode_type="eval")
+        await tried.chat()
+        await tried.end("held out", reward)
+
+
+async def test_an_evaluation_that_goes_on_is_no_last_one(rig: Rig) -> None:
+    """By an alert its mean would be the best of the week, though it was of the episode that ended first."""
+    await train(rig, 1)
+    await evaluate(rig, 0.0, 1.0)
+    await train(rig, 2)
+    await evaluate(rig, 1.0)
+    found = await scrape(rig)
+    assert (found["swarm_evaluation_step", ()], found["swarm_evaluation_reward_mean", ()]) == (1, 0.5)
+    await evaluate(rig, 0.5)
+    found = await scrape(rig)
+    assert (found["swarm_evaluation_step", ()], found["swarm_evaluation_reward_mean", ()]) == (2, 0.75)
+
+
+async def test_what_the_last_step_and_the_last_evaluation_say_of_learning(rig: Rig) -> None:
+    assert not [name for name, _ in await scrape(rig) if name.startswith(("swarm_step_reward", "swarm_evaluation"))]
+    await train(rig, 1)
+    await evaluate(rig, 0.75)
     found = await scrape(rig)
     assert found["swarm_step_reward_mean", ()] == 0.5
     assert found["swarm_step_reward_spread", ()] == pytest.approx(0.125**0.5)
