@@ -15,7 +15,6 @@ script without spaces between words.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,6 +65,8 @@ class Length(Rule):
 
 # letters, digits and underscore of any script, with vowel signs, which ``re`` does not take for a part
 _WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
+#: One of these; not what makes a picture of the sign before it.
+_PART = r"(?!\ufe0f)[\w\p{N}]"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Words(Rule):
         )
 
 
-def _pattern(word: str, whole: bool) -> re.Pattern[str]:
+def _pattern(word: str, whole: bool) -> regex.Pattern[str]:
     # any white space between the words of a phrase: answers wrap their lines
-    text = r"\s+".join(re.escape(part) for part in word.split())
-    return re.compile(rf"(?<!\w){text}(?!\w)" if whole else text, re.IGNORECASE)
+    text = r"\s+".join(map(regex.escape, word.split()))
+    return regex.compile(rf"(?<!{_PART}){text}(?!{_PART})" if whole else text, regex.IGNORECASE)

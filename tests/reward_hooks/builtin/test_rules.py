@@ -167,6 +167,10 @@ def test_words_wanted_and_banned() -> None:
     assert values(Words(["red", "blue sky"], ["as an AI"]), texts) == pytest.approx([1, 0.5, 0, 1 / 3, 0], abs=1e-6)
     assert values(Words(["猫"]), ["我有猫吗"]) == [0]
     assert values(Words(["猫"], whole=False), ["我有猫吗"]) == [1]
+    # a vowel sign goes on with the word; what changes the look of a sign before it does not
+    assert values(Words(["दिन"]), ["दिन।", "दिनों"]) == [1, 0]
+    assert values(Words(banned=["❤"]), ["❤️", "no"]) == [0.5, 1]
+    assert values(Words(["yes"]), ["✔️yes", "yesterday"]) == [1, 0]
 
 
 def test_language_by_script_and_by_function_words() -> None:
