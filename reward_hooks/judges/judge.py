@@ -296,4 +296,7 @@ def _mean(alternatives: object, values: Mapping[str, float]) -> float | None:
         if token in values and isinstance(logprob, int | float):
             weights[token] = weights.get(token, 0.0) + exp(min(0.0, logprob))
     total = sum(weights.values())
-    return sum(values[token] * weight for token, weight in weights.items()) / total if total >= _ENOUGH else None
+    if total < _ENOUGH:
+        return None
+    # rounding must not lead beyond the scale
+    return min(sum(values[token] * weight for token, weight in weights.items()) / total, max(values.values()))

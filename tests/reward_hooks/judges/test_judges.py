@@ -263,6 +263,8 @@ def test_a_distribution_that_shows_too_little_is_not_used() -> None:
         return {"logprobs": {"content": [*tokens, last, {"token": "}", "logprob": 0.0}]}}
 
     assert means(choice(("7", -0.1), (" 8", -3.0)), "score", DIGITS, 1) == pytest.approx([7.052], abs=1e-3)
+    # beyond the scale by a rounding error, a reward would be beyond the bounds of a gate, as if nobody had judged
+    assert means(choice(("9", -5.1e-05)), "score", DIGITS, 1) == [9.0]
     assert means(choice(("7", -2.0), ("seven", -0.2)), "score", DIGITS, 1) is None
     assert means(choice(("7", -0.1)), "score", DIGITS, 2) is None
     assert means({}, "score", DIGITS, 1) is None
