@@ -15,6 +15,8 @@ from pydantic import Field, FiniteFloat, model_validator
 from swarm.types import TolerantModel
 
 MAX_GROUP_ID, MAX_NAME, MAX_SUITES = 256, 1000, 100
+#: By so much of their distance a reward may lie beyond the bounds, as 0.1 + 0.2 lies beyond 0.3.
+_ROUNDING = 1e-9
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
@@ -89,7 +91,8 @@ class GateRules(TolerantModel):
     def scaled(self, reward: float) -> float | None:
         """A reward of the hook as one in [0, 1]; ``None`` for one beyond the bounds."""
         low, high = self.bounds
-        return (reward - low) / (high - low) if low <= reward <= high else None
+        share = (reward - low) / (high - low)
+        return min(1.0, max(0.0, share)) if -_ROUNDING <= share <= 1 + _ROUNDING else None
 
 
 class Terms(TolerantModel):

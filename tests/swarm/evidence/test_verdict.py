@@ -198,6 +198,8 @@ def test_other_terms_are_another_comparison() -> None:
 def test_rewards_are_scaled_by_the_declared_bounds() -> None:
     rules = GateRules(bounds=(-1, 3))
     assert [rules.scaled(reward) for reward in (-1, 1, 3, 3.1, -1.1, float("nan"))] == [0, 0.5, 1, None, None, None]
+    # a sum of shares may come to more than all of them
+    assert [rules.scaled(reward) for reward in (3.0000000000000004, -1.0000000000000002, 3.00001)] == [1, 0, None]
     with pytest.raises(ValidationError, match="not below the upper one"):
         GateRules(bounds=(1, 1))
 
