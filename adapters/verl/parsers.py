@@ -154,15 +154,20 @@ class _Model:
     tokens: frozenset[str]
     begin: str
     end: str
+    #: all tokens that end a turn, as vLLM reads them
+    ends: frozenset[str]
 
     @classmethod
     def read(cls, model: str) -> _Model:
         config = read_object(model, "config.json")
         if not config:
-            return cls("", "", "", frozenset(), "", "")
+            return cls("", "", "", frozenset(), "", "", frozenset())
         tokenizer = read_object(model, "tokenizer_config.json")
         added: list[dict[str, Any]] = read_object(model, "tokenizer.json").get("added_tokens") or []
-        added += (tokenizer.get("added_tokens_decoder") or {}).values()
+        added += ({"id": number, **token} for number, token in (tokenizer.get("added_tokens_decoder") or {}).items())
+        stops: Any = read_object(model, "generation_config.json").get("eos_token_id")
+        ends = {str(stop) for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)}
+        end = _token(tokenizer.get("eos_token"))
         named = _templates(tokenizer.get("chat_template"))
         processor = _templates(read_object(model, "chat_template.json").get("chat_template"))
         jinja, tool_use = (
@@ -175,7 +180,9 @@ class _Model:
             plain_template=jinja or processor.get("default") or named.get("default", ""),
             tokens=frozenset(str(token.get("content")) for token in added),
             begin=_token(tokenizer.get("bos_token")),
-            end=_token(tokenizer.get("eos_token")),
+            end=end,
+            ends=frozenset(str(token.get("content")) for token in added if str(token.get("id")) in ends)
+            | ({end} if end else set()),
         )
 
     def tool_call_parser(self) -> str:
@@ -190,7 +197,7 @@ class _Model:
         but never ends the reasoning, and some templates end it themselves unless a request asks for it."""
         if self.model_type == "gpt_oss":
             return "openai_gptoss"
-        if not self.end or (self.end not in self.template and "eos_token" not in self.template):
+        if not self.ends or not any(end in self.template for end in ("eos_token", *self.ends)):
             return "none"
         fitting = (
             reasoning_format.parser

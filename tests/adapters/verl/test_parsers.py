@@ -93,6 +93,32 @@ def test_a_base_model_does_not_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "template", "ends", "reasoning"),
+    [
+        # GLM ends a turn with the beginning of the next one
+        ("glm4_moe", "<|user|><think></think>{{ messages }}<|assistant|>", [0, 1, 2], "glm45"),
+        ("kimi_k2", "<think></think><|im_end|><|im_assistant|>", 3, "kimi_k2"),
+        ("kimi_k2", "<think></think><|im_end|><|im_assistant|>", 0, None),
+        ("kimi_k2", "<think></think><|im_end|><|im_assistant|>", None, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_turn_may_end_with_another_token_than_the_tokenizers_own(
+    tmp_path: Path, name: str, model_type: str, template: str, ends: Any, reasoning: str | None
+) -> None:
+    model = write_model(tmp_path / "model", model_type, template, eos="<|endoftext|>")
+    texts = ["<|endoftext|>", "<|user|>", "<|observation|>", "<|im_end|>", *THINK_TOKENS]
+    settings = json.loads((model / name).read_text())
+    if name == "tokenizer.json":
+        settings["added_tokens"] = [{"id": number, "content": text} for number, text in enumerate(texts)]
+    else:
+        settings["added_tokens_decoder"] = {str(number): {"content": text} for number, text in enumerate(texts)}
+    (model / name).write_text(json.dumps(settings))
+    (model / "generation_config.json").write_text(json.dumps({} if ends is None else {"eos_token_id": ends}))
+    assert chosen(model, tmp_path)[2] == reasoning
+
+
+@pytest.mark.parametrize(
     ("prompt", "reasoning"),
     [
         ("{{ bos_token + eos_token }}{% generation %}</think>{% endgeneration %}<think>\n", "qwen3"),
