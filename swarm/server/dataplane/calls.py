@@ -12,12 +12,14 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from adapters.dialects.chat import meaning_of
+from adapters.dialects.dialect import text_of
 from adapters.dialects.jsons import encode
 from swarm.concurrency import Interruptible, Latest, Once
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, UnavailableError
@@ -257,8 +259,8 @@ class Conversations:
     def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
         self._most_tokens = most_tokens
         self._tokens = 0
-        #: after a conversation's messages with the answer: prompt and answer, by episode, the latest last
-        self._answers: OrderedDict[bytes, dict[str, tuple[TokenIds, TokenIds]]] = OrderedDict()
+        #: after a conversation's messages with the answer: prompt, answer and its words, by episode, the latest last
+        self._answers: OrderedDict[bytes, dict[str, tuple[TokenIds, TokenIds, bytes]]] = OrderedDict()
         #: conversations before the answer, and the episodes that asked
         self._asked = Latest[tuple[bytes, str], None](_MOST_ASKED)
 
@@ -266,29 +268,34 @@ class Conversations:
         """How the conversation of a chat's ``body`` goes on, for ``episodes`` of a job that trains ``model``."""
         state = blake2b(encode([model, *(body.get(name) for name in _WRITTEN_BY)]), digest_size=16)
         messages: list[Any] = body["messages"]
-        # the conversation before each message of the assistant, and with it
-        steps: list[tuple[bytes, bytes]] = []
+        # each message of the assistant, the conversation before it, and with it
+        steps: list[tuple[Any, bytes, bytes]] = []
         for message in messages:
             before = state.digest()
             state.update(meaning_of(message))
             if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
-                steps.append((before, state.digest()))
+                steps.append((message, before, state.digest()))
         names = [episode.episode_uuid for episode in episodes]
         continuation = Continuation(self, names, state)
-        for before, after in reversed(steps):
+        for message, before, after in reversed(steps):
             if (answers := self._answers.get(after)) is not None:
-                name = next((name for name in names if name in answers), next(reversed(answers)))
-                continuation.earlier = answers[name]
+                words = _words(message)
+                # of others' answers that mean the same, the one that came back: it may have had its own reasoning
+                own = (name for name in names if name in answers)
+                same = (name for name in reversed(answers) if answers[name][2] == words)
+                continuation.earlier = answers[next(chain(own, same, reversed(answers)))][:2]
                 break
             continuation.edited |= any((before, name) in self._asked for name in names)
         return continuation
 
-    def remember(self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds) -> None:
+    def remember(
+        self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds, words: bytes
+    ) -> None:
         """Keep an answer to the conversation ``before``."""
         answers = self._answers.setdefault(after, {})
         self._answers.move_to_end(after)
         gone = [answers.pop(episode_uuid)] if episode_uuid in answers else []
-        answers[episode_uuid] = (prompt_ids, ids)
+        answers[episode_uuid] = (prompt_ids, ids, words)
         self._tokens += len(prompt_ids) + len(ids)
         if len(answers) > _MOST_ALIKE:
             gone.append(answers.pop(next(iter(answers))))
@@ -309,8 +316,14 @@ class Conversations:
                 del self._answers[after]
 
 
-def _size(answers: Iterable[tuple[TokenIds, TokenIds]]) -> int:
-    return sum(len(prompt) + len(answer) for prompt, answer in answers)
+def _size(answers: Iterable[tuple[TokenIds, TokenIds, bytes]]) -> int:
+    return sum(len(prompt) + len(answer) for prompt, answer, _ in answers)
+
+
+def _words(message: Mapping[str, Any]) -> bytes:
+    """What a message of the assistant says and thinks, to the letter."""
+    thought = message.get("reasoning") or message.get("reasoning_content")
+    return blake2b(encode([text_of(message), thought]), digest_size=16).digest()
 
 
 @dataclass
@@ -350,4 +363,6 @@ class Continuation:
                 state = self._state.copy()
                 state.update(meaning_of(message))
                 episode_uuid = self._episodes[choice]
-                self._conversations.remember(before, state.digest(), episode_uuid, call.prompt_ids, call.response_ids)
+                self._conversations.remember(
+                    before, state.digest(), episode_uuid, call.prompt_ids, call.response_ids, _words(message)
+                )

@@ -219,6 +219,30 @@ def test_the_own_answer_goes_before_a_sibling_with_the_same_text() -> None:
     assert not known.begin("m", {"messages": [USER, said("y"), USER]}, [episode("c")]).edited
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (said("x", reasoning="one"), said("x", reasoning="two")),
+        (said(None, ("f", "{}"), reasoning="one"), said(None, ("f", "{}"), reasoning="two")),
+        (said("x\n"), said("x")),
+    ],
+)
+def test_of_answers_that_mean_the_same_the_one_that_came_back_is_gone_on_from(first: Any, second: Any) -> None:
+    """The others spell another text where the template keeps reasoning and white space."""
+    known, group, following = Conversations(), [episode("a"), episode("b")], [episode("c"), episode("d")]
+    known.begin("m", {"messages": [USER]}, group).remember({0: answer([2]), 1: answer([3, 4])}, {0: first, 1: second})
+
+    def goes_on(said: dict[str, Any]) -> list[int]:
+        return known.begin("m", {"messages": [USER, said, RESULT]}, following).earlier_ids
+
+    assert [goes_on(first), goes_on(second)] == [[1, 2], [1, 3, 4]]
+    thought = first.get("reasoning")
+    assert goes_on({**first, "reasoning": None, "reasoning_content": thought}) == [1, 2], "its former name"
+    parts = [{"type": "text", "text": first["content"]}] if first["content"] else []
+    assert goes_on({**first, "content": parts}) == [1, 2]
+    assert goes_on({**first, "reasoning": "of nobody"}) == [1, 3, 4], "the latest"
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 6)), max_size=40))
 @example([(4, 0, 1), (4, 1, 4), (4, 2, 6), (4, 3, 6)])
 def test_what_is_remembered_is_bounded_and_the_latest(steps: list[tuple[int, int, int]]) -> None:
