@@ -20,6 +20,7 @@ of all; open files. System calls that get round these: ``syscalls.py``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -232,6 +233,7 @@ class Sandbox:
 
         Raises:
             OSError: none does, with what each says.
+            ConfigError: root is bound to be root.
         """
         _program("prlimit")
         if self.form is Form.NAMESPACES:
@@ -247,6 +249,12 @@ class Sandbox:
                 self._prefixes = _prefixes(self._python, self._user)
                 finished = self._run("import sys; sys.stdout.write('ready')", "", "", _TRIAL_SECONDS)
             except (OSError, subprocess.TimeoutExpired) as exc:
+                if self._user is not None and getattr(exc, "errno", None) == errno.EPERM:
+                    raise ConfigError(
+                        f"cannot run code in a sandbox: root may not become user {self._user} here: run the gateway as "
+                        "another user, or give it CAP_SETUID and CAP_SETGID",
+                        code="no_sandbox",
+                    ) from exc
                 reasons.append(str(exc))
                 continue
             if finished.output == "ready":

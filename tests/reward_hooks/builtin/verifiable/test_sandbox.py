@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -205,6 +206,18 @@ def test_what_else_is_in_an_interpreters_folder_is_not_there() -> None:
         )
         assert run.output == f"{folder}\n"
         assert "Error" in run.errors.splitlines()[-1]
+
+
+def test_a_root_that_may_become_nobody_else_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as in a container that drops all capabilities
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", "/")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(subprocess, "run", refused)
+    for unsafe in (False, True):
+        with pytest.raises(ConfigError, match="root may not become user 65534 here: run the gateway as another user"):
+            Sandbox(unsafe=unsafe)
 
 
 def test_a_folder_that_holds_the_users_home_is_no_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
