@@ -161,6 +161,9 @@ class _Run:
         if job.nnodes == 1:
             environment |= self._ray_folder.meeting_places()
         os.environ.update(environment)
+        if device == "cpu":
+            # who hides GPUs by it would hide the one from Ray that stands in for a CPU
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
         import ray
 

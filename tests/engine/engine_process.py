@@ -82,8 +82,8 @@ class EngineProcess:
         return self
 
     def _environment(self) -> dict[str, str]:
-        # a machine without a compiler serves, too; on GPUs vLLM compiles by default
-        return {} if self.job.device == "cuda" else {"CXX": "/no/compiler"}
+        # a machine without a compiler serves, too, and one whose GPUs are hidden; on GPUs vLLM compiles by default
+        return {} if self.job.device == "cuda" else {"CXX": "/no/compiler", "CUDA_VISIBLE_DEVICES": ""}
 
     async def __aexit__(self, *exc: Any) -> None:
         if self.process.returncode is None:
