@@ -256,8 +256,8 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
     gateway = ""
 
     def on_event(kind: str, values: dict[str, Any]) -> None:
-        # whoever reads is gone, or the disk of a log is full: that ends no servers
-        with suppress(OSError):
+        # whoever reads is gone, at which rich leaves, or the disk of a log is full: that ends no servers
+        with suppress(OSError, SystemExit):
             show(kind, values)
 
     def show(kind: str, values: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -129,18 +130,32 @@ def test_a_training_tells_its_evaluations_and_what_its_steps_measured(capsys: py
     assert "evaluation of step 6: all 8 episodes failed" in out
 
 
+TOLD = """
+import sys
+from gateway.cli.up import event_printer
+with event_printer({}) as on_event:
+    on_event("warning", {{"message": "steps are lost"}})
+    on_event("warning", {{"message": "and again"}})
+    print("it went on", file=sys.stderr)
+"""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_log_on_a_full_disk_ends_nothing(as_json: bool) -> None:
-    told = f"""
-import sys
-from gateway.cli.up import event_printer
-with event_printer({as_json}) as on_event:
-    on_event("warning", {{"message": "steps are lost"}})
-    print("it went on", file=sys.stderr)
-"""
+    command = [sys.executable, "-c", TOLD.format(as_json)]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([sys.executable, "-c", told], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.startswith("it went on\n")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_reader_that_is_gone_ends_nothing(as_json: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", TOLD.format(as_json)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
     assert done.stderr.startswith("it went on\n")
 
 
