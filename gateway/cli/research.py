@@ -114,10 +114,12 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
         at = time.monotonic() - began
         if quick and kind in ("chosen", "verdict", "finished"):
             return
-        if as_json:
-            print_json({"event": kind, "at": round(at, 1), **values})
-        elif words := _words(kind, values):
-            typer.echo(f"{at:7.1f} s  {words}")
+        # whoever reads is gone, or the disk of a log is full: that ends no study
+        with contextlib.suppress(OSError):
+            if as_json:
+                print_json({"event": kind, "at": round(at, 1), **values})
+            elif words := _words(kind, values):
+                typer.echo(f"{at:7.1f} s  {words}")
 
     declared = read_study(folder)
     with contextlib.ExitStack() as stack:

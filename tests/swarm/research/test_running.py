@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -305,6 +307,22 @@ def test_a_rehearsal_without_an_experiment_fails(tmp_path: Path, monkeypatch: py
     with Ledger(folder):
         result = invoke("run", folder, "--quick")
     assert result.exit_code != 0 and "another process runs the study" in str(result.exception or result.output)
+
+
+def test_a_log_on_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(message: str, **_: object) -> None:
+        lost.append(message)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def lab(study: Study, *rest: object) -> ScriptedLab:
+        return ScriptedLab(study, tmp_path / "engines.jsonl")
+
+    lost: list[str] = []
+    monkeypatch.setattr("swarm.research.lab.Lab", lab)
+    folder = folder_of(tmp_path / "study", proposer={"kind": "grid", "space": {"lr": [3e-5]}})
+    monkeypatch.setattr("typer.echo", full)
+    invoke("run", folder)
+    assert read(folder).finished and any("base begins" in line for line in lost)
 
 
 def invoke(*arguments: object) -> Any:
