@@ -116,10 +116,13 @@ class Memory:
         """The turns whose question and answer stand in ``messages``, the answer at ``index``, whatever else does:
         applications cut the beginning of a long history off, and leave out calls with their results, and what they had
         added to a question. What another request goes on from may be an example that all requests have."""
-        question, answer = _question_in(messages[:index]), spoken(messages[index])
+        answer = spoken(messages[index])
+        if (entries := self._by_text.get((scope, digest_of(text_of(answer).strip())))) is None:
+            return []
+        question = _question_in(messages[:index])
         return [
             (conversation, turn)
-            for conversation, turn in self._by_text.get((scope, digest_of(text_of(answer).strip())), ())
+            for conversation, turn in entries
             if meaning_of(_answer_of(turn)) == meaning_of(answer)
             and _was_asked(question, _question_in(turn.body.get("messages", ())))
             and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
