@@ -163,7 +163,13 @@ def _routes() -> list[BaseRoute]:
     openapi = OpenApi("swarm-gateway", _DESCRIPTION, routes, _SCHEMES, lambda path: [] if path in OPEN else _KEY)
     routes.append(JsonRoute("/openapi.json", openapi.openapi, security=_KEY))
     ours = {route.path: ", ".join(sorted(route.methods or ())) for route in routes if isinstance(route, Route)}
-    return [*routes, Route(ANY_OTHER, AnyOther(ours), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
+    other, methods = AnyOther(ours), ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    # without the first, the framework would redirect it, by scheme and host, to the other
+    return [
+        *routes,
+        Route("/v1", other, methods=methods, include_in_schema=False),
+        Route(ANY_OTHER, other, methods=methods),
+    ]
 
 
 def _body_limit(page: _Page | None) -> Callable[[Scope], int]:

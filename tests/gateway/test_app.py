@@ -131,6 +131,9 @@ async def test_what_is_told_of_an_answer_may_be_compressed(gateway: Http) -> Non
         ("GET", CHAT, "method_not_allowed", False),
         ("GET", "/tokenize", "method_not_allowed", False),
         ("GET", "/nowhere", "route_not_found", False),
+        # as applications ask whether there is anything at their base_url; a redirect would name scheme and host
+        ("GET", "/v1", "route_not_found", False),
+        ("GET", "/v1/", "route_not_found", False),
         ("POST", "/v1/v1/chat/completions", "route_not_found", False),
         ("POST", "/chat/completions", "route_not_found", True),
         ("GET", "/models/tiny", "route_not_found", True),

@@ -161,7 +161,7 @@ def forwarded(path: str) -> bool:
 
 
 def not_fuzzed(route: Route) -> bool:
-    return route.path == ANY_OTHER or forwarded(route.path)
+    return not route.include_in_schema or route.path == ANY_OTHER or forwarded(route.path)
 
 
 def fuzz(url: str) -> dict[str, set[int]]:
