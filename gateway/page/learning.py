@@ -19,7 +19,7 @@ from gateway.routing.table import Route
 from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import SwarmGatewayError
-from swarm.evidence.learning import learning_of, line_of, rewards_of
+from swarm.evidence.learning import finished, learning_of, line_of, rewards_of
 from swarm.intervals import student_quantile
 from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
 from swarm.status import ServerStatus
@@ -112,7 +112,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
         ],
         "evaluations": [
             {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
-            for evaluation in status.evaluations[-_MOST_STEPS:]
+            for evaluation in finished(status.evaluations)[-_MOST_STEPS:]
             if (reward := evaluation.metrics.get(EVAL_REWARD)) is not None
         ],
         "stages": [

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from swarm.client import AsyncSwarmClient
-from swarm.measures import REWARD, SPREAD, TASKS
+from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS
 from swarm.status import ServerStatus
-from swarm.types import StepResult
+from swarm.types import EvalResult, StepResult
 from tests.gateway.conftest import OpenGateway
 from tests.gateway.page.conftest import Site, site_before
 from tests.standins.swarm import Swarm
@@ -62,6 +62,22 @@ async def test_steps_of_weights_that_are_lost_are_not_drawn(site: Site, monkeypa
     monkeypatch.setattr(AsyncSwarmClient, "status", status)
     [server] = (await (await site.visit("look")).get("/learning"))["servers"]
     assert [(step["step"], step["reward"]) for step in server["steps"]] == [(1, 0.0), (2, 0.1), (3, 0.4)]
+
+
+async def test_an_evaluation_that_goes_on_is_not_drawn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = AsyncSwarmClient.status
+
+    async def status(self: AsyncSwarmClient, **fields: object) -> ServerStatus:
+        known = await real(self, episodes=0)
+        evaluations = [
+            EvalResult(step=step, episodes=episodes, metrics={EVAL_REWARD: reward})
+            for step, episodes, reward in ((0, 50, 0.5), (10, 50, 0.6), (20, 1, 1.0))
+        ]
+        return known.model_copy(update={"evaluations": evaluations})
+
+    monkeypatch.setattr(AsyncSwarmClient, "status", status)
+    [server] = (await (await site.visit("look")).get("/learning"))["servers"]
+    assert [(each["step"], each["reward"]) for each in server["evaluations"]] == [(0, 0.5), (10, 0.6)]
 
 
 async def test_the_token_in_a_servers_address_is_shown_to_nobody(
