@@ -43,7 +43,7 @@ _EVALUATIONS = (8, 5, 3, 2)
 _SHARES = (1.0, 0.5, 0.3)
 #: steps that say how far chance goes: what a run begins with, or one in which all went wrong, hides nothing for ever
 _LATEST = 50
-_EPISODES, _ROWS = f"{TRAIN}episodes", f"{TRAIN}rows"
+_EPISODES, _ROWS, _PADDING = f"{TRAIN}episodes", f"{TRAIN}rows", f"{TRAIN}padding_rows"
 _ENTROPY, _BASE_KL = "actor/entropy", "actor/kl_loss"
 #: The alarms of single steps: verl's metric, and what it is.
 _LEVELS = {
@@ -371,4 +371,7 @@ def _of_token(step: StepResult, metric: str, summed_over: int) -> float | None:
     if not summed_over or value is None:
         return value
     tokens, episodes, rows = (step.metrics.get(name, 0.0) for name in (RESPONSE_TOKENS, _EPISODES, _ROWS))
+    if metric == _BASE_KL:
+        # verl's KL loss is over whole mini-batches, its entropy over the rows with a sampled token
+        rows += step.metrics.get(_PADDING, 0.0)
     return value * summed_over * rows / (tokens * episodes) if tokens * episodes * rows else None

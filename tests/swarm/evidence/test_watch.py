@@ -260,6 +260,11 @@ def test_a_summed_kl_loss_is_told_of_a_token() -> None:
     [alarm] = watched([drifted], [], RULES, summed_over=1000)
     assert alarm.kind == "base_kl" and "is 0.6, and its limit is 0.5" in alarm.text
     assert watched([step(actor__kl_loss=0.4 * 12 / 1000, **counts)], [], RULES, summed_over=1000) == []
+    # rows that fill up the last mini-batch are among those that verl divides by
+    [alarm] = watched(
+        [step(actor__kl_loss=0.4 * 12 / 1000, swarm__padding_rows=4.0, **counts)], [], RULES, summed_over=1000
+    )
+    assert "is 0.6, and its limit is 0.5" in alarm.text
     assert watched([step(actor__kl_loss=9.0)], [], RULES, summed_over=1000) == [], "nobody counted its tokens"
 
 
