@@ -46,6 +46,9 @@ PACKED_TYPES = (
 #: Types of models that cap the scores of their attention: torch's own computes them without the cap, and says nothing.
 CAPPED_TYPES = ("gemma2", "vaultgemma")
 
+#: Types of models that read pictures, of which verl computes no row of text: it wants the positions of a picture.
+_PICTURE_TYPES = ("glm4v", "qwen2_vl", "qwen2_5_vl")
+
 #: Keys of verl that the swarm server knows as fields of the job: it tells vLLM how to sample, counts by sizes, and
 #: looks for checkpoints, which go on with as many ranks only.
 _OF_THE_SERVER = {
@@ -139,6 +142,12 @@ def _check_all(config: DictConfig, job: TrainJob, model: str) -> None:
         raise ConfigError(
             f"overrides: {ROLLOUT}.free_cache_engine puts vLLM to sleep while the trainer computes: that needs "
             "serving: between_steps"
+        )
+    if (kind := read_object(model, "config.json").get("model_type")) in _PICTURE_TYPES:
+        raise ConfigError(
+            f"{model} is of the type {kind}, which verl trains on pictures alone, and what is trained here is text: "
+            "name a model that reads text",
+            param="model",
         )
     check_parsers(OmegaConf.select(config, VLLM))
     _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), model)

@@ -323,6 +323,18 @@ def test_an_episode_longer_than_the_models_context_is_refused(
         assert config.verl_config(JOB, str(tmp_path), tmp_path, "cpu")
 
 
+@pytest.mark.parametrize(("kind", "refused"), [("qwen2_5_vl", True), ("glm4v", True), ("qwen2", False)])
+def test_a_model_that_verl_trains_on_pictures_alone_is_refused(tmp_path: Path, kind: str, refused: bool) -> None:
+    """Its first step would fail with "position_ids should be a 3D tensor"."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    if refused:
+        with pytest.raises(ConfigError, match=f"is of the type {kind}, which verl trains on pictures alone") as raised:
+            config.verl_config(JOB, str(tmp_path), tmp_path, "cpu")
+        assert raised.value.param == "model"
+    else:
+        assert config.verl_config(JOB, str(tmp_path), tmp_path, "cpu")
+
+
 def test_rows_need_not_divide_by_micro_batches_or_ranks(tmp_path: Path) -> None:
     override = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 7}
     assert compose(tmp_path, overrides=override).actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 7
