@@ -69,6 +69,8 @@ class Upstream:
         self._http = HttpClient(proxies=has_proxy(config.base_url))
         self._breaker = Breaker(self._name)
         self._unspoken: dict[str, float] = {}
+        #: paths of dialects that it answered: a 404 there is of something that a request names
+        self._spoken: set[str] = set()
 
     @property
     def available(self) -> bool:
@@ -100,7 +102,9 @@ class Upstream:
             target = f"{path}?{incoming.query}" if incoming.query else path
             relayed = await self._send("POST", target, self._body(incoming), sent_on, stream=stream)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
-            if path not in _TRANSLATED or not lacks(relayed):
+            if relayed.status == 200:
+                self._spoken.add(path)
+            if path not in _TRANSLATED or path in self._spoken or not lacks(relayed):
                 return relayed
             refused = relayed
         chat = await self._send("POST", CHAT, self._chat_body(incoming), {}, stream=stream)
@@ -284,11 +288,11 @@ def _asgi(value: str) -> str:
 
 
 def lacks(relayed: Outcome) -> bool:
-    """Whether an answer says that the address does not exist, rather than the model."""
+    """Whether an answer says that the address does not exist, rather than the model or what else a request names."""
     if not isinstance(relayed, Relayed) or relayed.status not in _NO_ROUTE:
         return False
     error = _error(relayed.body)
-    return "model" not in f"{error.get('code')} {error.get('message')}".lower()
+    return not error.get("param") and "model" not in f"{error.get('code')} {error.get('message')}".lower()
 
 
 def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:

@@ -238,6 +238,27 @@ async def test_an_unknown_model_is_not_an_unknown_dialect(plain: Plain, ours: Up
     assert (status, len(plain.got)) == (404, 1) and "tiny" in body["error"]["message"]
 
 
+async def test_an_unknown_item_is_not_an_unknown_dialect(plain: Plain, ours: Upstream) -> None:
+    """OpenAI's 404 for a reasoning item that it did not store: else nobody's responses were asked for as such for a
+    while."""
+    path, body = "/v1/responses", {"model": "tiny", "input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}
+    unknown = {"message": "Item with id 'rs_1' not found.", "type": "invalid_request_error", "param": "input"}
+    plain.answers[path] = lambda body: JSONResponse({"error": unknown | {"code": None}}, 404)
+    for _ in range(2):
+        status, answer = whole(await ours.relay(incoming(path, body, ResponsesDialect().parse(body)), ""))
+        assert (status, answer["error"]["message"]) == (404, unknown["message"])
+    assert [got.target for got in plain.got] == [path, path]
+
+
+async def test_what_was_spoken_once_is_known(plain: Plain, ours: Upstream) -> None:
+    plain.answers[MESSAGES] = lambda body: JSONResponse({"type": "message"})
+    assert whole(await ours.relay(message(), ""))[0] == 200
+    gone = {"type": "error", "error": {"type": "not_found_error", "message": "File not found: file_1"}}
+    plain.answers[MESSAGES] = lambda body: JSONResponse(gone, 404)
+    assert whole(await ours.relay(message(), "")) == (404, gone)
+    assert [got.target for got in plain.got] == [MESSAGES, MESSAGES]
+
+
 async def test_where_nothing_is_spoken_its_own_words_come_back(plain: Plain, ours: Upstream) -> None:
     plain.answers.clear()
     assert whole(await ours.relay(message(), "")) == (404, {"detail": "Not Found"})
