@@ -293,6 +293,11 @@ class Dialect(Protocol):
         """Makes the events of a streamed answer to request ``data``."""
         ...
 
+    def foreign(self, raw: bytes) -> bytes:
+        """The body of a request, which :meth:`parse` took, for another server of the format: without what our answers
+        have alone."""
+        return raw
+
     def read(self, body: Body) -> SampledAnswer:
         """The first choice of another server's whole answer; :func:`adapters.dialects.answer_in` translates what this
         raises for a malformed one.

@@ -27,6 +27,7 @@ from adapters.dialects.dialect import (
     unreadable,
 )
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
+from adapters.dialects.jsons import to_json
 from adapters.dialects.message_blocks import conversation_of
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, NotFoundError, SwarmGatewayError
@@ -139,6 +140,23 @@ class MessagesDialect(Dialect):
 
     def stream(self, data: Mapping[str, Any]) -> MessageStream:
         return MessageStream()
+
+    def foreign(self, raw: bytes) -> bytes:
+        """Without our thinking: Anthropic refuses what it did not sign, and with it the conversation, for good."""
+        if _SIGNATURE.encode() not in raw:
+            return raw
+        data = cast("Body", json.loads(raw))
+        turns: list[Body] = []
+        for turn in data["messages"]:
+            content = turn["content"]
+            left = (
+                [block for block in content if block.get("signature") != _SIGNATURE]
+                if type(content) is list
+                else content
+            )
+            if left or not content:
+                turns.append({**turn, "content": left})
+        return to_json({**data, "messages": turns})
 
     def read(self, body: Body) -> SampledAnswer:
         stop = body.get("stop_reason")
