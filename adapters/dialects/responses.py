@@ -9,6 +9,7 @@ request, or is completed before it comes here. The items of a stream's last even
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +20,16 @@ from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
+from adapters.dialects.jsons import to_json
 from adapters.dialects.response_items import (
+    SEAL,
     compacts,
     conversation_of,
     input_of,
     sealed,
     tools_by_function,
     tools_of,
+    unsealed,
     uttered,
 )
 from adapters.dialects.sse import encode_named
@@ -131,6 +135,14 @@ class ResponsesDialect(Dialect):
 
     def stream(self, data: Mapping[str, Any]) -> ResponseStream:
         return ResponseStream(data)
+
+    def foreign(self, raw: bytes) -> bytes:
+        """With our summaries in plain, and without our reasoning: OpenAI refuses what others encrypted."""
+        if SEAL.encode() not in raw:
+            return raw
+        data = cast("Body", json.loads(raw))
+        items = data.get("input")
+        return to_json({**data, "input": unsealed(items)}) if isinstance(items, list) else raw
 
     def read(self, body: Body) -> SampledAnswer:
         kinds = [item.get("type", "message") for item in body["output"]]

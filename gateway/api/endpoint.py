@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -186,5 +187,9 @@ class DialectEndpoint(ApiEndpoint):
         return Rendering(self.dialect, data, incoming.call.stream, more_headers)
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
-        """The outcome of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`."""
+        """The outcome of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`. Upstreams but plain ones,
+        which may have made it, are sent nothing that was sealed or signed here: other makers refuse that."""
+        foreign = self.dialect.foreign(incoming.raw)
+        if foreign != incoming.raw and not await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
+            incoming = replace(incoming, raw=foreign)
         return await gateway.pipeline.answer(incoming)

@@ -76,12 +76,7 @@ class ResponsesEndpoint(DialectEndpoint):
         )
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
-        """A response of an upstream that stands in is stored, too: the swarm may answer the next turn. It refuses what
-        is sealed here."""
-        items = _items(data.get("input"))
-        plain = unsealed(items)
-        if plain != items and not await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
-            incoming = replace(incoming, raw=encode({**(object_in(incoming.raw) or {}), "input": plain}))
+        """A response of an upstream that stands in is stored, too: the swarm may answer the next turn."""
         outcome = await super().answer(gateway, incoming, data)
         if not isinstance(outcome, Relayed) or outcome.status != 200:
             return outcome

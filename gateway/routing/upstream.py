@@ -30,7 +30,6 @@ from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer, has
 logger = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
-_DIALECTS = {dialect.path: dialect for dialect in DIALECTS}
 #: Dialects that can be translated to a chat.
 _TRANSLATED = frozenset(dialect.path for dialect in DIALECTS if dialect.translatable)
 #: Addresses that ask the upstream's model; others, such as for embeddings, have models of their own.
@@ -169,8 +168,9 @@ class Upstream:
                 # a raw prompt asks for log-probabilities in another way than a chat, which knows no echo
                 body |= {name: asked[name] for name in ("logprobs", "echo") if asked.get(name) is not None}
             return to_json({**body, "model": self._model} if self._model else body)
-        raw = _DIALECTS[incoming.path].foreign(incoming.raw)
-        return raw if self._model is None else to_json({**json.loads(raw), "model": self._model})
+        if self._model is None:
+            return bytes(incoming.raw)
+        return to_json({**json.loads(incoming.raw), "model": self._model})
 
     def _chat_body(self, incoming: Incoming) -> bytes:
         # where OpenAI stores nothing, it refuses metadata in a chat; and it goes on from no response that was cut

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from adapters.dialects import MessagesDialect
 from adapters.dialects.response_items import sealed
 from adapters.dialects.sse import encode_named
 from gateway.api.responses import ResponsesEndpoint
@@ -198,6 +199,26 @@ async def test_the_fallback_gets_nothing_that_is_sealed_here(upstream: Upstream,
     assert more == asked["input"][2:]
 
 
+async def test_the_fallback_gets_no_thinking_of_ours(upstream: Upstream, open_gateway: OpenGateway) -> None:
+    """Anthropic refuses a conversation with thinking that it did not sign."""
+    ours = MessagesDialect().answer({}, completion("so", reasoning="hm"))["content"]
+    theirs = {"type": "thinking", "thinking": "hm", "signature": "EqoB"}
+    thought, text = ours[0], {"type": "text", "text": "so"}
+    assert (thought["type"], ours[1:]) == ("thinking", [text])
+    ask = {"role": "user", "content": "go on"}
+
+    def messages(*contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        turns = [turn for content in contents for turn in (ask, {"role": "assistant", "content": content})]
+        return [turn for turn in [*turns, ask] if turn["content"]]
+
+    asked = {"model": "tiny", "max_tokens": 8, "messages": messages(ours, [theirs, text], [thought])}
+    for swarm in (AWAY, {"swarm_url": None}):
+        async with open_gateway(**swarm, upstream={"base_url": upstream.url}) as http:
+            await http.post("/v1/messages", json=asked)
+    first, second = [got.body for got in upstream.got if got.target == "/v1/messages"]
+    assert (first, second) == ({**asked, "messages": messages([text], [theirs, text], [])}, asked)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_goes_on_from_the_response_of_a_fallback(
     upstream: Upstream, open_gateway: OpenGateway, stream: bool
@@ -264,7 +285,7 @@ async def test_the_answer_of_a_fallback_is_closed_if_its_caller_leaves_before_it
             await asyncio.Event().wait()
             return False
 
-    gateway, incoming = cast("Any", SimpleNamespace(pipeline=Pipeline())), cast("Any", Mock())
+    gateway, incoming = cast("Any", SimpleNamespace(pipeline=Pipeline())), cast("Any", Mock(raw=b"{}"))
     answering = asyncio.create_task(ResponsesEndpoint().answer(gateway, incoming, {}))
     await looked.wait()
     answering.cancel()

@@ -238,25 +238,6 @@ async def test_an_unknown_model_is_not_an_unknown_dialect(plain: Plain, ours: Up
     assert (status, len(plain.got)) == (404, 1) and "tiny" in body["error"]["message"]
 
 
-@pytest.mark.parametrize("model", [None, "big"])
-async def test_our_own_thinking_stays_here(plain: Plain, model: str | None) -> None:
-    """Anthropic refuses a conversation with thinking that it did not sign."""
-    plain.answers[MESSAGES] = lambda body: JSONResponse({"type": "message"})
-    ours = MessagesDialect().answer({}, completion("so", reasoning="hm"))["content"]
-    theirs = {"type": "thinking", "thinking": "hm", "signature": "EqoB"}
-    text, thought = {"type": "text", "text": "so"}, ours[0]
-    assert (thought["type"], ours[1:]) == ("thinking", [text])
-    ask = {"role": "user", "content": "go on"}
-    turns = [[*ours], [theirs, text], [thought]]
-    asked = [turn for content in turns for turn in (ask, {"role": "assistant", "content": content})]
-    settings = {"base_url": plain.url, "model": model}
-    async with Upstream(UpstreamConfig.model_validate(settings), 30) as upstream:
-        await upstream.relay(message(messages=[*asked, ask]), "")
-    kept = [turn for turn in plain.got[-1].body["messages"] if turn["role"] == "assistant"]
-    assert [turn["content"] for turn in kept] == [[text], [theirs, text]]
-    assert len(plain.got[-1].body["messages"]) == 6
-
-
 async def test_an_unknown_item_is_not_an_unknown_dialect(plain: Plain, ours: Upstream) -> None:
     """OpenAI's 404 for a reasoning item that it did not store: else nobody's responses were asked for as such for a
     while."""
