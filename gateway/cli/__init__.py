@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +28,9 @@ def main(command: str = "gateway.cli.root:app") -> None:
         if getattr(sys, name) is None:
             # it was closed by who started this, and Python has nothing there
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
+    if hasattr(signal, "SIGCHLD"):
+        # started by who ignores it, no process learns how those that it starts end
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # one of another encoding, as pipes on Windows, gets escapes, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")

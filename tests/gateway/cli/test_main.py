@@ -4,6 +4,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_a_closed_stdin_and_stdout_are_none(arguments: list[str], code: int, sai
     command = ["sh", "-c", 'exec "$0" -m gateway.cli "$@" <&- >&-', sys.executable, *arguments]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == code and done.stderr.decode().startswith(said) and b"Traceback" not in done.stderr
+
+
+CHILD = """
+import subprocess, sys
+
+def app():
+    print(subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="a signal of Unix")
+def test_it_learns_how_its_processes_end_whoever_started_it(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    start = "import gateway.cli, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); gateway.cli.main('child:app')"
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", start], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "3\n", done.stderr
 
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
