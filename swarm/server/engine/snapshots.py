@@ -104,7 +104,7 @@ class Snapshots:
                 bytes=sum(os.stat(f"{partial}/{FILES}/{name}").st_size for name in files),
             )
             new = Stored(about=about, files=files)
-            (partial / ABOUT).write_text(new.model_dump_json())
+            (partial / ABOUT).write_bytes(new.model_dump_json().encode())
             partial.chmod(0o755)
             partial.rename(self._folder / new.id)
             return new

@@ -126,6 +126,18 @@ def test_what_a_killed_server_left_is_cleaned_away(tmp_path: Path) -> None:
         snapshots.named(half.parent.name)
 
 
+def test_what_is_said_of_one_is_kept_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "code.zip").write_bytes(packed(tmp_path, "1"))
+    add = (
+        "from pathlib import Path\n"
+        "from swarm.server.engine.snapshots import Sent, Snapshots\n"
+        "Snapshots(Path('run')).add(Path('code.zip').read_bytes(), Sent(message='na\\xefve'))\n"
+    )
+    of_no_unicode = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", add], env={**os.environ, **of_no_unicode}, cwd=tmp_path, check=True)
+    assert [stored.about.message for stored in Snapshots(tmp_path / "run").all()] == ["naïve"]
+
+
 def test_a_selected_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path)
     stored = snapshots.add(packed(tmp_path, "1"))
