@@ -63,6 +63,8 @@ def serve_model(
         options += ["--override-generation-config", json.dumps({"max_new_tokens": max_new_tokens})]
     # as the engine's vLLM: no word to its makers
     environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
+    # transformers reads its own docstrings
+    environment.pop("PYTHONOPTIMIZE", None)
     if len(tempfile.gettempdir()) > _LONGEST_TEMP:
         environment.setdefault("VLLM_RPC_BASE_PATH", "/tmp")
     if resolve_device(TrainJob(model=model)) == "cpu":

@@ -316,9 +316,9 @@ def engine_environment(link_address: str, token: str, run_dir: Path, code: Path 
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": python_path(*([code] if code else [])),
     }
-    # the engine has no business with the control routes
-    for secret in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN", CODE_VARIABLE):
-        environ.pop(secret, None)
+    # the engine has no business with the control routes; transformers reads its own docstrings, and verl asserts
+    for name in ("SWARM_TOKEN", "SWARM_PRIVATE_TOKEN", CODE_VARIABLE, "PYTHONOPTIMIZE"):
+        environ.pop(name, None)
     return environ | ({CODE_VARIABLE: str(code)} if code else {})
 
 

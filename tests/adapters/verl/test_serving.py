@@ -43,6 +43,7 @@ def test_the_command_line_of_vllm(tmp_path: Path, vllm: Path, monkeypatch: pytes
     executed: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", execute)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     monkeypatch.setattr(tempfile, "tempdir", f"/{'scratch' * 10}")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
@@ -62,6 +63,7 @@ def test_the_command_line_of_vllm(tmp_path: Path, vllm: Path, monkeypatch: pytes
     assert options["--dtype"] == "float32" and arguments[-2:] == ["--swap-space", "1"]
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["VLLM_RPC_BASE_PATH"] == "/tmp", "a socket's path may have 107 characters"
+    assert "PYTHONOPTIMIZE" not in environment, "without docstrings transformers cannot be imported"
     assert environment["OMP_NUM_THREADS"] == "3", "what the operator has set wins"
     assert environment["VLLM_NO_USAGE_STATS"] == "1", "nothing is sent to others, see docs/privacy.md"
     assert arguments[arguments.index("--distributed-executor-backend") + 1].endswith(".UniProcExecutor")

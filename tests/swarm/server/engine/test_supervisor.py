@@ -19,7 +19,7 @@ from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
 from swarm.server.engine.snapshots import Snapshots
-from swarm.server.engine.supervisor import Supervisor, check_model
+from swarm.server.engine.supervisor import Supervisor, check_model, engine_environment
 from swarm.server.journal.rows import BatchRow, StepRow
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, EngineFailure
@@ -145,6 +145,13 @@ async def test_an_engine_that_does_not_run_the_synced_code_does_not_boot(
         detail = controller.status().engine.engine_status_detail
         assert said in detail and str(folder) in detail
     assert "import the synced code" not in caplog.text
+
+
+async def test_an_engine_has_no_secrets_and_all_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_back = {"SWARM_TOKEN", "SWARM_PRIVATE_TOKEN", "PYTHONOPTIMIZE"}
+    for name in kept_back:
+        monkeypatch.setenv(name, "2")
+    assert not kept_back & set(engine_environment("tcp://127.0.0.1:1", "token", tmp_path, None))
 
 
 async def test_a_crash_while_booting_shows_the_last_lines(tmp_path: Path) -> None:
