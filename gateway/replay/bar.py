@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -34,8 +35,11 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[ReplayProgress], Non
             line = describe(progress, time.monotonic() - began)
             bars.update(task, completed=len(progress.outcomes), total=progress.total, description=line)
             if visible and bars.disable and progress.step > printed:
-                for number in sorted(step for step in progress.steps if step > printed):
-                    console.print(step_line(progress.steps[number]), markup=False, soft_wrap=True)
+                # whoever reads is gone, or the disk of a log is full: that costs no report. Not rich, which ends the
+                # process then
+                with suppress(OSError):
+                    for number in sorted(step for step in progress.steps if step > printed):
+                        print(step_line(progress.steps[number]), file=sys.stderr)
                 printed = progress.step
 
         yield show

@@ -1,5 +1,8 @@
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -90,6 +93,24 @@ def swarm_with(*looks: int, asked: list[int] | None = None) -> AsyncSwarmClient:
             return Answer(200, {}, json.dumps(answer).encode())
 
     return AsyncSwarmClient("http://swarm", policy=RetryPolicy(attempts=1), http=Looks())
+
+
+def test_a_reader_of_its_steps_that_is_gone_ends_no_replay() -> None:
+    told = """
+from gateway.replay.bar import replay_bar
+from gateway.replay.run import ReplayProgress
+from swarm.types import StepResult
+with replay_bar() as show:
+    for step in (1, 2):
+        result = StepResult(step=step, batch_id="b", metrics={}, seconds=1.0)
+        show(ReplayProgress(None, step=step, steps={step: result}))
+    print("it went on")
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", told], stdout=subprocess.PIPE, stderr=writing, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, "it went on\n")
 
 
 async def test_every_prompt_is_sent_once_and_no_more_than_allowed_at_a_time(data: Path) -> None:
