@@ -90,7 +90,7 @@ def stage_bars(visible: bool = True) -> Generator[OnProgress]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    live = visible and console.is_terminal
+    live = visible and console.file.isatty()
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[amount]}"))
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not live) as progress:

@@ -284,7 +284,8 @@ def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], No
             update = spinner.reset if kind == "state" else spinner.update
             update(task, description=_DOING[kind].format_map(fields))
 
-    with spinner if console.is_terminal and not as_json else nullcontext():
+    # is_terminal is what FORCE_COLOR says
+    with spinner if console.file.isatty() and not as_json else nullcontext():
         yield on_event
 
 

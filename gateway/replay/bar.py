@@ -27,7 +27,7 @@ def replay_bar(visible: bool = True) -> Generator[Callable[[ReplayProgress], Non
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
     )
-    with Bars(*columns, console=console, disable=not (visible and console.is_terminal)) as bars:
+    with Bars(*columns, console=console, disable=not (visible and console.file.isatty())) as bars:
         task = bars.add_task("", total=None)
 
         def show(progress: ReplayProgress) -> None:

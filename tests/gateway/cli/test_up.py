@@ -130,6 +130,13 @@ def test_a_training_tells_its_evaluations_and_what_its_steps_measured(capsys: py
     assert "evaluation of step 6: all 8 episodes failed" in out
 
 
+def test_colours_that_are_forced_draw_no_spinner_into_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert printed(capsys, False) == ""
+
+
 TOLD = """
 import sys
 from gateway.cli.up import event_printer
