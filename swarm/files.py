@@ -6,7 +6,9 @@ Invariant: a file that is replaced is whole at any time; a kill, a full disk or 
 from __future__ import annotations
 
 import errno
+import math
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,6 +74,13 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
 def nearest(path: Path) -> Path:
     """The path itself, or the nearest folder above it that is there."""
     return next(above for above in (path, *path.parents) if above.exists())
+
+
+def free_bytes(path: Path) -> float:
+    """Of the disk of ``path``, which need not be there; infinite where all of its numbers are 0, as those of a tmpfs
+    without a limit (``podman run --shm-size 0``) and of some network file systems."""
+    disk = shutil.disk_usage(nearest(path))
+    return disk.free if disk.total else math.inf
 
 
 def flush(path: Path) -> None:

@@ -31,7 +31,7 @@ from swarm.checkpoints import (
     surplus,
 )
 from swarm.errors import EngineError
-from swarm.files import flush, nearest, replace_file
+from swarm.files import flush, free_bytes, replace_file
 
 _ASIDE = ".incomplete"
 #: Bytes of a checkpoint by those of the model's files: weights and Adam's two moments in fp32, of a model in bf16.
@@ -92,7 +92,7 @@ class Checkpoints:
 
     def lacking(self) -> str:
         """Why there is no room for another checkpoint; empty if there is."""
-        needed, free = self._needed(), shutil.disk_usage(nearest(self._folder)).free + sum(map(size_of, self._left()))
+        needed, free = self._needed(), free_bytes(self._folder) + sum(map(size_of, self._left()))
         if free >= needed:
             return ""
         return f"{free / 1e9:.1f} GB are free in {self._folder}, and a checkpoint takes up to {needed / 1e9:.1f} GB"
@@ -164,7 +164,7 @@ class Checkpoints:
     def _is_full(self, exc: Exception) -> bool:
         # torch's writer tells no errno
         full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        return full or shutil.disk_usage(nearest(self._folder)).free < _FULL
+        return full or free_bytes(self._folder) < _FULL
 
     def _prune(self) -> None:
         for step in surplus(self._folder, self._keep, self._keep_gb):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.checkpoints import kept_steps
 from swarm.errors import ConfigError
+from swarm.files import free_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ def _shards(actor: Path) -> list[Path]:
 
 def _check_room(folder: Path, shards: list[Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    needed, free = sum(shard.stat().st_size for shard in shards) + _MARGIN, shutil.disk_usage(folder).free
+    needed, free = sum(shard.stat().st_size for shard in shards) + _MARGIN, free_bytes(folder)
     if free < needed:
         raise ConfigError(f"{free / 1e9:.1f} GB are free in {folder}, and the model takes up to {needed / 1e9:.1f} GB")
 

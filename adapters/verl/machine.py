@@ -57,7 +57,8 @@ def _check_shared_memory(model: str) -> None:
     except OSError:
         return
     needed = min(weight_bucket_mib(Path(model)) * 2**20, weight_bytes(model))
-    if there <= needed:
+    # one without a limit has 0
+    if 0 < there <= needed:
         raise ConfigError(
             f"{_SHARED_MEMORY} holds {there / 1e6:.0f} MB, and the weights go to vLLM through it in pieces of "
             f"{needed / 1e6:.0f} MB: give it more (docker run --shm-size 1g; in Kubernetes a volume of medium Memory)"

@@ -83,4 +83,7 @@ def _is_full(path: Path, least: int) -> bool | None:
         disk = os.statvfs(nearest(path))
     except OSError:
         return None
+    if not disk.f_blocks:
+        # as of a tmpfs without a limit
+        return None
     return disk.f_bavail * disk.f_frsize < least or (disk.f_files > 0 and disk.f_favail == 0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarm.files import beside, replace_file
+from swarm.files import beside, free_bytes, replace_file
 
 
 def test_a_file_is_replaced_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -22,6 +24,15 @@ def test_a_file_is_replaced_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     replace_file(path, b"after")
     assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_does_not_tell_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    assert 0 < free_bytes(tmp_path / "is" / "not" / "there") < math.inf
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type(usage)(0, 0, 0))
+    assert free_bytes(tmp_path) == math.inf
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type(usage)(10, 10, 0))
+    assert free_bytes(tmp_path) == 0
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import sqlite3
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 from swarm.credentials import append_private
 from swarm.errors import ConfigError, RequestError, UnavailableError
-from swarm.files import flush
+from swarm.files import flush, free_bytes
 from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
 from swarm.server.journal.lineage import versions_of
 from swarm.server.journal.schema import reading
@@ -243,7 +242,7 @@ def _check_room(connection: sqlite3.Connection, path: Path) -> None:
     needed = Counter[int]()
     for folder in (temporary, path.parent):
         needed[folder.stat().st_dev] += (pages - free) * size
-        lacking = needed[folder.stat().st_dev] - shutil.disk_usage(folder).free
+        lacking = needed[folder.stat().st_dev] - free_bytes(folder)
         if lacking > 0:
             raise UnavailableError(
                 f"the rows are deleted, but {folder} lacks {math.ceil(lacking / 1e6)} MB to write the journal anew "

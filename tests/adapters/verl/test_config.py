@@ -372,8 +372,8 @@ def test_with_the_build_for_cpus_a_gpu_is_left_alone(
 
 @pytest.mark.parametrize(
     ("size", "settings", "refused"),
-    [(64, {}, True), (110, {}, False), (64, {"lora": {"rank": 8}}, False), (None, {}, False)],
-    ids=["Docker's default", "enough", "an adapter", "none"],
+    [(64, {}, True), (110, {}, False), (0, {}, False), (64, {"lora": {"rank": 8}}, False), (None, {}, False)],
+    ids=["Docker's default", "enough", "no limit", "an adapter", "none"],
 )
 def test_too_little_shared_memory_for_the_weights_is_refused(
     size: int | None, settings: dict[str, Any], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

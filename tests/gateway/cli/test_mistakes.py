@@ -357,7 +357,7 @@ def test_a_disk_without_room_is_a_warning(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "tiny/model.safetensors").write_bytes(b"0" * 1000)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=100, free=10))
     monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--check"])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from gateway.cli.up import event_printer
 from gateway.launch import servers
 from gateway.launch.children import Child
+from gateway.launch.disk import DiskWatch
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.servers import LastingProcess, Server, check_earlier, ended
 from gateway.launch.watch import UpFailedError
@@ -118,6 +122,17 @@ def test_a_gateway_that_never_listens_again_is_started_once_more(monkeypatch: py
     told = [(kind, values.get("attempt")) for kind, values in events]
     assert told == [("gateway_restarting", 1), ("warning", None), ("gateway_restarting", 2)], events
     assert "has not listened for 60 s" in events[1][1]["message"]
+
+
+@pytest.mark.parametrize(("blocks", "is_full"), [(0, False), (1000, True)])
+def test_a_disk_without_a_limit_is_never_full(
+    blocks: int, is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_blocks=blocks, f_bavail=0, f_frsize=4096, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    watch = DiskWatch(UpPlan((server_plan(tmp_path),), None), lambda *_: None)
+    with pytest.raises(ConfigError, match="is full") if is_full else nullcontext():
+        watch.check()
 
 
 def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_without_it(tmp_path: Path) -> None:
