@@ -34,6 +34,8 @@ ReleaseCall = wire.Call[SuccessResponse]
 RELEASE_POLICY = RetryPolicy(attempts=1000, total=300.0)
 #: Releases under way at once: of a server that does not answer, others wait for their turn.
 MOST_RELEASES = 16
+#: Failures of one call, some seconds after the first, upon which the log says that it is repeated.
+_SILENT_AFTER = 5
 
 
 class UnsentError(UnavailableError):
@@ -67,6 +69,8 @@ class Calls:
         self._closing = asyncio.Event()
         self._closed = False
         self._releasing = asyncio.Semaphore(MOST_RELEASES)
+        #: whether the log says that no server answers, since one did
+        self._is_silent = False
 
     @property
     def closing(self) -> bool:
@@ -111,6 +115,7 @@ class Calls:
                 raise StateError("this client is closed")
             outcome = await self._send(call)
             if isinstance(outcome, Answer) and not may_retry(outcome):
+                self._is_silent = False
                 return wire.read_answer(call, outcome, self._secret)
             failures += 1
             unsent = isinstance(outcome, ConnectionBrokenError) and outcome.unsent
@@ -122,6 +127,12 @@ class Calls:
             tries = max(policy.attempts, 2) if stale else policy.attempts
             if failures >= tries or monotonic() + pause > deadline:
                 raise self._gave_up(call, outcome, failures, monotonic() - started, reached)
+            if failures == _SILENT_AFTER and not (self._is_silent or while_closing):
+                # of many calls, one line
+                self._is_silent = True
+                why = f"HTTP {outcome.status}" if isinstance(outcome, Answer) else outcome
+                left = deadline - monotonic()
+                logger.warning("waiting for %s, at most %.0f s more: %s", self.server_url, left, why)
             if pause:
                 await (asyncio.sleep if while_closing else self.pause)(pause)
             on_retry()

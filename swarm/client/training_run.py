@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_PARALLEL = 256
 
 #: Claims or ends of one episode while no server answers, each with its client's retries: half an hour by default.
-_MOST_IN_VAIN = 90
+_MOST_IN_VAIN = 30
 
 T = TypeVar("T")
 

@@ -70,7 +70,7 @@ class RetryPolicy:
     may take longer itself, such as an upload, no try begins after that time.
     """
 
-    attempts: int = 10
+    attempts: int = 20
     base: float = 0.2
     cap: float = 5.0
     total: float = 60.0

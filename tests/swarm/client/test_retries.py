@@ -56,3 +56,10 @@ def test_the_server_may_ask_for_longer() -> None:
     assert RetryPolicy(base=0.1).delay(1, 7.0) == 7.0
     # as a monitor has after a night without its server
     assert RetryPolicy(base=0.5, cap=10.0).delay(5000) <= 10.0
+
+
+def test_a_server_that_is_started_again_is_waited_for() -> None:
+    """By a service manager ten seconds after its end, as the docs have it, and then it opens its journal."""
+    policy = RetryPolicy()
+    shortest = sum(min(policy.cap, policy.base * 2**number) / 2 for number in range(policy.attempts - 1))
+    assert 30 < shortest <= policy.total

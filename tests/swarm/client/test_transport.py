@@ -37,6 +37,16 @@ def test_only_the_first_repetition_is_at_once(server: ScriptedServer) -> None:
     assert waited == [2, 3, 4]
 
 
+def test_it_is_told_once_that_a_server_is_waited_for(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.script("/get_engine_status", *[DROP] * 16, {"engine_status": "ENGINE.ROLLING"}, DROP)
+    quick = RetryPolicy(attempts=100, base=0.001, cap=0.002)
+    with SwarmClient(server.url, policy=quick) as client:
+        client.get_engine_status()
+    assert caplog.messages == [
+        f"waiting for {server.url}, at most 60 s more: the server closed the connection without an answer"
+    ]
+
+
 def trickling(listening: socket.socket, over: threading.Event) -> None:
     connection, _ = listening.accept()
     with connection:
