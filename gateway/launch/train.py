@@ -21,7 +21,7 @@ from pydantic import Field
 from gateway.launch.plan import ServerPlan, UpPlan
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.reports.report import TrainingReport, points_of_evaluations, points_of_steps
-from swarm.client import SwarmClient
+from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.training import begin_training
 from swarm.client.training_options import Evaluation, EvaluationReport, Progress, TrainOptions
 from swarm.client.workflow import Execute, find_workflow
@@ -150,7 +150,9 @@ class TrainCommand:
         """
         began = time.monotonic()
         because = "interrupted"
-        with SwarmClient(url, token, self._plan.up.client_name) as client:
+        # nobody starts this server again: the report does not wait for one that is gone as long as others do
+        policy = RetryPolicy(attempts=8)
+        with SwarmClient(url, token, self._plan.up.client_name, policy=policy) as client:
             status = client.status()
             call = begin_training(self._tasks(client, status), client, self._plan.workflow, self._options())
             try:
