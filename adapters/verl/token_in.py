@@ -1,7 +1,8 @@
 """Prompts that begin with the very tokens that were sampled: put in where vLLM renders the messages of a chat.
 
-Invariant: a prompt's text is what vLLM rendered, character for character, in whatever tokens; where earlier tokens do
-not spell its beginning, the prompt stays as vLLM tokenised it. Parsers, streaming and stops see an ordinary chat.
+Invariant: a prompt's text is what vLLM rendered, character for character as the tokenizer reads it, in whatever tokens;
+where earlier tokens do not spell its beginning, the prompt stays as vLLM tokenised it. Parsers, streaming and stops see
+an ordinary chat.
 
 A conversation comes back as text. Its tokenisation is rarely the model's own: a model may sample ``do`` + ``ne`` where
 the tokenizer writes ``done``. Then the next turn continues other tokens than were sampled, and a timeline breaks.
@@ -25,11 +26,12 @@ from swarm.tokens import EARLIER_IDS
 OUTCOMES = ("same", "spliced", "other_text", "too_long", "no_text")
 
 
-def spliced(text: str, earlier: Sequence[int], tokenizer: Any) -> list[int] | None:
+def spliced(text: str, own: Sequence[int], earlier: Sequence[int], tokenizer: Any) -> list[int] | None:
     """Token ids that begin with ``earlier`` and spell ``text``; ``None`` where there are none.
 
     Args:
         text: of the whole prompt.
+        own: its tokens as the tokenizer writes them.
         earlier: prompt and answer of an earlier call.
         tokenizer: of transformers.
     """
@@ -37,12 +39,19 @@ def spliced(text: str, earlier: Sequence[int], tokenizer: Any) -> list[int] | No
     def spell(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
     spelled = spell(earlier)
-    if not spelled or not text.startswith(spelled):
-        return None
-    ids = [*earlier, *tokenizer.encode(text[len(spelled) :], add_special_tokens=False)]
-    # some tokenizers write a space before a text, and some cannot spell all that they read
-    return ids if spell(ids) == text else None
+    # to some tokenizers several texts are one: Qwen's compose characters, Phi's drop white space beside special tokens
+    for read in (text, spell(own)):
+        if not spelled or not read.startswith(spelled):
+            continue
+        ids = [*earlier, *encode(read[len(spelled) :])]
+        # some write a space before a text, and some cannot spell all that they read
+        if spell(ids) == read and (read == text or encode(read) == own):
+            return ids
+    return None
 
 
 class TokenIn:
@@ -91,7 +100,8 @@ class TokenIn:
             outcome = "same"
         elif text and prompt["type"] == "token" and request.truncate_prompt_tokens is None:
             # vLLM's own thread for the tokenizer, which no other may use at the same time
-            work = partial(spliced, text, earlier, renderer.renderer.get_tokenizer())
+            own = prompt["prompt_token_ids"]
+            work = partial(spliced, text, own, earlier, renderer.renderer.get_tokenizer())
             ids = await asyncio.get_running_loop().run_in_executor(renderer.renderer._executor, work)
             outcome = "other_text"
         if ids is not None:

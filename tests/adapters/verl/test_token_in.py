@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from adapters.verl.token_in import OUTCOMES, TokenIn, spliced
+from adapters.verl import token_in
+from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.tokens import EARLIER_IDS
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -44,6 +45,10 @@ class Words:
 
 
 WORDS = Words()
+
+
+def spliced(text: str, earlier: list[int], words: Words) -> list[int] | None:
+    return token_in.spliced(text, words.encode(text, False), earlier, words)
 
 
 def told(role: str, content: str) -> str:
@@ -128,6 +133,26 @@ def test_a_tokenizer_that_cannot_spell_what_it_read_keeps_its_own_tokens() -> No
     earlier = WORDS.encode(told("user", "a"), False)
     assert spliced(text, earlier, WORDS) is not None
     assert spliced(text, earlier, Loose()) is None
+
+
+@pytest.mark.parametrize("question", ["5 \N{OHM SIGN}", "cafe\N{COMBINING ACUTE ACCENT}.txt", "two lines\n\n"])
+def test_a_tokenizer_that_reads_several_texts_as_one_takes_earlier_tokens(question: str) -> None:
+    """Qwen's compose characters, and special tokens of Phi's take the white space beside them."""
+    qwen, phi = Words(), Words()
+    qwen.raw.normalizer = normalizers.NFC()
+    phi.raw.add_special_tokens([AddedToken(token, lstrip=True, rstrip=True) for token in (BEGIN, END)])
+    letters = [WORDS.raw.token_to_id(letter) for letter in "done"]
+    begun, result = told("user", question), told("tool", question)
+    for words in (WORDS, qwen, phi):
+        earlier = [*words.encode(f"{begun}{BEGIN}assistant\n", False), *letters, words.end]
+        # at first it is the question alone, or the result
+        for text in (begun + told("assistant", "done"), begun + told("assistant", "done") + result):
+            found = spliced(text, earlier, words)
+            assert found is not None and found[: len(earlier)] == earlier
+            assert spell(found) == spell(words.encode(text, False))
+        assert spliced(told("user", "else") + told("assistant", "done"), earlier, words) is None
+        plain = [*words.encode(f"{told('user', 'a')}{BEGIN}assistant\n", False), *letters, words.end]
+        assert spliced(told("user", "a") + told("assistant", "done") + result, plain, words) is not None
 
 
 class Renderer:
