@@ -270,13 +270,18 @@ class Conversations:
         messages: list[Any] = body["messages"]
         # each message of the assistant, the conversation before it, and with it
         steps: list[tuple[Any, bytes, bytes]] = []
+        earlier = state
         for message in messages:
-            before = state.digest()
+            earlier = state.copy()
             state.update(meaning_of(message))
             if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
-                steps.append((message, before, state.digest()))
+                steps.append((message, earlier.digest(), state.digest()))
+        begun = ""
+        if body.get("continue_final_message") and steps and steps[-1][0] is messages[-1]:
+            # the answer is the rest of that message, and comes back with it as one
+            state, begun = earlier, "" if body.get("echo") else text_of(messages[-1])
         names = [episode.episode_uuid for episode in episodes]
-        continuation = Continuation(self, names, state)
+        continuation = Continuation(self, names, state, begun)
         for message, before, after in reversed(steps):
             if (answers := self._answers.get(after)) is not None:
                 words = _words(message)
@@ -338,6 +343,7 @@ class Continuation:
     _conversations: Conversations
     _episodes: Sequence[str]
     _state: Any = field(repr=False)
+    _begun: str = field(default="", repr=False)
     earlier: tuple[TokenIds, TokenIds] | None = None
     edited: bool = False
 
@@ -360,6 +366,8 @@ class Continuation:
         before = self._state.digest()
         for choice, call in calls.items():
             if (message := messages.get(choice)) is not None:
+                if self._begun:
+                    message = {**message, "content": self._begun + text_of(message)}
                 state = self._state.copy()
                 state.update(meaning_of(message))
                 episode_uuid = self._episodes[choice]

@@ -219,6 +219,24 @@ def test_the_own_answer_goes_before_a_sibling_with_the_same_text() -> None:
     assert not known.begin("m", {"messages": [USER, said("y"), USER]}, [episode("c")]).edited
 
 
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
+def test_an_answer_that_was_begun_comes_back_with_its_beginning(echo: bool, ours: bool) -> None:
+    """A caller began it, or had it cut by a length, and has it continued."""
+    known, one = Conversations(), [episode("a")]
+    if ours:
+        known.begin("m", {"messages": [USER]}, one).remember({0: answer([2])}, {0: said("be")})
+    begun = {"messages": [USER, said("be")], "continue_final_message": True, "echo": echo}
+    rest = known.begin("m", begun, one)
+    assert rest.earlier_ids == ([1, 2] if ours else []) and not rest.edited
+    rest.remember({0: model_call([1, 2], [3])}, {0: said("begun" if echo else "gun")})
+    after = known.begin("m", {"messages": [USER, said("begun"), USER]}, one)
+    assert after.earlier_ids == [1, 2, 3] and not after.edited
+    # without the field, the template ends that message
+    known.begin("m", {"messages": [USER, said("be")]}, one).remember({0: answer([4])}, {0: said("gun")})
+    assert known.begin("m", {"messages": [USER, said("be"), said("gun"), USER]}, one).earlier_ids == [1, 4]
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
