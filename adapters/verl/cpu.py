@@ -23,6 +23,7 @@ OBJECT_STORE_BYTES = 256 * 2**20
 #: MiB of the shared-memory bucket that carries weights, where the model's largest tensor is not known or is smaller
 MIN_WEIGHT_BUCKET_MIB = 64
 UNKNOWN_WEIGHT_BUCKET_MIB = 2048
+WEIGHT_BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 
 #: the variable with the number of threads that vLLM computes with, where it is not the trainer's
 VLLM_THREADS = "SWARM_VLLM_THREADS"
@@ -65,7 +66,7 @@ def cpu_values(job: TrainJob, model: str) -> dict[str, Any]:
         f"{rollout}.max_num_seqs": min(256, max(32, 2 * job.slots)),
         # vLLM's own 128 on a CPU keeps no prompt that is shorter: each answer of a group would compute it again
         f"{rollout}.engine_kwargs.vllm.block_size": KV_BLOCK_TOKENS,
-        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": weight_bucket_mib(Path(model)),
+        WEIGHT_BUCKET: weight_bucket_mib(Path(model)),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
     if job.tensor_parallel_size == 1:

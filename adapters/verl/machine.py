@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.models import resolve_model, weight_bytes
 from adapters.verl.config import Device
-from adapters.verl.cpu import CPU_BUILD, version_of, weight_bucket_mib
+from adapters.verl.cpu import CPU_BUILD, WEIGHT_BUCKET, version_of, weight_bucket_mib
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 
@@ -45,7 +45,7 @@ def check_machine(job: TrainJob, device: Device) -> None:
             "install the versions for GPUs in an environment of their own (docs/gpus.md)",
             param="device",
         )
-    elif device == "cpu" and job.lora is None:
+    elif device == "cpu" and job.lora is None and WEIGHT_BUCKET not in job.flat_overrides:
         _check_shared_memory(resolve_model(job.model))
 
 

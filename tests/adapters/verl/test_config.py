@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from adapters.verl.cpu import WEIGHT_BUCKET
 from adapters.verl.lora import syncs_adapter
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
@@ -372,8 +373,15 @@ def test_with_the_build_for_cpus_a_gpu_is_left_alone(
 
 @pytest.mark.parametrize(
     ("size", "settings", "refused"),
-    [(64, {}, True), (110, {}, False), (0, {}, False), (64, {"lora": {"rank": 8}}, False), (None, {}, False)],
-    ids=["Docker's default", "enough", "no limit", "an adapter", "none"],
+    [
+        (64, {}, True),
+        (110, {}, False),
+        (0, {}, False),
+        (64, {"lora": {"rank": 8}}, False),
+        (64, {"overrides": {WEIGHT_BUCKET: 32}}, False),
+        (None, {}, False),
+    ],
+    ids=["Docker's default", "enough", "no limit", "an adapter", "pieces of the operator's size", "none"],
 )
 def test_too_little_shared_memory_for_the_weights_is_refused(
     size: int | None, settings: dict[str, Any], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
