@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 import orjson
 
 from adapters.dialects.chat import canonical, meaning_of
+from adapters.dialects.dialect import is_text, text_of
 from gateway.config.route import RouteSettings
 from gateway.data.consent import PrivacyRules
 from gateway.sessions.open_groups import Closing, Hold, OpenGroups
@@ -312,10 +313,11 @@ def last_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def spoken(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message without reasoning at the head of an assistant's text: some applications put it there, and others leave
     it out."""
-    content = message.get("content")
-    if message.get("role") != "assistant" or not isinstance(content, str) or not (thought := _THOUGHT.match(content)):
+    if message.get("role") != "assistant" or not (thought := _THOUGHT.match(text := text_of(message))):
         return message
-    return {**message, "content": content[thought.end() :]}
+    content: Any = message["content"]
+    others = [part for part in content if not is_text(part)] if isinstance(content, list) else []
+    return {**message, "content": [{"type": "text", "text": text[thought.end() :]}, *others]}
 
 
 def _meant(message: Mapping[str, Any]) -> tuple[bytes, int]:

@@ -44,6 +44,8 @@ def test_an_answer_is_known_with_its_reasoning_before_it_and_without(given: dict
     known, _, size = answered(digests_of([user("2+2?")]), given)
     assert size > len(given["content"])
     assert digests_of([user("2+2?"), assistant(sent_back)]).digest == known
+    parts: Any = [{"type": "text", "text": text} for text in (sent_back[:9], sent_back[9:])]
+    assert digests_of([user("2+2?"), assistant(parts)]).digest == known
     assert digests_of([user("2+2?"), assistant(sent_back.replace("Four", "Five"))]).digest != known
     cut = assistant("<think>2 and 2 are Four.")
     assert digests_of([user("2+2?"), cut]).digest != digests_of([user("2+2?"), assistant("<think>2 and")]).digest
