@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -113,20 +113,22 @@ class Memory:
         return Position(conversation, None, "branch", agent)
 
     def _left_in(self, scope: Scope, agent: str, digest: bytes, messages: list[dict[str, Any]], index: int) -> _Entries:
-        """The turns whose question and answer stand in ``messages``, the answer at ``index``, whatever else does:
-        applications cut the beginning of a long history off, and leave out calls with their results, and what they had
-        added to a question. What another request goes on from may be an example that all requests have."""
+        """The turns whose question and answer stand in ``messages``, the answer at ``index``, behind the answer before
+        them, whatever else does: applications cut the beginning of a long history off, and leave out calls with their
+        results, and what they had added to a question. What another request goes on from may be an example that all
+        requests have, and what two conversations have may be that of either."""
         answer = spoken(messages[index])
         if (entries := self._by_text.get((scope, digest_of(text_of(answer).strip())))) is None:
             return []
         question = _question_in(messages[:index])
-        return [
+        entries = [
             (conversation, turn)
             for conversation, turn in entries
             if meaning_of(_answer_of(turn)) == meaning_of(answer)
             and _was_asked(question, _question_in(turn.body.get("messages", ())))
             and all(later.asked == digest for later in conversation.after(turn, agent or turn.agent))
         ]
+        return entries if len({id(conversation) for conversation, _ in entries}) == 1 else []
 
     def _asked_through_tool(self, scope: Scope, messages: list[dict[str, Any]]) -> Position | None:
         """The conversation that started this sub-agent: a text of ``messages`` equals an argument of its tool calls, or
@@ -225,13 +227,30 @@ def _position_in(entries: _Entries, agent: str) -> Position:
     return Position(conversation, turn, "answer", agent or turn.agent)
 
 
-def _question_in(messages: Sequence[Mapping[str, Any]]) -> str:
-    return next((text_of(message).strip() for message in reversed(messages) if message.get("role") == "user"), "")
+class _Question(NamedTuple):
+    """What a user asked last, and the text of the assistant before it, by which users who are thanked alike differ."""
+
+    text: str
+    before: str
 
 
-def _was_asked(question: str, asked: str) -> bool:
-    """Whether ``asked`` is ``question``, maybe with documents before it, or a reminder behind it."""
-    return question == asked != "" or (len(question) >= _SHORTEST_PROMPT and question in asked)
+def _question_in(messages: Sequence[Mapping[str, Any]]) -> _Question:
+    text = before = ""
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            text = text or text_of(message).strip()
+        elif text and message.get("role") == "assistant" and (before := text_of(spoken(message)).strip()):
+            break
+    return _Question(text, before)
+
+
+def _was_asked(question: _Question, asked: _Question) -> bool:
+    """Whether ``asked`` is ``question``, maybe with documents before it, or a reminder behind it; ``question`` may lack
+    what came before."""
+    is_asked = question.text == asked.text != "" or (
+        len(question.text) >= _SHORTEST_PROMPT and question.text in asked.text
+    )
+    return is_asked and question.before in ("", asked.before)
 
 
 def _answer_of(turn: DeliveredTurn) -> Mapping[str, Any]:

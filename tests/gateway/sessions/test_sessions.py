@@ -112,6 +112,21 @@ async def test_a_cut_history_goes_on_from_no_other_answer(sessions: Sessions, qu
     assert ask(sessions, to, [user(question), assistant(answer), user("and?")]).session is None
 
 
+async def test_a_cut_history_goes_on_from_nobody_else_who_was_answered_the_same(sessions: Sessions) -> None:
+    """Models answer thanks alike, and a gateway that was started again knows one of two users."""
+    to, thanks, welcome = route(), user("thanks"), "You are welcome! Let me know if there is anything else."
+    mine, theirs = ([user(f"about {what}?"), assistant(f"{what} it is.")] for what in ("cats", "my illness"))
+    other = say(sessions, to, [*theirs, thanks], welcome)
+    assert ask(sessions, to, [*mine, thanks, assistant(welcome), user("and?")]).session is None
+    say(sessions, to, [user("hi"), assistant("Hello."), *mine, thanks], welcome)
+    # it may be that of either
+    assert ask(sessions, to, [thanks, assistant(welcome), user("and?")]).session is None
+    assert other.turn is not None and not other.turn.feedback()
+    cut = [*mine, thanks, assistant(welcome), user("and?")]
+    session = ask(sessions, to, cut).session
+    assert session is not None and session.turns[-1].request["messages"][0] == user("hi")
+
+
 async def test_calls_and_their_results_are_turns_of_one_session(sessions: Sessions) -> None:
     to, asked = route(), user("what is 1+1?")
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
