@@ -1,8 +1,8 @@
 """Prompts that begin with the very tokens that were sampled: put in where vLLM renders the messages of a chat.
 
-Invariant: a prompt's text is what vLLM rendered, character for character as the tokenizer reads it, in whatever tokens;
-where earlier tokens do not spell its beginning, the prompt stays as vLLM tokenised it. Parsers, streaming and stops see
-an ordinary chat.
+Invariant: a prompt's text is what vLLM rendered, character for character as the tokenizer reads it, in whatever tokens,
+but for line ends that a template adds to those which were sampled (:data:`_ADDED`); where earlier tokens do not spell
+its beginning, the prompt stays as vLLM tokenised it. Parsers, streaming and stops see an ordinary chat.
 
 A conversation comes back as text. Its tokenisation is rarely the model's own: a model may sample ``do`` + ``ne`` where
 the tokenizer writes ``done``. Then the next turn continues other tokens than were sampled, and a timeline breaks.
@@ -25,9 +25,14 @@ from swarm.tokens import EARLIER_IDS
 #: too long with them (``too_long``), or vLLM has no text of it (``no_text``: images, cut prompts, some tokenizers).
 OUTCOMES = ("same", "spliced", "other_text", "too_long", "no_text")
 
+#: Between a text and a call, templates of Qwen's form put a line end, where the text that vLLM's parsers give of an
+#: answer ends with the one that was sampled; and what that is then.
+_ADDED, _SAMPLED = "\n\n<tool_call>", "\n<tool_call>"
+
 
 def spliced(text: str, own: Sequence[int], earlier: Sequence[int], tokenizer: Any) -> list[int] | None:
-    """Token ids that begin with ``earlier`` and spell ``text``; ``None`` where there are none.
+    """Token ids that begin with ``earlier`` and spell ``text``, with line ends as they were sampled; ``None`` where
+    there are none.
 
     Args:
         text: of the whole prompt.
@@ -42,16 +47,28 @@ def spliced(text: str, own: Sequence[int], earlier: Sequence[int], tokenizer: An
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    spelled = spell(earlier)
-    # to some tokenizers several texts are one: Qwen's compose characters, Phi's drop white space beside special tokens
-    for read in (text, spell(own)):
+    def begun(read: str) -> list[int] | None:
         if not spelled or not read.startswith(spelled):
-            continue
+            return None
         ids = [*earlier, *encode(read[len(spelled) :])]
         # some write a space before a text, and some cannot spell all that they read
-        if spell(ids) == read and (read == text or encode(read) == own):
-            return ids
-    return None
+        return ids if spell(ids) == read else None
+
+    spelled = spell(earlier)
+    ids = begun(text) or begun(_as_sampled(text, spelled))
+    # to some tokenizers several texts are one: Qwen's compose characters, Phi's drop white space beside special tokens
+    if ids is None and (ids := begun(read := spell(own))) and encode(read) != own:
+        return None
+    return ids
+
+
+def _as_sampled(text: str, spelled: str) -> str:
+    """``text`` without the line ends that a template added to ``spelled``, its beginning."""
+    read, *parts = text.split(_ADDED)
+    for part in parts:
+        is_added = len(read) < len(spelled) and not spelled.startswith(_ADDED, len(read))
+        read += (_SAMPLED if is_added else _ADDED) + part
+    return read
 
 
 class TokenIn:

@@ -96,6 +96,23 @@ def test_another_text_is_never_replaced(question: str, answer: list[int], result
         assert found[: len(earlier)] == earlier and spell(found) == prompt
 
 
+def test_a_line_end_that_a_template_adds_before_a_call_is_left_out() -> None:
+    """Of Qwen's ``done\\n<tool_call>`` vLLM's parser gives the text with its line end, and the template adds one."""
+    begun = told("system", "call as\n\n<tool_call>x") + told("user", "do") + f"{BEGIN}assistant\n"
+    calls = ["done\n<tool_call>a</tool_call>", "<tool_call>b</tool_call>", "one\n\n<tool_call>c</tool_call>"]
+    result = told("tool", "says\n\n<tool_call>") + f"{BEGIN}assistant\n"
+    prompt, ids = begun, WORDS.encode(begun, False)
+    for call in calls:
+        prompt += call.replace("\n<tool_call>", "\n\n<tool_call>") + f"{END}\n" + result
+        earlier = [*ids, *(WORDS.encode(letter, False)[0] for letter in call), WORDS.end]
+        found = spliced(prompt, earlier, WORDS)
+        assert found is not None and found[: len(earlier)] == earlier
+        assert spell(found) == spell(earlier) + "\n" + result
+        ids = found
+    # what is another text stays one
+    assert spliced(prompt.replace("one", "two"), ids, WORDS) is None
+
+
 #: as Qwen3's: reasoning stays while tools are called, and goes with the next message of the user
 THINKING = """{%- set last = namespace(user=0) %}{%- for m in messages %}{%- if m.role == 'user' %}
 {%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}{%- for m in messages -%}
