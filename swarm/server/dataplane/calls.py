@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -285,10 +284,9 @@ class Conversations:
         for message, before, after in reversed(steps):
             if (answers := self._answers.get(after)) is not None:
                 words = _words(message)
-                # of others' answers that mean the same, the one that came back: it may have had its own reasoning
-                own = (name for name in names if name in answers)
-                same = (name for name in reversed(answers) if answers[name][2] == words)
-                continuation.earlier = answers[next(chain(own, same, reversed(answers)))][:2]
+                # of answers that mean the same, the one that came back: each may have had its own reasoning
+                latest = max(reversed(answers), key=lambda name: (answers[name][2] == words, name in names))
+                continuation.earlier = answers[latest][:2]
                 break
             continuation.edited |= any((before, name) in self._asked for name in names)
         return continuation

@@ -259,6 +259,11 @@ def test_of_answers_that_mean_the_same_the_one_that_came_back_is_gone_on_from(fi
     parts = [{"type": "text", "text": first["content"]}] if first["content"] else []
     assert goes_on({**first, "content": parts}) == [1, 2]
     assert goes_on({**first, "reasoning": "of nobody"}) == [1, 3, 4], "the latest"
+    # the group itself goes on from one of its answers, and each episode from its own where neither came back
+    following = group
+    assert [goes_on(first), goes_on(second)] == [[1, 2], [1, 3, 4]]
+    following = group[:1]
+    assert goes_on({**first, "reasoning": "of nobody"}) == [1, 2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 6)), max_size=40))
