@@ -275,10 +275,11 @@ class Conversations:
             state.update(meaning_of(message))
             if isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant":
                 steps.append((message, earlier.digest(), state.digest()))
-        begun = ""
+        begun, beginning = "", None
         if body.get("continue_final_message") and steps and steps[-1][0] is messages[-1]:
             # the answer is the rest of that message, and comes back with it as one
-            state, begun = earlier, "" if body.get("echo") else text_of(messages[-1])
+            beginning = messages[-1]
+            state, begun = earlier, "" if body.get("echo") else text_of(beginning)
         names = [episode.episode_uuid for episode in episodes]
         continuation = Continuation(self, names, state, begun)
         for message, before, after in reversed(steps):
@@ -288,7 +289,7 @@ class Conversations:
                 latest = max(reversed(answers), key=lambda name: (answers[name][2] == words, name in names))
                 continuation.earlier = answers[latest][:2]
                 break
-            continuation.edited |= any((before, name) in self._asked for name in names)
+            continuation.edited |= message is not beginning and any((before, name) in self._asked for name in names)
         return continuation
 
     def remember(

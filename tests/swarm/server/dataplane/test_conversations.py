@@ -232,6 +232,8 @@ def test_an_answer_that_was_begun_comes_back_with_its_beginning(echo: bool, ours
     rest.remember({0: model_call([1, 2], [3])}, {0: said("begun" if echo else "gun")})
     after = known.begin("m", {"messages": [USER, said("begun"), USER]}, one)
     assert after.earlier_ids == [1, 2, 3] and not after.edited
+    # begun once more, the answer is another sample, and no message that the caller changed
+    assert not known.begin("m", begun, one).edited
     # without the field, the template ends that message
     known.begin("m", {"messages": [USER, said("be")]}, one).remember({0: answer([4])}, {0: said("gun")})
     assert known.begin("m", {"messages": [USER, said("be"), said("gun"), USER]}, one).earlier_ids == [1, 4]
