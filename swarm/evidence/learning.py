@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import NamedTuple, TypeVar
 
 from swarm.evidence.alarms import Alarm
@@ -16,7 +17,8 @@ from swarm.measures import EVAL_REWARD, EVAL_SPREAD, LOGGED, REWARD, SHUFFLED, T
 from swarm.types import EvalResult, StepResult
 
 _CONFIDENCE = 0.95
-#: The last evaluation goes on while it has a smaller share of the first one's episodes, and decides nothing yet.
+#: The last evaluation goes on while it has a smaller share of the episodes of those before, and decides nothing yet. Of
+#: those, one may have been done twice, by a run that was begun again.
 _WHOLE = 0.9
 #: Fewer episodes of two evaluations do not tell how far rewards deviate.
 _LEAST_EPISODES = 8
@@ -75,8 +77,8 @@ def held_out_of(evaluations: Iterable[EvalResult]) -> list[HeldOut]:
 
 def finished(evaluations: Sequence[_Evaluation]) -> Sequence[_Evaluation]:
     """``evaluations``, the oldest first, without the last one while it goes on."""
-    goes_on = bool(evaluations) and evaluations[-1].episodes < _WHOLE * evaluations[0].episodes
-    return evaluations[:-1] if goes_on else evaluations
+    *before, last = [each.episodes for each in evaluations] or [0]
+    return evaluations[:-1] if before and last < _WHOLE * median_low(before) else evaluations
 
 
 def learning(

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from swarm.evidence.alarms import Alarm
-from swarm.evidence.learning import HeldOut, learning, learning_of, rewards_of
+from swarm.evidence.learning import HeldOut, finished, learning, learning_of, rewards_of
 from swarm.types import EvalResult, StepResult
 
 
@@ -72,6 +72,11 @@ def test_an_evaluation_that_goes_on_decides_nothing_yet() -> None:
     # some episodes may fail, and of one that another follows there come no more
     assert "from version 0 to 20" in learning(FLAT, [first, second, HeldOut(20, 0.56, 0.5, 45)])
     assert "from version 0 to 10" in learning(FLAT, [first, HeldOut(10, 0.56, 0.5, 30), begun])
+    # a run that was begun again at its first step evaluates that again
+    twice = first._replace(episodes=100)
+    last = HeldOut(20, 0.56, 0.5, 50)
+    assert finished([twice, second, begun]) == [twice, second]
+    assert finished([twice, second, last]) == [twice, second, last]
 
 
 def test_evaluations_of_a_few_episodes_tell_nothing() -> None:
