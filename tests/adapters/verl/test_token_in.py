@@ -152,6 +152,24 @@ def test_a_tokenizer_that_cannot_spell_what_it_read_keeps_its_own_tokens() -> No
     assert spliced(text, earlier, Loose()) is None
 
 
+def test_a_prompt_that_reads_as_it_did_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one takes tens of milliseconds of the thread in which all prompts are read."""
+    begun = told("user", "a" * 50) + f"{BEGIN}assistant\n"
+    text = begun + "done" + END + "\n" + told("tool", "two")
+    letters = [WORDS.raw.token_to_id(letter) for letter in "done"]
+    spelled: list[int] = []
+    real = Words.decode
+
+    def decode(self: Words, ids: list[int], **how: bool) -> str:
+        spelled.append(len(ids))
+        return real(self, ids, **how)
+
+    monkeypatch.setattr(Words, "decode", decode)
+    earlier = [*WORDS.encode(begun, False), *letters, WORDS.end]
+    found = spliced(text, earlier, WORDS)
+    assert found is not None and spelled == [len(earlier), len(found)]
+
+
 @pytest.mark.parametrize("question", ["5 \N{OHM SIGN}", "cafe\N{COMBINING ACUTE ACCENT}.txt", "two lines\n\n"])
 def test_a_tokenizer_that_reads_several_texts_as_one_takes_earlier_tokens(question: str) -> None:
     """Qwen's compose characters, and special tokens of Phi's take the white space beside them."""
