@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 #: Most episodes at once by default: in threads, each has one.
 MAX_PARALLEL = 256
 
-#: Claims or ends of one episode while no server answers, each with its client's retries: half an hour by default.
+#: Claims or ends of one episode while no server answers, each with its client's retries: half an hour by default. Then
+#: it is gone, and what else is claimed or ended is no longer waited for, unless one answers.
 _MOST_IN_VAIN = 30
 
 T = TypeVar("T")
@@ -93,6 +94,8 @@ class DatasetTraining:
         self._errors: list[Exception] = []
         self._most_errors = max(self._max_parallel, 2 * self.num_repeat)
         self._gave_up = False
+        #: whether the server has been waited for in vain
+        self._gone = False
 
     async def run(self, client: AsyncSwarmClient, tasks: AsyncGenerator[Task], execute: Execute) -> TrainReport:
         """Run an episode for each of ``tasks``, with shuffled rewards a group, until the last step is done."""
@@ -156,7 +159,7 @@ class DatasetTraining:
         async def run() -> WorkflowOutput:
             api = await begin(task)
             output = await own_errors(self._execute(task, api))
-            ended = await _answered(lambda: self._client.end_episode(task, api.episode_uuid, output))
+            ended = await self._answered(lambda: self._client.end_episode(task, api.episode_uuid, output))
             self._see_end(task, ended)
             return output
 
@@ -182,7 +185,7 @@ class DatasetTraining:
                 )
                 for api, output, reward in outputs
             }
-            self._see_end(task, await _answered(lambda: self._client.end_group(task, ends)))
+            self._see_end(task, await self._answered(lambda: self._client.end_group(task, ends)))
             return done
 
         try:
@@ -200,7 +203,7 @@ class DatasetTraining:
 
     async def _begin_eval(self, _: Task) -> EpisodeEndpoint:
         await self._served.wait()
-        return (await _answered(lambda: self._client.begin_episode(episode_type="eval")))[1]
+        return (await self._answered(lambda: self._client.begin_episode(episode_type="eval")))[1]
 
     async def _begin_train(self, task: Task) -> EpisodeEndpoint:
         return (await self._claimed(task, None))[0]
@@ -222,7 +225,7 @@ class DatasetTraining:
                 await self._open.wait()
             if self._stopping:
                 raise asyncio.CancelledError
-            claiming = asyncio.create_task(_answered(claim))
+            claiming = asyncio.create_task(self._answered(claim))
             self._claiming.add(claiming)
             try:
                 return await claiming
@@ -232,6 +235,23 @@ class DatasetTraining:
                     raise
             finally:
                 self._claiming.discard(claiming)
+
+    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What ``call`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
+        in_vain = 0
+        while True:
+            try:
+                answer = await call()
+            except UnavailableError as exc:
+                if exc.code != "server_unreachable":
+                    raise
+                in_vain += 1
+                if self._gone or in_vain > _MOST_IN_VAIN:
+                    self._gone = True
+                    raise
+            else:
+                self._gone = False
+                return answer
 
     async def _counted(self, episode: Awaitable[WorkflowOutput]) -> None:
         """Count the episode as finished, or as failed."""
@@ -381,14 +401,3 @@ class DatasetTraining:
         self._served.set()
         for claiming in self._claiming:
             claiming.cancel()
-
-
-async def _answered(call: Callable[[], Awaitable[T]]) -> T:
-    """What ``call`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
-    for _ in range(_MOST_IN_VAIN):
-        try:
-            return await call()
-        except UnavailableError as exc:
-            if exc.code != "server_unreachable":
-                raise
-    return await call()

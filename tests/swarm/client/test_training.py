@@ -232,6 +232,19 @@ async def test_a_server_that_is_gone_for_good_ends_it(
     assert "no swarm server answers" in str(failed.value.exceptions[0])
 
 
+async def test_a_server_that_is_gone_for_good_is_waited_for_once(
+    rolling: ScriptedServer, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for half an hour in each try of each task."""
+    monkeypatch.setattr("swarm.client.training_run._MOST_IN_VAIN", 3)
+    tries = QUICK.attempts
+    rolling.script("/claim_episode", *[DROP] * (3 * tries), claimed(), DROP)
+    with pytest.raises(ExceptionGroup, match="4 episodes in a row failed"):
+        await train(itertools.cycle(TASKS), reward, max_parallel=1, auto_retry=2)
+    waited = 4 * tries
+    assert len(rolling.bodies("/claim_episode")) == waited - tries + 1 + waited + tries + 3 * 2 * tries
+
+
 async def test_one_task_that_fails_again_and_again_ends_nothing(rolling: ScriptedServer, train: Train) -> None:
     def agent(task: Task) -> WorkflowOutput:
         if task.task_id == "b":
