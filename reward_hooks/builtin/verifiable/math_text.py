@@ -88,6 +88,8 @@ _UNIT = re.compile(r"(?:.*\s)?(-?(?:\d[\d.,/]*|\.\d+)\s*[A-Za-z°%]+(?:\s[A-Za-z
 #: Numbers joined by commas alone.
 _ROW = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?){2,}(?![\w,])")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+#: Signs that stand alone, where blanks mean nothing: they part no number from its unit.
+_SPACED = re.compile(r"(?<!\S)[-+*^](?!\S)|\d [iknxyz](?!\w)")
 _MIXED = re.compile(r"(?<![\w./,^])(\d+)\s+([1-9]\d*)/(\d+)(?![\w./]|,\d)")
 
 
@@ -115,6 +117,9 @@ def reference(text: str) -> Statement:
         return Statement([_forms(piece) for piece in pieces], either=either)
     if _MARKED.search(text):
         return Statement([[text]])
+    dense = "".join(text.split())
+    if _SPACED.search(text) and _last_piece(dense) == dense:
+        text = dense
     piece = _last_piece(text)
     whole = piece == text.strip() and _needs_marks(piece)
     return Statement([[_marked(piece), text] if whole else [f"${text}$" if "\\" in text else text]])

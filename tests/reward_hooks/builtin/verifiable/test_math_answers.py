@@ -141,6 +141,11 @@ def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
         ("1:2:3", ["1:2:3", "\\boxed{1:2:3}"], ["1:2:4", "1"]),
         ("1,-2", ["-2, 1", "$1,-2$", "\\boxed{1,-2}"], ["1", "1,2"]),
         ("1,2,3", ["1, 2, 3", "\\boxed{1,2,3}", "{3,2,1}", "3,2,1"], ["1,2", "1.2", "1,2,4"]),
+        # blanks between all signs, as some sets of data have them
+        ("- 16", ["-16", "\\boxed{-16}", "The answer is - 16."], ["16", "\\boxed{16}"]),
+        ("y = 2 x - 1", ["y = 2x - 1", "\\boxed{y=2x-1}", "$2 x - 1$"], ["1", "-1", "2x"]),
+        ("4 a ^ { 2 } - 3 a", ["4a^2 - 3a", "\\boxed{4a^2-3a}"], ["3", "4", "-3"]),
+        ("x = 5 m", ["5 m", "\\boxed{5}"], ["6 m"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
