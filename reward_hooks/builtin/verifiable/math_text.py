@@ -87,6 +87,8 @@ _MOST_READ = 20_000
 _UNIT = re.compile(r"(?:.*\s)?(-?(?:\d[\d.,/]*|\.\d+)\s*[A-Za-z°%]+(?:\s[A-Za-z]+)?)", re.DOTALL)
 #: Numbers joined by commas alone.
 _ROW = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?){2,}(?![\w,])")
+#: Two numbers, or a decimal; no thousands.
+_COMMA = re.compile(r"-?[\d.]+,(?!\d{3}(?!\d))[\d.]+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 #: Signs that stand alone, where blanks mean nothing: they part no number from its unit.
 _SPACED = re.compile(r"(?<!\S)[-+*^](?!\S)|\d [iknxyz](?!\w)")
@@ -123,6 +125,12 @@ def reference(text: str) -> Statement:
     piece = _last_piece(text)
     whole = piece == text.strip() and _needs_marks(piece)
     return Statement([[_marked(piece), text] if whole else [f"${text}$" if "\\" in text else text]])
+
+
+def reference_as_list(text: str) -> Statement | None:
+    """What a known answer such as ``2,5`` says as a list, if its comma may also be that of a decimal."""
+    text = plain_signs(text).strip()
+    return Statement([[f"${text}$"]]) if _COMMA.fullmatch(text) else None
 
 
 def answer(text: str) -> Statement:

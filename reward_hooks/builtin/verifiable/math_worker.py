@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from reward_hooks.builtin.verifiable.math_text import Denial, Statement, answer, reference
+from reward_hooks.builtin.verifiable.math_text import Denial, Statement, answer, reference, reference_as_list
 
 #: Seconds for reading one expression, and for comparing two.
 STEP_SECONDS = 2
@@ -52,6 +52,8 @@ def judge(accepted: list[str], answers: list[str], until: float, *, crowded: boo
         if not gold:
             return {"unreadable": text}
         golds.append(gold)
+        if listed := reference_as_list(text):
+            golds.append(_read(listed))
     verdicts: list[tuple[float, str] | None] = []
     for index, text in enumerate(answers):
         share = _MOST_OF_THE_TIME * (until - time.monotonic()) / (len(answers) - index)
