@@ -81,7 +81,11 @@ _DENIED_AFTER = re.compile(
 )
 _DENIED_END = re.compile(r"(.*\w.*?)[\s,;(]+(?:and\s+)?(?:not|instead of|rather than)\s[^.]*\W*$", re.IGNORECASE)
 _ARROW = re.compile(r"^(?:[-=]+>|[=,: ])+")
-_LIMIT = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|neg|lnot)(?![a-z])")
+_LIMIT = re.compile(r"[<>]|\\(?:[lg]e(?:q|qslant)?|[lg]t|neq?|neg|lnot)(?![a-z])")
+#: A set by its condition.
+_BUILDER = re.compile(
+    r"(?:\\left)?\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid(?![a-z])|[|:])((?:[^{}]|\{[^{}]*\})*)\}"
+)
 #: Characters at the end of a text that are read.
 _MOST_READ = 20_000
 _UNIT = re.compile(r"(?:.*\s)?(-?(?:\d[\d.,/]*|\.\d+)\s*[A-Za-z°%]+(?:\s[A-Za-z]+)?)", re.DOTALL)
@@ -303,6 +307,7 @@ def plain_signs(text: str) -> str:
     text = re.sub("(?<![\\w)\\]}])[\N{EN DASH}\N{EM DASH}](?=[\\d.(\\\\])", "-", text)
     text = re.sub(r"(?<=[\w)}]) ?[·⋅∙] ?(?=[\w(\\])", "*", text)
     text = re.sub(r"(?<![\w.)\]}])\.(?=\d)", "0.", text)
+    text = _BUILDER.sub(_condition, text)
     text = re.sub(r"(?<=\d)(?: : |:)(?=\d)", "/", text)
     # neither the comma of a decimal nor that of thousands
     text = re.sub(r"(?<=\d),(?=-\d)", ", ", text)
@@ -317,6 +322,12 @@ def _latex_signs(text: str) -> str:
     text = re.sub(r"(?<=\d)(?:,\\!|\\,)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<=\d)~(?=\\)", " ", text)
     return re.sub(r"([})]|\d/\d+) ?%", r"\1", re.sub(r"(?<!\\)\\%", "%", text))
+
+
+def _condition(builder: re.Match[str]) -> str:
+    """The inequality of a set that has one: math-verify reads the last number of it."""
+    condition = re.sub(r"(?:\\right)?\\?$", "", builder[1])
+    return condition if _LIMIT.search(condition) and "," not in condition else builder[0]
 
 
 def _mixed(match: re.Match[str]) -> str:

@@ -143,6 +143,17 @@ def test_equal_expressions_are_equal_and_others_are_not(hook: Math) -> None:
         ("1,2,3", ["1, 2, 3", "\\boxed{1,2,3}", "{3,2,1}", "3,2,1"], ["1,2", "1.2", "1,2,4"]),
         ("-2,1", ["\\boxed{-2,1}", "\\boxed{1, -2}", "x = -2 or x = 1", "-2, 1", "-2,1"], ["-2", "\\boxed{2,1}", "-2, 2"]),
         ("7,1", ["\\boxed{7,1}", "{1, 7}", "7,1", "7.1"], ["7", "8, 1"]),
+        # a set by its condition
+        (
+            "$\\{x|-2\\leq x < 1\\}$",
+            [
+                *("[-2, 1)", "\\boxed{[-2,1)}", "$-2 \\le x < 1$", "\\boxed{\\{x \\mid -2 \\le x < 1\\}}"),
+                *("$\\left\\{x : -2 \\leqslant x < 1\\right\\}$", "{x | -2 ≤ x < 1}"),
+            ],
+            ["1", "-2", "\\boxed{\\{x|-3\\leq x < 1\\}}", "\\boxed{\\{x|x<1\\}}"],
+        ),
+        ("(\\frac{1}{2}, \\infty)", ["\\boxed{\\{x \\in \\mathbb{R} \\mid x > \\frac{1}{2}\\}}"], ["\\{x | x > 2\\}"]),
+        ("{x | x ≠ 2}", ["$x \\ne 2$", "\\boxed{\\{x|x \\neq 2\\}}"], ["2", "\\boxed{\\{x|x \\neq 3\\}}"]),
         # blanks between all signs, as some sets of data have them
         ("- 16", ["-16", "\\boxed{-16}", "The answer is - 16."], ["16", "\\boxed{16}"]),
         ("y = 2 x - 1", ["y = 2x - 1", "\\boxed{y=2x-1}", "$2 x - 1$"], ["1", "-1", "2x"]),
