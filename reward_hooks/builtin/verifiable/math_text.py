@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ", "0123456789+-=()n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
@@ -90,7 +91,7 @@ _BUILDER = re.compile(
 _MOST_READ = 20_000
 _UNIT = re.compile(r"(?:.*\s)?(-?(?:\d[\d.,/]*|\.\d+)\s*[A-Za-z°%]+(?:\s[A-Za-z]+)?)", re.DOTALL)
 #: Numbers joined by commas alone.
-_ROW = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?){2,}(?![\w,])")
+_ROW = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?:,-?\d+(?:\.\d+)?){2,}(?![\w,])")
 #: Two numbers, or a decimal; no thousands.
 _COMMA = re.compile(r"-?[\d.]+,(?!\d{3}(?!\d))[\d.]+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -310,8 +311,8 @@ def plain_signs(text: str) -> str:
     text = _BUILDER.sub(_condition, text)
     text = re.sub(r"(?<=\d)(?: : |:)(?=\d)", "/", text)
     # neither the comma of a decimal nor that of thousands
-    text = re.sub(r"(?<=\d),(?=-\d)", ", ", text)
     text = _ROW.sub(lambda row: row[0] if _THOUSANDS.fullmatch(row[0]) else row[0].replace(",", ", "), text)
+    text = re.sub(r"(?<=\d),(?=-\d)", ", ", text)
     return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)", r"\1*10^(\2)", text).replace("^(+", "^(")
 
 
@@ -319,9 +320,17 @@ def _latex_signs(text: str) -> str:
     r"""Without ``\$``, ``,\!`` and blanks of LaTeX within a number or before its unit, and ``%`` where no plain number
     is before it."""
     text = re.sub(r"(?<!\\)\\\$", "", text)
-    text = re.sub(r"(?<=\d)(?:,\\!|\\,)(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?<=\d)(?:,\\!\s*|\\,)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<=\d)~(?=\\)", " ", text)
+    text = re.sub(r"(\d{1,30})\.(\d{0,30})\\(?:overline|bar)\{(\d{1,30})\}(?!_)", _repeating, text)
     return re.sub(r"([})]|\d/\d+) ?%", r"\1", re.sub(r"(?<!\\)\\%", "%", text))
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """``0.1\\overline{6}`` as the fraction that it is: (16 - 1) / 90."""
+    whole, fixed, repeated = match.groups()
+    value = Fraction(int(whole + fixed + repeated) - int(whole + fixed), (10 ** len(repeated) - 1) * 10 ** len(fixed))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _condition(builder: re.Match[str]) -> str:
