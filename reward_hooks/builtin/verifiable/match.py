@@ -29,9 +29,10 @@ MATCH_SECONDS = 1.0
 
 def normalised(text: str) -> str:
     """Lower case, without punctuation, articles and extra white space."""
-    bare = " ".join(_ARTICLES.sub(" ", _NO_WORD.sub("", text.lower())).split())
-    # an answer of only punctuation or an article is compared as it is
-    return bare or " ".join(text.lower().split())
+    text = text.lower()
+    words = _NO_WORD.sub("", text)
+    # an article alone is an answer (the choice A), and so is punctuation
+    return next((" ".join(kept.split()) for kept in (_ARTICLES.sub(" ", words), words, text) if kept.strip()), "")
 
 
 class Exact(Rule):
