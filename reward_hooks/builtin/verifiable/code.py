@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
+import textwrap
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -178,4 +179,6 @@ def code_of(text: str) -> str:
     blocks = [block for block in _BLOCK.finditer(text) if block["code"] is not None]
     # what says nothing beside Python is what it prints, or how it is called
     named = [block for block in blocks if block["python"]]
-    return (named or blocks)[-1]["code"] if blocks else text
+    code = (named or blocks)[-1]["code"] if blocks else text
+    # a block in an item of a list stands below the item's text
+    return textwrap.dedent(code) if code.startswith((" ", "\t")) else code

@@ -146,6 +146,7 @@ def test_without_tests_there_is_no_reward(code: Code, tests: Any) -> None:
         ("Call ```f()``` like this:\n```python\nx = 1\n```", "x = 1\n"),
         ("So: ```python\nx = 1\n```", "x = 1\n"),
         ("1. First\n   ```sh\n   ls\n   ```\n2. Then\n   ```python\nx = 1\n   ```", "x = 1\n   "),
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```\n", "def f():\n    return 1\n"),
         ("```text\n3\n```", "```text\n3\n```"),
         ("```python\nx = 1\n```\nIt prints:\n```\n1\n```", "x = 1\n"),
         ("```python\r\nx = 1\r\n```\r\n", "x = 1\r\n"),
