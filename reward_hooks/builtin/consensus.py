@@ -87,7 +87,8 @@ class Consensus:
 
 def _plain_formula(text: str) -> str:
     """Without white space and marks of LaTeX, and what may stand around it, as a number where it is one."""
-    text = re.sub(r"(?<!\\)\\(?:[\s,;:!()\[\]]|(?=[$%]))|\{,\}|[\s$`]+", "", text.lower()).rstrip(".")
+    text = re.sub(r"\\(?:left|right)(?![a-z])|(?<=\\)[dt](?=frac)", "", text.lower())
+    text = re.sub(r"(?<!\\)\\(?:[\s,;:!()\[\]]|(?=[$%]))|\{,\}|[\s$`]+", "", text).rstrip(".")
     return _plain_number(text) if regex.fullmatch(EXTRACTORS["number"], text) else text
 
 

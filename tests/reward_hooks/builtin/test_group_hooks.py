@@ -29,6 +29,9 @@ def test_consensus_by_share_and_by_majority() -> None:
     [
         ("boxed", ["\\boxed{\\frac{1}{2}}", "so \\boxed{ \\frac{1}{2} }", "\\boxed{3}"]),
         ("boxed", ["\\boxed{\\frac{1}{\\sqrt{2}}}", "so \\boxed{\\frac{1}{ \\sqrt{2} }}", "\\boxed{\\frac{1}{2}}"]),
+        ("boxed", ["\\boxed{\\dfrac{1}{2}}", "so \\boxed{\\tfrac{1}{2}}", "\\boxed{\\frac{1}{3}}"]),
+        ("boxed", ["\\boxed{\\left(1, 2\\right)}", "\\boxed{(1,2)}", "\\boxed{(2,1)}"]),
+        ("boxed", ["\\boxed{a \\leftarrow b}", "\\boxed{a\\leftarrow b}", "\\boxed{a \\rightarrow b}"]),
         ("boxed", ["\\boxed{-5}", "\\boxed{-5.0}", "\\boxed{5}"]),
         ("boxed", ["\\boxed{.5}", "\\boxed{ .5}", "\\boxed{5}"]),
         ("boxed", ["\\boxed{a-b}", "\\boxed{a - b}", "\\boxed{a+b}"]),
