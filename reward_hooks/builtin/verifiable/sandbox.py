@@ -204,7 +204,8 @@ class Sandbox:
                 stderr=stderr,
                 pass_fds=[file.fileno() for file in inherited],
                 cwd=folder,
-                env={},
+                # numpy's library starts a thread per processor, and where it may not, it interrupts the program
+                env={"OMP_NUM_THREADS": str(self._limits.processes)},
                 start_new_session=True,
                 user=self._user,
                 group=self._user,
@@ -264,7 +265,7 @@ class Sandbox:
 
     def _bubblewrap(self, source: BinaryIO, status: BinaryIO, filtered: BinaryIO) -> list[str]:
         size = ["--size", str(self._limits.disk_bytes), "--tmpfs"]
-        command = [_program("bwrap"), "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+        command = [_program("bwrap"), "--die-with-parent", "--new-session", "--hostname", "sandbox"]
         command += ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--uid", str(_NOBODY), "--gid", str(_NOBODY)]
         command += ["--json-status-fd", str(status.fileno()), "--seccomp", str(filtered.fileno())]

@@ -39,6 +39,13 @@ def test_the_environment_is_empty_and_the_folder_fresh(box: Sandbox, monkeypatch
         assert (run.status, run.output) == (0, "False []\n")
 
 
+@pytest.mark.parametrize("processes", [1, 3])
+def test_numeric_libraries_are_told_how_many_threads_they_may_start(processes: int) -> None:
+    """Else numpy's starts one per processor, and its import fails."""
+    run = Sandbox(Limits(processes=processes)).run("import os; print(os.environ['OMP_NUM_THREADS'])")
+    assert (run.status, run.output) == (0, f"{processes}\n")
+
+
 def test_an_epilogue_runs_after_the_program_and_has_a_file_of_its_own(box: Sandbox) -> None:
     program = "import sys\nprint(sys.argv, __name__, __file__)\ndef open(x): return x * 2\n"
     run = box.run(program, epilogue="__import__('os').write(__result__, str(open(4)).encode())")
