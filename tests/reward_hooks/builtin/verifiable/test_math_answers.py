@@ -14,6 +14,7 @@ import threading
 import pytest
 
 from reward_hooks import HookContext
+from reward_hooks.builtin.verifiable import math_worker
 from reward_hooks.builtin.verifiable.math_answers import Math, _Worker
 from swarm.errors import ConfigError, HookError
 from tests.reward_hooks.making import answered, values
@@ -463,6 +464,20 @@ def test_a_system_that_takes_no_limit_of_memory_judges_all_the_same() -> None:
     )
     worker = _Worker([sys.executable, "-P", "-c", program])
     assert worker.ask({"accepted": ["5"], "answers": ["$5$"]}, 60) == {"verdicts": [[1.0, ""]]}
+
+
+@needs_math_verify
+@pytest.mark.slow
+def test_a_busy_machine_may_load_for_longer_than_one_expression_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    import math_verify
+
+    read = math_verify.parse
+
+    def late(text: str, parsing_timeout: int | None) -> list[object]:
+        return [] if parsing_timeout else read(text, parsing_timeout=None)
+
+    monkeypatch.setattr(math_verify, "parse", late)
+    math_worker.warm_up()
 
 
 def test_a_deadline_may_be_infinite() -> None:
