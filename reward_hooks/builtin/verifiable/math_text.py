@@ -54,6 +54,12 @@ _TOKEN = re.compile(
 _GROUP = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 #: a number, perhaps with a unit; no unit is one of these letters
 _MEASURED = re.compile(r"-?[\d.,]+(?![iknxyz](?![A-Za-z]))[A-Za-z]+(?:/[A-Za-z]+)?(?:\^?\d|\^\{\d\})?")
+#: A number with words in a box, of which math-verify knows only some as units; some words change the number.
+_COUNTED = re.compile(
+    r"(?:\\text\{)?\s*(-?\d[\d.,/]*) (?:[A-Za-z]{1,3}(?=\})"
+    r"|(?!percent|\w*illion|thousand|hundred|dozen|sqrt|times|plus|minus|over|divided|squared|cubed|choose|factorial)"
+    r"[A-Za-z]{4,}(?: (?!or\b|and\b)[A-Za-z]+)*)\s*\}?"
+)
 #: math-verify reads these in no box
 _WITH_SIGN = re.compile(r"-?\d[\d.,]*\s?[%°]")
 #: A line that gives the answer, not one that only speaks of it.
@@ -175,6 +181,8 @@ def _of_boxes(before: str, boxes: list[str]) -> Statement:
     if len(pieces) > 1:
         return Statement([_forms(piece) for piece in pieces], either=either)
     box = boxes[0].strip().rstrip(".")
+    if counted := _COUNTED.fullmatch(box):
+        box = counted[1]
     return Statement([[box if _WITH_SIGN.fullmatch(box) else rf"$\boxed{{{box}}}$"]])
 
 
@@ -317,9 +325,9 @@ def plain_signs(text: str) -> str:
 
 
 def _latex_signs(text: str) -> str:
-    r"""Without ``\$``, ``,\!`` and blanks of LaTeX within a number or before its unit, and ``%`` where no plain number
-    is before it."""
-    text = re.sub(r"(?<!\\)\\\$", "", text)
+    r"""Without ``\$`` and other currencies, ``,\!`` and blanks of LaTeX within a number or before its unit, and ``%``
+    where no plain number is before it."""
+    text = re.sub(r"(?<!\\)\\\$|[€£¥₹]", "", text)
     text = re.sub(r"(?<=\d)(?:,\\!\s*|\\,)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<=\d)~(?=\\)", " ", text)
     text = re.sub(r"(\d{1,30})\.(\d{0,30})\\(?:overline|bar)\{(\d{1,30})\}(?!_)", _repeating, text)

@@ -183,6 +183,9 @@ def _same(gold: Any, answered: Any) -> bool:
         return bool(verify(gold, answered, timeout_seconds=STEP_SECONDS))
     if isinstance(gold, Tuple) and isinstance(answered, Tuple):
         return len(gold) == len(answered) and all(map(_same, gold.args, answered.args))
+    if isinstance(answered, Eq) and all(getattr(side, "is_number", False) for side in (gold, *answered.args)):
+        # one number in two forms; else two claims
+        return _same(answered.lhs, answered.rhs) and _same(gold, answered.rhs)
     if isinstance(answered, Eq) and answered.lhs.is_Symbol and getattr(gold, "is_number", False):
         answered = answered.rhs
     elif isinstance(gold, Eq) and gold.lhs.is_Symbol and getattr(answered, "is_number", False):

@@ -27,7 +27,15 @@ def test_f1_of_the_docstring() -> None:
 
 @pytest.mark.parametrize(
     ("text", "same"),
-    [("The  Cat.", "cat"), ("A", "a"), ("(A).", "a"), ("!?", "!?"), ("an apple, a day", "apple day"), ("", ""), ("1½ ❤️👨‍👩‍👧!", "1½")],
+    [
+        ("The  Cat.", "cat"),
+        ("A", "a"),
+        ("(A).", "a"),
+        ("!?", "!?"),
+        ("an apple, a day", "apple day"),
+        ("", ""),
+        ("1½ ❤️👨‍👩‍👧!", "1½"),
+    ],
 )
 def test_normalisation(text: str, same: str) -> None:
     assert normalised(text) == same
