@@ -1,8 +1,7 @@
 """The process in which math-verify compares answers: one JSON line in, one out.
 
-A process of its own, because math-verify keeps its deadlines with SIGALRM, which only a main thread gets. Each answer
-is judged in a child of it, because only a process can be limited in the time and memory that an expression of a model
-("9^9^9^9") takes.
+A process of its own, because only a main thread gets the signal that ends a step. Each answer is judged in a child of
+it, because only a process can be limited in the time and memory that an expression of a model ("9^9^9^9") takes.
 
 Invariant: whatever an answer says, the others get their verdict, and the next one finds the worker as it was.
 """
@@ -18,13 +17,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from reward_hooks.builtin.verifiable.math_text import Denial, Statement, answer, reference, reference_as_list
 
-#: Seconds for reading one expression, and for comparing two.
-STEP_SECONDS = 2
+#: Seconds of the processor for reading one expression, and for comparing two.
+STEP_SECONDS = 2.0
 #: How far a decimal may be from an irrational number, as a share of it: six digits, rounded.
 ROUNDED = 5e-7
 #: Two irrational numbers that agree to this share are equal.
@@ -134,10 +133,28 @@ def _first_read(forms: Sequence[str]) -> list[Any]:
     return reading
 
 
-def _parsed(text: str, seconds: int | None = STEP_SECONDS) -> list[Any]:
+def _parsed(text: str, seconds: float = STEP_SECONDS) -> list[Any]:
     from math_verify import parse  # pyright: ignore[reportMissingImports]
 
-    return parse(text, parsing_timeout=seconds)
+    with _step(seconds):
+        return parse(text, parsing_timeout=0)
+
+
+@contextlib.contextmanager
+def _step(seconds: float = STEP_SECONDS) -> Generator[None]:
+    """A block that ends, as by math-verify's own timeouts, once it has computed for so long; 0: it may take its time.
+    Those go by the clock, by which a busy machine reads no expression in a right answer."""
+    from math_verify.errors import TimeoutException  # pyright: ignore[reportMissingImports]
+
+    def end(*_: object) -> None:
+        raise TimeoutException
+
+    signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _equal(gold: list[Any], answered: list[Any]) -> bool:
@@ -180,7 +197,8 @@ def _same(gold: Any, answered: Any) -> bool:
     from sympy import Basic, Eq, Tuple
 
     if isinstance(gold, str) or isinstance(answered, str):
-        return bool(verify(gold, answered, timeout_seconds=STEP_SECONDS))
+        with _step():
+            return bool(verify(gold, answered, timeout_seconds=0))
     if isinstance(gold, Tuple) and isinstance(answered, Tuple):
         return len(gold) == len(answered) and all(map(_same, gold.args, answered.args))
     if isinstance(answered, Eq) and all(getattr(side, "is_number", False) for side in (gold, *answered.args)):
@@ -195,7 +213,8 @@ def _same(gold: Any, answered: Any) -> bool:
         equal = _same_number(left, right, rounded=left != gold or right != answered)
         if equal is not None:
             return equal
-    return bool(verify(left, right, timeout_seconds=STEP_SECONDS, allow_set_relation_comp=True))
+    with _step():
+        return bool(verify(left, right, timeout_seconds=0, allow_set_relation_comp=True))
 
 
 def _exact(expression: Any) -> Any:
@@ -243,8 +262,8 @@ def warm_up() -> None:
         ("$[0, 1)$", r"$0 \le x < 1$"),
         ("$x^2$", "$x*x$"),
     ):
-        # a busy machine loads for longer than one expression may take
-        _verdict([_parsed(gold, None)[:1]], answered)
+        # to load takes longer than one expression may
+        _verdict([_parsed(gold, 0)[:1]], answered)
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ import math
 import os
 import sys
 import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -504,16 +506,25 @@ def test_a_system_that_takes_no_limit_of_memory_judges_all_the_same() -> None:
 
 @needs_math_verify
 @pytest.mark.slow
-def test_a_busy_machine_may_load_for_longer_than_one_expression_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    import math_verify
+@pytest.mark.parametrize("computes", [False, True])
+def test_an_expression_waits_for_a_busy_machine_and_computes_for_no_longer_than_it_may(
+    computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock, a right answer had no mathematical expression on a busy machine, and the worker did not start."""
+    from math_verify import parser
 
-    read = math_verify.parse
+    read = parser.extract_target_from_pred
 
-    def late(text: str, parsing_timeout: int | None) -> list[object]:
-        return [] if parsing_timeout else read(text, parsing_timeout=None)
+    def late(*args: Any, **kwargs: Any) -> list[Any]:
+        began = time.thread_time()
+        while computes and time.thread_time() < began + 0.5:
+            pass
+        # others have the processor
+        time.sleep(0.5)
+        return read(*args, **kwargs)
 
-    monkeypatch.setattr(math_verify, "parse", late)
-    math_worker.warm_up()
+    monkeypatch.setattr(parser, "extract_target_from_pred", late)
+    assert [str(part) for part in math_worker._parsed("$5$", 0.2)] == ([] if computes else ["5", "5"])
 
 
 def test_a_deadline_may_be_infinite() -> None:
