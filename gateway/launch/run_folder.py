@@ -8,7 +8,6 @@ the run; and it counts only while the process that wrote it lives.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -71,6 +70,8 @@ def check_free(folder: Path) -> None:
 
 
 def _lock(descriptor: int, folder: Path, whose: str) -> None:
+    import fcntl  # not on Windows, where nobody runs servers, and commands look here for those that run
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
