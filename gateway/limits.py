@@ -37,6 +37,8 @@ _SMOOTHING = 0.1
 _SHORTEST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _REMEMBERED_SECONDS = 20.0
 _REMEMBERED_MOST = 128
+#: An SDK repeats a request within so long after an error, also where that names a time (of a minute at most).
+_LATEST_RETRY = 75.0
 #: Parts of a stream beyond which nobody joins it any more, and it is not remembered.
 _MOST_PARTS = 20_000
 #: A caller with an idempotency key who hangs up has so long to come back.
@@ -178,8 +180,8 @@ class RetryDedup:
         #: the last request of each key, oldest first
         self._latest: dict[tuple[str, str, str], _Shared] = {}
         self._running: set[_Shared] = set()
-        #: how many requests of a key were answered with an error and not asked again yet, the latest
-        self._errors: dict[tuple[str, str, str], int] = {}
+        #: how many requests of a key were answered with an error and not asked again yet, and when that last changed
+        self._errors: dict[tuple[str, str, str], tuple[int, float]] = {}
         self.joined = 0
 
     def __len__(self) -> int:
@@ -205,9 +207,7 @@ class RetryDedup:
         retry = Retryable.of(incoming, route)
         if retry is None:
             return await produce()
-        errors = self._errors.pop(retry.key, 0) if retry.again else 0
-        if errors > 1:
-            self._errors[retry.key] = errors - 1
+        errors = self._count_errors(retry.key, -1) if retry.again else 0
         earlier = self._latest.get(retry.key)
         if earlier is not None and earlier.joinable:
             if earlier.digest != retry.digest:
@@ -234,13 +234,22 @@ class RetryDedup:
         if not shared.joinable:
             self._forget(shared)
             if shared.failed:
-                self._errors[shared.key] = self._errors.pop(shared.key, 0) + 1
-                for oldest in list(self._errors)[:-_REMEMBERED_MOST]:
-                    del self._errors[oldest]
+                self._count_errors(shared.key, 1)
             return
         shared.expiry = asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget, shared)
         for oldest in [shared for shared in self._latest.values() if shared not in self._running][:-_REMEMBERED_MOST]:
             self._forget(oldest)
+
+    def _count_errors(self, key: tuple[str, str, str], more: int) -> int:
+        """Add ``more`` to the errors of ``key``; how many there were that may still be asked again."""
+        now = asyncio.get_running_loop().time()
+        errors, changed = self._errors.pop(key, (0, now))
+        errors = errors if now - changed < _LATEST_RETRY else 0
+        if errors + more > 0:
+            self._errors[key] = errors + more, now
+            for oldest in list(self._errors)[:-_REMEMBERED_MOST]:
+                del self._errors[oldest]
+        return errors
 
     def _forget(self, shared: _Shared) -> None:
         if shared.expiry is not None:

@@ -229,6 +229,20 @@ async def test_a_retry_after_an_error_joins_no_equal_request_beside_it(retries: 
     assert again.began == 1
 
 
+async def test_an_error_that_nobody_repeats_is_forgotten(retries: RetryDedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a 400, or those of an outage that an SDK gave up in: else later answers that were lost were made twice."""
+    monkeypatch.setattr("gateway.limits._LATEST_RETRY", 0.0)
+    work = Work()
+    work.go.set()
+    work.fails = UnavailableError("away")
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            await retries.run(first(), ROUTE, work)
+        await settled()
+    work.fails = None
+    assert [await taken(retries.run(asked, ROUTE, work)) for asked in (first(), retry())] == ["3", "3"]
+
+
 async def test_an_answer_lost_on_the_way_is_given_again(retries: RetryDedup) -> None:
     work = Work()
     work.go.set()
