@@ -28,7 +28,7 @@ from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
 from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
-from gateway.routing.upstream import Upstream, lacks
+from gateway.routing.upstream import Upstream
 from gateway.sessions.conversation import names_of, whose
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
@@ -340,7 +340,7 @@ class Pipeline:
                 # its breaker is open, or it is out of reach
                 error = exc
             else:
-                if not lacks(outcome):
+                if not route.upstream.lacks(incoming.path, outcome):
                     route.stats.fallbacks[reason] += 1
                     self._sessions.count_untrained(incoming, route.name, reason)
                     return outcome

@@ -104,15 +104,19 @@ class Upstream:
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
             if relayed.status == 200:
                 self._spoken.add(path)
-            if path not in _TRANSLATED or path in self._spoken or not lacks(relayed):
+            if path not in _TRANSLATED or not self.lacks(path, relayed):
                 return relayed
             refused = relayed
         chat = await self._send("POST", CHAT, self._chat_body(incoming), {}, stream=stream)
         if refused is not None:
-            if lacks(chat):
+            if _is_nowhere(chat):
                 return refused
             self._unspoken[path] = asyncio.get_running_loop().time()
         return _read_chat(chat, untrained)
+
+    def lacks(self, path: str, outcome: Outcome) -> bool:
+        """Whether it says that it has no ``path``, which it never answered."""
+        return path not in self._spoken and _is_nowhere(outcome)
 
     async def forward(self, request: AnyRequest) -> Relayed:
         """Send any other request (embeddings, ...) as it came, with those headers that describe the body, and with the
@@ -287,7 +291,7 @@ def _asgi(value: str) -> str:
 # ------------------------------------------------------------------ a chat's answer for another dialect
 
 
-def lacks(relayed: Outcome) -> bool:
+def _is_nowhere(relayed: Outcome) -> bool:
     """Whether an answer says that the address does not exist, rather than the model or what else a request names."""
     if not isinstance(relayed, Relayed) or relayed.status not in _NO_ROUTE:
         return False

@@ -219,6 +219,20 @@ async def test_the_fallback_gets_no_thinking_of_ours(upstream: Upstream, open_ga
     assert (first, second) == ({**asked, "messages": messages([text], [theirs, text], [])}, asked)
 
 
+async def test_what_the_fallback_does_not_know_of_a_request_is_its_answer(
+    upstream: Upstream, open_gateway: OpenGateway
+) -> None:
+    """Anthropic's 404 of a file: the upstream has the dialect, as it showed before."""
+    gone = {"type": "error", "error": {"type": "not_found_error", "message": "File not found: file_1"}}
+    async with open_gateway(**AWAY, upstream={"base_url": upstream.url}) as http:
+        statuses: list[int] = []
+        for answer in (JSONResponse({"type": "message"}), JSONResponse(gone, 404)):
+            upstream.answers["/v1/messages"] = lambda _, answer=answer: answer
+            response = await http.post("/v1/messages", json={**BODY, "max_tokens": 8})
+            statuses.append(response.status_code)
+    assert (statuses, response.json()) == ([200, 404], gone)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_goes_on_from_the_response_of_a_fallback(
     upstream: Upstream, open_gateway: OpenGateway, stream: bool
