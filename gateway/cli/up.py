@@ -206,8 +206,9 @@ def train(
             on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
             code = exc.exit_code
         except SwarmGatewayError as exc:
-            # what was trained is reported in any case
-            typer.echo(f"swarm-gateway: {exc.message}", err=True)
+            # what was trained is reported in any case, also where whoever reads is gone
+            with suppress(OSError):
+                typer.echo(f"swarm-gateway: {exc.message}", err=True)
             code = 2
         if work.report is not None:
             on_event("report", work.report.model_dump(mode="json"))

@@ -1,14 +1,19 @@
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
 from gateway.cli.up import event_printer
+from gateway.launch.train import TrainCommand
+from gateway.reports.report import TrainingReport
+from swarm.errors import ConfigError
 
 STEP = {"step": 3, "batch_id": "b", "metrics": {"swarm/reward_mean": 0.4123}, "seconds": 9.81}
 
@@ -164,6 +169,27 @@ def test_a_reader_that_is_gone_ends_nothing(as_json: bool) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert done.stderr.startswith("it went on\n")
+
+
+def test_a_training_that_fails_where_nobody_reads_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(plan: object, on_event: object, work: TrainCommand) -> None:
+        common: dict[str, Any] = {"label": "run", "data": "t", "model": "tiny", "seconds": 1.0, "steps": []}
+        work.report = TrainingReport(**common, workflow="my:solve", finished=0, failed=64)
+        raise ConfigError("all episodes fail")
+
+    def gone(message: str, **_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("gateway.launch.up.run_up", fails)
+    monkeypatch.setattr("gateway.cli.checks.check_plan", lambda _: [])
+    monkeypatch.setattr("typer.echo", gone)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n')
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    file = tmp_path / "my.yaml"
+    file.write_text("{job: {model: tiny}, workflow: 'builtins:print', tasks: {train: tasks.jsonl}, swarm: {port: 0}}")
+    assert CliRunner().invoke(app, ["train", str(file), "--report", str(tmp_path / "told"), "--json"]).exit_code == 2
+    assert (tmp_path / "told" / "report.json").exists()
 
 
 def test_a_route_that_a_client_names_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
