@@ -99,15 +99,13 @@ class Calls:
         """Send ``call`` until it is answered; ``on_retry`` is called before each repetition.
 
         Raises:
-            UnavailableError: ``server_unreachable`` after the policy's bound (or the call's timeout if that is longer),
-                at the latest after ``deadline`` (monotonic seconds).
+            UnavailableError: ``server_unreachable`` after the policy's bound (where a connection broke, the call's
+                timeout if that is longer), at the latest after ``deadline`` (monotonic seconds).
             SwarmGatewayError: the answer was an error.
             StateError: the client is closed.
         """
         policy = policy or self.policy
         started = monotonic()
-        # a connection that breaks in the second minute of an upload is as good a reason to try again
-        deadline = min(deadline, started + max(policy.total, call.timeout or 0.0))
         failures = 0
         reached = False
         while True:
@@ -125,13 +123,16 @@ class Calls:
             asked = retry_after(outcome.headers) if isinstance(outcome, Answer) else 0.0
             pause = 0.0 if stale else policy.delay(failures, asked)
             tries = max(policy.attempts, 2) if stale else policy.attempts
-            if failures >= tries or monotonic() + pause > deadline:
+            # a connection that breaks in the second minute of an upload is as good a reason to try again
+            broken_seconds = call.timeout or 0.0 if isinstance(outcome, ConnectionBrokenError) else 0.0
+            until = min(deadline, started + max(policy.total, broken_seconds))
+            if failures >= tries or monotonic() + pause > until:
                 raise self._gave_up(call, outcome, failures, monotonic() - started, reached)
             if failures == _SILENT_AFTER and not (self._is_silent or while_closing):
                 # of many calls, one line
                 self._is_silent = True
                 why = f"HTTP {outcome.status}" if isinstance(outcome, Answer) else outcome
-                left = deadline - monotonic()
+                left = until - monotonic()
                 logger.warning("waiting for %s, at most %.0f s more: %s", self.server_url, left, why)
             if pause:
                 await (asyncio.sleep if while_closing else self.pause)(pause)

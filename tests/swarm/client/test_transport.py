@@ -100,6 +100,14 @@ def test_an_upload_that_breaks_late_is_sent_again(server: ScriptedServer) -> Non
     assert server.bodies("/sync_train_code") == [b"PK", b"PK"]
 
 
+def test_a_server_that_asks_for_more_time_than_the_policy_has_is_not_waited_for(server: ScriptedServer) -> None:
+    """Whatever the call's own timeout: a gateway whose server's disk was full let each user wait."""
+    server.script("/sync_train_code", *[Answer({}, 503, headers={"retry-after": "2"})] * 3)
+    with SwarmClient(server.url, policy=RetryPolicy(attempts=3, total=1.0)) as client, pytest.raises(UnavailableError):
+        client.sync_train_code(b"PK")
+    assert len(server.bodies("/sync_train_code")) == 1
+
+
 def test_a_close_ends_what_waits_between_its_polls(server: ScriptedServer) -> None:
     server.script("/claim_episode", Answer({}, 503))
     client = SwarmClient(server.url, policy=SLOW, begin_timeout=5000.0)
