@@ -119,7 +119,7 @@ AGENTJET = PythonEnv(
     "hydra-core==1.3.8 datasets==5.2.0 swanlab==0.10.3 greenlet==3.5.6",
 )
 #: No client: what a finder of private parts calls.
-PRESIDIO = PythonEnv("presidio", "presidio-analyzer==2.2.366 spacy==3.8.18 pydantic==2.14.4")
+PRESIDIO = PythonEnv("presidio", "presidio-analyzer==2.2.366 spacy==3.8.18 pydantic==2.14.4 orjson==3.13.0")
 #: No client: what checks the page's scripts and screens.
 PAGE_CHECKS = NodeEnv("page-checks", "typescript@5.9.3 axe-core@4.14.1")
 ALL = (
