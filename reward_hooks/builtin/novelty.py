@@ -16,20 +16,17 @@ import threading
 from collections import deque
 from statistics import fmean
 
-import regex
-
+from reward_hooks.builtin.rules.text import WORD
 from reward_hooks.contract import Candidate, HookContext, Reward
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
 
-# with vowel signs, which ``re`` takes for no part of a word
-_WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
 _SIZE = 3
 
 
 def shingles(text: str) -> frozenset[str]:
     """The word trigrams of ``text``; shorter texts are one shingle. Case and punctuation do not count."""
-    words = _WORD.findall(text.lower())
+    words = WORD.findall(text.lower())
     if len(words) <= _SIZE:
         return frozenset({" ".join(words)})
     return frozenset(" ".join(words[start : start + _SIZE]) for start in range(len(words) - _SIZE + 1))

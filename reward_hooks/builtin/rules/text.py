@@ -63,8 +63,8 @@ class Length(Rule):
         return len(text) if self.unit == "characters" else len(text.split())
 
 
-# letters, digits and underscore of any script, with vowel signs, which ``re`` does not take for a part
-_WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
+#: Letters, digits and underscore of any script, with vowel signs, which ``re`` does not take for a part.
+WORD = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
 #: One of these; not what makes a picture of the sign before it.
 _PART = r"(?!\ufe0f)[\w\p{N}]"
 
@@ -86,7 +86,7 @@ class Repetition(Rule):
 
 def distinct_share(text: str, n: int = 3) -> float:
     """The share of distinct word n-grams in ``text``, 0 to 1: 0 without a word, 1 for fewer than ``n``."""
-    words = _WORD.findall(text.lower())
+    words = WORD.findall(text.lower())
     grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else float(bool(words))
 
