@@ -305,11 +305,6 @@ def answered(prompt: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes,
     return _chained(prompt.digest, meaning), inner, size
 
 
-def last_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last message that is no instructions; an empty one without any."""
-    return next((message for message in reversed(messages) if message.get("role") not in INSTRUCTIONS), {})
-
-
 def spoken(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message without reasoning at the head of an assistant's text: some applications put it there, and others leave
     it out."""

@@ -17,10 +17,11 @@ The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.memory.si
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapters.dialects.dialect import text_of
-from gateway.sessions.conversation import DeliveredTurn, last_turn
+from gateway.sessions.conversation import INSTRUCTIONS, DeliveredTurn
 from gateway.sessions.memory import MOST_WORDS, Position, similarity, words_of
 
 #: From this similarity on a question is repeated.
@@ -43,8 +44,7 @@ def observe(position: Position, asked: bytes, messages: list[dict[str, Any]]) ->
         turn.observe(signal, strength)
         seen.append(signal)
 
-    last = last_turn(messages)
-    question = text_of(last) if last.get("role") == "user" else ""
+    question = _question_in(messages)
     apart = position.linked_by in ("name", "branch", "compacted")
     before = [] if apart else position.conversation.after(position.parent, position.agent)
     again = next((turn for turn in reversed(before) if turn.asked == asked), None)
@@ -83,7 +83,12 @@ def _question(turn: DeliveredTurn) -> str:
     if "messages" not in turn.body:
         prompt = turn.body.get("prompt")
         return prompt if isinstance(prompt, str) else ""
-    last = last_turn(turn.body["messages"])
+    return _question_in(turn.body["messages"])
+
+
+def _question_in(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message that is no instructions, if a user said it."""
+    last = next((message for message in reversed(messages) if message.get("role") not in INSTRUCTIONS), {})
     return text_of(last) if last.get("role") == "user" else ""
 
 
