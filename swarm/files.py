@@ -12,6 +12,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+#: Where POSIX shared memory lives on Linux.
+SHARED_MEMORY = Path("/dev/shm")
+
 
 def beside(path: Path) -> Path:
     """The file in which the next content of ``path`` is written; a kill may leave it."""

@@ -10,11 +10,11 @@ from adapters.models import resolve_model, weight_bytes
 from adapters.verl.config import Device
 from adapters.verl.cpu import CPU_BUILD, WEIGHT_BUCKET, version_of, weight_bucket_mib
 from swarm.errors import ConfigError
+from swarm.files import SHARED_MEMORY
 from swarm.job import TrainJob
 
 #: Devices of GPUs that ``/dev/nvidia*`` does not show: of AMD, and of Windows below a Linux.
 _OTHER_GPUS = ("/dev/kfd", "/dev/dxg")
-_SHARED_MEMORY = "/dev/shm"
 
 
 def check_machine(job: TrainJob, device: Device) -> None:
@@ -50,17 +50,20 @@ def check_machine(job: TrainJob, device: Device) -> None:
 
 
 def _check_shared_memory(model: str) -> None:
-    """Refuse too little of it for the pieces in which a CPU's weights go to vLLM: who writes beyond it is killed by
-    SIGBUS, which is told as a lack of memory that smaller batches would cure."""
+    """Refuse a machine whose shared memory is too small for the pieces in which weights go to vLLM on a CPU.
+
+    The trainer would write beyond its end and be killed by SIGBUS. A user would then read that memory ran out, and that
+    smaller batches help, which they do not.
+    """
     try:
-        there = shutil.disk_usage(_SHARED_MEMORY).total
+        there = shutil.disk_usage(SHARED_MEMORY).total
     except OSError:
         return
     needed = min(weight_bucket_mib(Path(model)) * 2**20, weight_bytes(model))
     # one without a limit has 0
     if 0 < there <= needed:
         raise ConfigError(
-            f"{_SHARED_MEMORY} holds {there / 1e6:.0f} MB, and the weights go to vLLM through it in pieces of "
+            f"{SHARED_MEMORY} holds {there / 1e6:.0f} MB, and the weights go to vLLM through it in pieces of "
             f"{needed / 1e6:.0f} MB: give it more (docker run --shm-size 1g; in Kubernetes a volume of medium Memory)"
         )
 

@@ -15,13 +15,12 @@ from gateway.launch.plan import UpPlan
 from gateway.launch.watch import OnEvent
 from swarm.checkpoints import checkpoint_folder
 from swarm.errors import ConfigError
-from swarm.files import nearest
+from swarm.files import SHARED_MEMORY, nearest
 
 #: Free bytes below which a disk counts as full (a journal or a log needs some), and above which it has room again.
 _LEAST, _ROOM = 4 * 1024**2, 8 * 1024**2
 #: Folders in a run folder that may be disks of their own.
 _INSIDE = {"logs": "logs", "code": "synced code", "refused": "records of refused requests", "history": "history"}
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 class DiskWatch:
@@ -66,7 +65,7 @@ def _disks(plan: UpPlan) -> Mapping[Path, str]:
     if request_log := section.get("request_log"):
         wanted.append((Path(request_log["path"]).parent, "the request log"))
     wanted.append((Path(tempfile.gettempdir()), "the engine's temporary files"))
-    wanted.append((_SHARED_MEMORY, "shared memory of the engine"))
+    wanted.append((SHARED_MEMORY, "shared memory of the engine"))
     by_disk: dict[int, Path] = {}
     uses_of: dict[Path, str] = {}
     for path, what in wanted:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from swarm.files import SHARED_MEMORY
+
 #: The beginning of the name of Ray's folder.
 PREFIX = "swarm-ray-"
-#: where POSIX shared memory lives on Linux, and what vLLM, verl and multiprocessing call their segments
-SHARED_MEMORY = Path("/dev/shm")
+#: What vLLM, verl and multiprocessing call their segments.
 SEGMENT_PREFIXES = ("psm_", "verl_weights_", "sem.mp-", "torch_")
 
 

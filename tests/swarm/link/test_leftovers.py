@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm.files import SHARED_MEMORY
 from swarm.link import leftovers
-from swarm.link.leftovers import SHARED_MEMORY, held_segments, remove_segments
+from swarm.link.leftovers import held_segments, remove_segments
 
 
 def inode(name: str) -> int:
