@@ -66,8 +66,9 @@ class RetryPolicy:
     """Exponential backoff with jitter.
 
     The k-th delay is uniform in [d/2, d] with d = min(``cap``, ``base`` * 2**k) seconds, or what ``retry-after`` asks
-    for if that is longer. It ends after ``attempts`` tries or ``total`` seconds, whichever comes first; of a call that
-    may take longer itself, such as an upload, no try begins after that time.
+    for if that is longer. It ends after ``attempts`` tries or ``total`` seconds, whichever comes first. Where the
+    connection of a call broke that may take longer than ``total``, such as an upload, the call is tried again for as
+    long as it may take.
     """
 
     attempts: int = 20
