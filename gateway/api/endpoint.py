@@ -53,6 +53,11 @@ def caller_of(scope: Scope) -> Caller:
     return scope["state"].get("caller") or _NOBODY
 
 
+def query_of(scope: Scope) -> str:
+    """The query of the request's address, without the question mark."""
+    return scope["query_string"].decode("latin-1")
+
+
 def model_of(data: Mapping[str, Any]) -> str | None:
     """The model that a body names; ``None`` for anything but a text."""
     model = data.get("model")
@@ -135,7 +140,6 @@ class DialectEndpoint(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
         caller, headers, body = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
-        query = scope["query_string"].decode("latin-1")
         try:
             data = self.prepared(gateway, caller, body)
             call = self.parsed(data)
@@ -143,7 +147,7 @@ class DialectEndpoint(ApiEndpoint):
             # a plain upstream may understand what the dialect does not
             if not await gateway.pipeline.is_plain(model_of(body), caller):
                 raise
-            request = AnyRequest("POST", scope["path"], query, headers, raw, model_of(body), caller)
+            request = AnyRequest("POST", scope["path"], query_of(scope), headers, raw, model_of(body), caller)
             rendering = Rendering(self.dialect, body, body.get("stream") is True, more_headers)
             return Answering(lambda: gateway.pipeline.forward(request), rendering)
         # while the request is answered, what is left out of it comes to the headers
@@ -159,7 +163,7 @@ class DialectEndpoint(ApiEndpoint):
             raw=self.raw(data, body, raw),
             request_id=scope["state"]["request_id"],
             left_out=left_out,
-            query=query,
+            query=query_of(scope),
         )
         rendering = self.rendering(gateway, incoming, data, headers_of_answer)
         return Answering(lambda: self.answer(gateway, incoming, data), rendering, incoming.prospect)

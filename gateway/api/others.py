@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import DIALECTS, ChatDialect, Dialect, MessagesDialect, dialect_of
 from adapters.dialects.chat import without_lines
 from adapters.dialects.jsons import decode, encode, error_in, object_in
-from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers
+from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers, query_of
 from gateway.api.exchange import Rendering
 from gateway.pipeline import with_placeholders
 from gateway.rollout.single import engine_answer
@@ -52,7 +52,7 @@ class Passthrough(ApiEndpoint):
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         """Forward the request."""
-        headers, query = public_headers(scope["headers"]), scope["query_string"].decode("latin-1")
+        headers, query = public_headers(scope["headers"]), query_of(scope)
         # a body that cannot be unpacked is forwarded unchanged
         with suppress(SwarmGatewayError):
             raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
@@ -100,9 +100,7 @@ class AnyOther:
         path: str = scope["path"]
         if (ours := _SLASHES.sub("/", path).rstrip("/")) in self._ours and ours != path:
             # without scheme and host: where a balancer speaks TLS, the gateway knows neither
-            await RedirectResponse(URL(path=ours, query=scope["query_string"].decode("latin-1")), 307)(
-                scope, receive, send
-            )
+            await RedirectResponse(URL(path=ours, query=query_of(scope)), 307)(scope, receive, send)
             return
         await self._endpoints[dialect_of(path, scope["headers"])](scope, receive, send)
 
@@ -126,8 +124,7 @@ class CountTokens(ApiEndpoint):
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
         data, headers = parse_json(raw), plain_headers(scope["headers"])
-        query = scope["query_string"].decode("latin-1")
-        request = AnyRequest("POST", scope["path"], query, headers, raw, model_of(data), caller_of(scope))
+        request = AnyRequest("POST", scope["path"], query_of(scope), headers, raw, model_of(data), caller_of(scope))
         return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
 
 
