@@ -197,7 +197,7 @@ def uttered(item: dict[str, Any]) -> dict[str, Any]:
     return item if summary is None else {"role": "assistant", "content": summary}
 
 
-def unsealed(items: Iterable[Any]) -> list[Any]:
+def without_seals(items: Iterable[Any]) -> list[Any]:
     """``items`` for another model, whose maker refuses what others sealed: our summaries in plain, without our sealed
     reasoning."""
     plain: list[Any] = []

@@ -29,8 +29,8 @@ from adapters.dialects.response_items import (
     sealed,
     tools_by_function,
     tools_of,
-    unsealed,
     uttered,
+    without_seals,
 )
 from adapters.dialects.sse import encode_named
 from swarm.errors import CONTEXT_LENGTH, SwarmGatewayError
@@ -142,7 +142,7 @@ class ResponsesDialect(Dialect):
             return raw
         data = cast("Body", json.loads(raw))
         items = data.get("input")
-        return to_json({**data, "input": unsealed(items)}) if isinstance(items, list) else raw
+        return to_json({**data, "input": without_seals(items)}) if isinstance(items, list) else raw
 
     def read(self, body: Body) -> SampledAnswer:
         kinds = [item.get("type", "message") for item in body["output"]]

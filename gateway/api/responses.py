@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
 from adapters.dialects.jsons import encode, object_in
-from adapters.dialects.response_items import unsealed
+from adapters.dialects.response_items import without_seals
 from adapters.dialects.responses import ResponseStream
 from adapters.dialects.sse import SseDecoder
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
@@ -138,7 +138,7 @@ class _StoringRendering(Rendering):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         # it repeats the instructions, the tools and the metadata
-        if not self.consent.keeps([unsealed(items), response]):
+        if not self.consent.keeps([without_seals(items), response]):
             return
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 
