@@ -44,6 +44,21 @@ def engine_itself(swarm: Swarm) -> None:
     swarm.app.router.routes.append(Route(CHAT, answer, methods=["POST"]))
 
 
+def away_behind_a_proxy(swarm: Swarm, path: str, status: int, times: int | None = None) -> list[Request]:
+    """Let a proxy answer the next ``times`` requests at ``path``, or all, with its word that nobody is there; these
+    requests."""
+    asked: list[Request] = []
+
+    async def answer(request: Request) -> Response:
+        asked.append(request)
+        if len(asked) == times:
+            swarm.app.router.routes.remove(proxy)
+        return HTMLResponse("<html>nobody is here</html>", status)
+
+    swarm.app.router.routes.insert(0, proxy := Route(path, answer, methods=["POST"]))
+    return asked
+
+
 @pytest.mark.parametrize("swarm_url", [NOWHERE, None])
 async def test_without_a_fallback_it_is_a_503_with_retry_after(
     swarm: Swarm, open_gateway: OpenGateway, swarm_url: str | None
@@ -64,20 +79,11 @@ async def test_a_server_that_is_away_behind_a_proxy_is_waited_for_as_any_other(
     swarm: Swarm, open_gateway: OpenGateway, status: int
 ) -> None:
     """As in a restart."""
-    routes, asked = swarm.app.router.routes, 0
-
-    async def answer(_: Request) -> Response:
-        nonlocal asked
-        asked += 1
-        # a call is tried three times
-        if asked == 6:
-            routes.remove(proxy)
-        return HTMLResponse("<html>nobody is here</html>", status)
-
-    routes.insert(0, proxy := Route("/claim_group", answer, methods=["POST"]))
+    # a call is tried three times
+    away_behind_a_proxy(swarm, "/claim_group", status, 6)
     async with open_gateway() as http:
         assert (await ask(http)).headers["x-swarm-trained"] == "true"
-        routes.insert(0, Route("/claim_group", answer, methods=["POST"]))
+        away_behind_a_proxy(swarm, "/claim_group", status)
     async with open_gateway(offline_wait_seconds=0.1) as http:
         response = await ask(http)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "server_unreachable")
@@ -90,22 +96,13 @@ async def test_what_trains_nothing_waits_for_a_server_behind_a_proxy_too(
     swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, status: int, stream: bool
 ) -> None:
     """The proxy's word may be that of a restart; and where it lasts, the fallback answers as soon as for any other."""
-    routes, asked = swarm.app.router.routes, 0
     engine_itself(swarm)
-
-    async def answer(_: Request) -> Response:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
-            routes.remove(proxy)
-        return HTMLResponse("<html>nobody is here</html>", status)
-
-    routes.insert(0, proxy := Route(CHAT, answer, methods=["POST"]))
+    asked = away_behind_a_proxy(swarm, CHAT, status, 3)
     untrained = {"x-swarm-train": "false"}
     async with open_gateway() as http:
         response = await ask(http, untrained, stream=stream)
-        assert response.status_code == 200 and "engine" in response.text and asked == 3
-    routes.insert(0, Route(CHAT, answer, methods=["POST"]))
+        assert response.status_code == 200 and "engine" in response.text and len(asked) == 3
+    away_behind_a_proxy(swarm, CHAT, status)
     async with open_gateway(offline_wait_seconds=0.1, upstream={"base_url": upstream.url}) as http:
         response = await ask(http, untrained, stream=stream)
         assert (response.status_code, response.headers["x-swarm-drop-reason"]) == (200, "server_unreachable")
