@@ -84,6 +84,7 @@ class PoolInformation(Model):
     running_episodes: int = 0
     quarantined_episodes: int = 0
     dropped_episodes: int = 0
+    batched_episodes: int = Field(default=0, description="of the batch that is out, or that is to be sent again")
     trained_episodes: int = Field(default=0, description="of recorded steps of this run")
     whole_groups: bool = Field(default=True, description="whether a batch is of groups of `num_repeat` only")
     by_agreement: bool = Field(default=False, description="whether clients say when the batch is complete")

@@ -362,8 +362,8 @@ class GoingOn:
             status.update(self._status())
             pool = status["pool"]
             rolls = status["engine"]["engine_status"] == "ENGINE.ROLLING"
-            idle = status["training_seconds"] is None
-            return rolls and idle and not pool["running_episodes"] and pool["completed_tasks"] < self._job.batch_size
+            idle = not pool["running_episodes"] and not pool["batched_episodes"]
+            return rolls and idle and pool["completed_tasks"] < self._job.batch_size
 
         self._until(quiet, self.deadlines.finish, "the pool does not come to rest")
         return status["pool"]

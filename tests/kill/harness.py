@@ -281,6 +281,7 @@ class Harness:
             return (
                 status["engine"]["engine_status"] == "ENGINE.ROLLING"
                 and not pool["running_episodes"]
+                and not pool["batched_episodes"]
                 and pool["completed_tasks"] < JOB.batch_size
             )
 

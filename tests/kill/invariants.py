@@ -211,6 +211,7 @@ def wrong_counts(seen: Witnesses) -> list[str]:
         "runs": (1, len(seen.runs)),
         "claimed": (pool["running_episodes"], states[EpisodeState.CLAIMED]),
         "waiting": (pool["completed_episodes"], states[EpisodeState.FINISHED]),
+        "in the batch": (pool["batched_episodes"], states[EpisodeState.BATCHED]),
         "trained": (run["trained"], states[EpisodeState.TRAINED]),
         "dropped and quarantined": (run["dropped"] + run["quarantined"], states[EpisodeState.DROPPED]),
         "dropped by the pool": (pool["dropped_episodes"], run["dropped"]),

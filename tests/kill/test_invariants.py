@@ -60,7 +60,13 @@ def good() -> Witnesses:
         rows=len(rows),
         steps=[{"batch_id": "B1"}],
         runs=[{"trained": 2, "dropped": 2, "quarantined": 0}],
-        pool={"running_episodes": 0, "completed_episodes": 1, "dropped_episodes": 2, "quarantined_episodes": 0},
+        pool={
+            "running_episodes": 0,
+            "completed_episodes": 1,
+            "batched_episodes": 0,
+            "dropped_episodes": 2,
+            "quarantined_episodes": 0,
+        },
     )
 
 
@@ -102,6 +108,7 @@ def another_run(seen: Witnesses) -> None:
             lambda seen: seen.engine.insert(1, {"started": 2, "version": 1}), id="trained again by weights that have it"
         ),
         pytest.param(lambda seen: seen.pool.update(completed_episodes=2), id="miscounted"),
+        pytest.param(lambda seen: seen.pool.update(batched_episodes=2), id="a batch too many"),
         pytest.param(lambda seen: seen.runs[-1].update(trained=3), id="trained miscounted"),
         pytest.param(another_run, id="another run"),
         pytest.param(lambda seen: seen.clients["ann"].append({"violation": "another answer"}), id="contradicted"),

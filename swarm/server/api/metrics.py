@@ -73,9 +73,11 @@ class ServerCollector(Collector):
     def _pool(self, status: ServerStatus) -> Iterator[Metric]:
         pool = status.pool
         if pool is not None:
-            outstanding = self._monitor.controller.pool.collection.outstanding
-            out = len(outstanding.trajectories) if outstanding is not None else 0
-            episodes = {"running": pool.running_episodes, "waiting": pool.completed_episodes, "in_batch": out}
+            episodes = {
+                "running": pool.running_episodes,
+                "waiting": pool.completed_episodes,
+                "in_batch": pool.batched_episodes,
+            }
             yield gauge("swarm_pool_episodes", "Episodes that run, wait for a batch, or are in one", episodes, "state")
             groups = {"complete": pool.completed_tasks, "all": len(pool.tasks)}
             yield gauge("swarm_pool_groups", "Groups (tasks) that wait for a batch", groups, "state")

@@ -375,6 +375,7 @@ class EpisodePool:
             running_episodes=len(self.running),
             quarantined_episodes=self.collection.quarantined,
             dropped_episodes=self.collection.dropped,
+            batched_episodes=len(batch.trajectories) if (batch := self.collection.outstanding) is not None else 0,
             trained_episodes=self.collection.trained,
             tasks=self.collection.groups.tasks(),
             whole_groups=self.collection.method.whole_groups,
