@@ -9,7 +9,7 @@ A reload that changes ``max_in_flight`` counts the requests of the old bound apa
 
 A request joins an earlier one of the same caller on the same route, in flight or answered within the last
 :data:`_REMEMBERED_SECONDS`, if it has the same ``idempotency-key``, or the same body and is a retry of OpenAI's or
-Anthropic's SDK (``x-stainless-retry-count`` above 0). Errors are not joined, and a retry of one joins nothing: the
+Anthropic's SDK (:func:`swarm.http.asgi.is_sdk_retry`). Errors are not joined, and a retry of one joins nothing: the
 equal request that was answered beside it may be for another sample.
 """
 
@@ -29,6 +29,7 @@ from gateway.sessions.conversation import AGENT_HEADERS
 from gateway.types import Caller, Incoming, Live, Outcome, Relayed, stream_of
 from swarm.concurrency import Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
+from swarm.http.asgi import SDK_RETRIES, is_sdk_retry
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +155,8 @@ class Retryable:
     def of(cls, incoming: Incoming, route: str) -> Retryable | None:
         """``None`` for a request whose retry could not be recognised."""
         headers = incoming.headers
-        count, keyed = headers.get("x-stainless-retry-count"), headers.get("idempotency-key")
-        if count is None and not keyed:
+        keyed = headers.get("idempotency-key")
+        if SDK_RETRIES not in headers and not keyed:
             return None
         ours = sorted(
             (name, value) for name, value in headers.items() if name.startswith("x-swarm-") or name in AGENT_HEADERS
@@ -164,7 +165,7 @@ class Retryable:
         return cls(
             key=(route, incoming.caller.key_id, keyed or digest),
             digest=digest,
-            again=count is not None and count.isdecimal() and bool(count.strip("0")),
+            again=is_sdk_retry(headers),
             keyed=bool(keyed),
         )
 

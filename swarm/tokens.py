@@ -35,7 +35,8 @@ VersionRuns = list[tuple[int, int]]
 #: How a call's prompt treats what the same conversation's earlier answer sampled: there is none that the server knows
 #: (``new``), the prompt begins with its very tokens (``kept``), it does not although the messages do (``lost``: the
 #: chat template renders that answer to another text), or the caller gave another answer back than it got (``edited``).
-History = Literal["new", "kept", "lost", "edited"]
+#: Of a call that its caller's SDK repeats, nothing else counts (``again``): an answer to this prompt went astray.
+History = Literal["new", "kept", "lost", "edited", "again"]
 #: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
 #: :mod:`adapters.verl.token_in`.
 EARLIER_IDS = "swarm_earlier_ids"

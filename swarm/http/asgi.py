@@ -14,7 +14,7 @@ import secrets
 import time
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
 import orjson
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 #: ASGI's headers: pairs of lower-case name and value
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
+#: The header in which OpenAI's and Anthropic's SDKs count how often they have repeated a request.
+SDK_RETRIES = "x-stainless-retry-count"
 #: seconds from the end of a request's head to the end of its body
 BODY_SECONDS = 300.0
 
@@ -89,6 +91,12 @@ def basic_password(headers: RawHeaders) -> bytes:
 
 
 # ---------------------------------------------------------------------- middleware
+
+
+def is_sdk_retry(headers: Mapping[str, str]) -> bool:
+    """Whether OpenAI's or Anthropic's SDK says that it repeats a request, to which it got no answer or an error."""
+    count = headers.get(SDK_RETRIES, "")
+    return count.isdecimal() and bool(count.strip("0"))
 
 
 class App(Starlette):

@@ -1,7 +1,8 @@
 """Merge the calls of one episode into timelines, comparing token ids only.
 
 Invariant: every sampled token of every call is in exactly one timeline with mask 1, unless another call sampled the
-same tokens after the same prompt; nothing is ever joined that is not an exact prefix.
+same tokens after the same prompt, or the answer went astray and its caller asked again; nothing is ever joined that is
+not an exact prefix.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
 
     A call whose prompt starts with all tokens of a timeline extends the longest such timeline: the tokens in between
     (tool results, the next user turn) get mask 0 and log-probability 0.0. A call whose prompt and response are a
-    prefix of a timeline is absorbed. Any other call starts a timeline; calls without a sampled token add nothing.
-    The time is linear in the number of tokens of all calls.
+    prefix of a timeline is absorbed. Any other call starts a timeline; calls without a sampled token add nothing, and
+    neither do those whose answer went astray. The time is linear in the number of tokens of all calls.
     """
+    calls = _delivered(calls)
     if len(calls) == 1:
         return _alone(calls[0])
     tree = _Tree()
@@ -72,6 +74,22 @@ def count_tokens(calls: Sequence[ModelCall], timelines: Sequence[Timeline]) -> T
         lost=histories.count("lost"),
         edited=histories.count("edited"),
     )
+
+
+def _delivered(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Without the answers that an SDK's retry replaces: their caller never heard of them. Of several equal calls that
+    are no retries it is not known which one was repeated, and all stay."""
+    equal = {call.prompt_ids.tobytes(): list[int]() for call in calls if call.history == "again"}
+    if not equal:
+        return calls
+    for index, call in enumerate(calls):
+        equal.get(call.prompt_ids.tobytes(), []).append(index)
+    astray: set[int] = set()
+    for indexes in equal.values():
+        retries = [index for index in indexes if calls[index].history == "again"]
+        if len(indexes) == len(retries) + 1:
+            astray |= {*indexes} - {retries[-1]}
+    return [call for index, call in enumerate(calls) if index not in astray]
 
 
 def _alone(call: ModelCall) -> list[Timeline]:

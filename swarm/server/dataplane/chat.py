@@ -216,6 +216,7 @@ class ChatSession:
         version: gives the policy version that is served now.
         owner: gets the record.
         goes_on: what the conversation goes on from; without messages, ``None``.
+        again: the caller's SDK repeats the call, since no answer reached it.
         syncs: the weight syncs that the call may run over.
     """
 
@@ -226,6 +227,7 @@ class ChatSession:
     version: Callable[[], int]
     owner: CallOwner
     goes_on: Continuation | None = None
+    again: bool = False
     syncs: WeightSyncs = field(default_factory=WeightSyncs)
 
     async def complete(self) -> Completion:
@@ -387,6 +389,8 @@ class ChatSession:
                 )
             if isinstance(call, str):
                 self.owner.quarantine(index, call)
+            elif self.again:
+                calls[index] = structs.replace(call, history="again")
             elif self.goes_on is None:
                 calls[index] = call
             else:

@@ -29,7 +29,7 @@ from swarm.errors import (
     SwarmGatewayError,
     UpstreamError,
 )
-from swarm.http.asgi import bearer_bytes, error_response, read_json
+from swarm.http.asgi import bearer_bytes, error_response, is_sdk_retry, read_json
 from swarm.packs import added
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
@@ -202,6 +202,7 @@ class DataPlane:
             version=lambda: owner.version,
             owner=owner,
             goes_on=goes_on,
+            again=is_sdk_retry(request.headers),
             syncs=controller.engine.syncs,
         )
         if call.wants.stream:

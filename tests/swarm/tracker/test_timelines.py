@@ -66,6 +66,30 @@ def test_calls_without_tokens_add_nothing() -> None:
     assert merge_calls([call([1, 2], [])]) == []
 
 
+def again(prompt: list[int], response: list[int]) -> ModelCall:
+    """A call that its caller's SDK repeats."""
+    return replace(call(prompt, response), history="again")
+
+
+def test_an_answer_that_went_astray_is_not_trained() -> None:
+    lost, retry, next_turn = call([1], [2, 3]), again([1], [4]), call([1, 4, 8], [5])
+    (timeline,) = timelines = merge_calls([lost, retry, next_turn])
+    assert full(timeline) == [1, 4, 8, 5]
+    counts = count_tokens([lost, retry, next_turn], timelines)
+    assert (counts.calls, counts.sampled, counts.trained, counts.repeated) == (3, 4, 2, 2)
+    # also where it came later than the retry's, and where that went astray too
+    assert [full(t) for t in merge_calls([retry, lost])] == [[1, 4]]
+    assert [full(t) for t in merge_calls([lost, retry, again([1], [6])])] == [[1, 6]]
+
+
+def test_a_retry_replaces_no_answer_of_which_its_caller_may_have_heard() -> None:
+    # the first try was refused, or an answer to another prompt is beside it
+    assert len(merge_calls([again([1], [4])])) == 1
+    assert len(merge_calls([call([2], [3]), again([1], [4])])) == 2
+    # samples of one prompt that ran at once: it is not known which of them was asked for again
+    assert len(merge_calls([call([1], [2]), call([1], [3]), again([1], [4])])) == 3
+
+
 #: a tiny alphabet makes shared prefixes common
 tokens = st.lists(st.integers(0, 2), max_size=5)
 calls_strategy = st.lists(st.builds(call, tokens, tokens, st.integers(0, 3)), max_size=8)
@@ -122,6 +146,24 @@ def test_every_token_is_accounted_for(calls: list[ModelCall]) -> None:
     assert counts.repeated >= 0
     dropped = count_tokens(calls, [])
     assert (dropped.sampled, dropped.trained, dropped.repeated, dropped.masked) == (counts.sampled, 0, 0, 0)
+
+
+@given(calls_strategy, st.lists(st.booleans(), min_size=8, max_size=8))
+@settings(max_examples=200)
+def test_of_calls_and_retries_each_prompt_keeps_an_answer(calls: list[ModelCall], retries: list[bool]) -> None:
+    calls = [replace(one, history="again") if retry else one for one, retry in zip(calls, retries, strict=False)]
+    timelines = merge_calls(calls)
+    wholes = [full(timeline) for timeline in timelines]
+    for prompt in {tuple(one.prompt_ids.tolist()) for one in calls if len(one.response_ids)}:
+        equal = [one for one in calls if tuple(one.prompt_ids.tolist()) == prompt]
+        kept = [one for one in equal if any(whole[: len(ids(one))] == [*ids(one)] for whole in wholes)]
+        firsts = sum(one.history != "again" for one in equal)
+        # one answer alone may be without a token
+        assert kept or (firsts == 1 and len(equal) > 1)
+        if firsts != 1 or len(equal) == 1:
+            assert len(kept) == len(equal)
+    counts = count_tokens(calls, timelines)
+    assert counts.sampled == counts.trained + counts.repeated or not timelines
 
 
 @given(conversations())
