@@ -37,7 +37,10 @@ def test_hooks(
         int, typer.Option(min=0, max=20, help="further scorings per group in shuffled order, for the flip rate")
     ] = 1,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="groups at once")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.001, help="seconds one call of a hook may take")] = 60.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="seconds one call of a hook may take; default: as in the file for `up`, or 60"),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="only the first groups of the file")] = None,
     show: Annotated[int, typer.Option(min=0, help="groups to print, of those whose rewards differ")] = 5,
     full: Annotated[
@@ -49,9 +52,10 @@ def test_hooks(
     """Rank recorded answers offline: ranking with reasons, Kendall's tau, order-flip rate, cost and time."""
     from reward_hooks.offline import OfflineConfig
 
-    config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout, seed=seed)
+    hooks, seconds = _hooks_of(folder)
+    config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout or seconds, seed=seed)
     with stage_bars(visible=not as_json) as on_progress:
-        report = try_hooks(_hooks_of(folder), data, against, config, limit, on_progress)
+        report = try_hooks(hooks, data, against, config, limit, on_progress)
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:
@@ -60,25 +64,27 @@ def test_hooks(
         raise typer.Exit(1)
 
 
-def _hooks_of(spec: str) -> str:
-    """``spec``, or if that is a file for ``up`` the hooks that its gateway names.
+def _hooks_of(spec: str) -> tuple[str, float]:
+    """``spec``, or if that is a file for ``up`` the hooks that its gateway names; and the seconds of a call there.
 
     Raises:
         ConfigError: it has no gateway, or its routes have several hooks.
     """
     from gateway.cli.parts import is_sectioned
+    from reward_hooks.offline import OfflineConfig
     from swarm.validation import read_mapping
 
     path = Path(spec)
     if path.suffix not in (".yaml", ".yml") or not path.is_file() or not is_sectioned(read_mapping(path, "config")):
-        return spec
+        return spec, OfflineConfig.timeout
     from gateway.cli.sections import read_gateway
 
     config = read_gateway(path)
-    named = dict.fromkeys(section.hooks for section in (config.routes or [config]) if section.hooks)
+    sections = [section for section in (config.routes or [config]) if section.hooks]
+    named = dict.fromkeys(section.hooks for section in sections if section.hooks)
     if len(named) != 1:
         raise ConfigError(f"{path} names {len(named)} hooks; give one of them: {', '.join(named)}")
-    return next(iter(named))
+    return next(iter(named)), min(section.hook_timeout_seconds for section in sections)
 
 
 def try_hooks(

@@ -62,6 +62,16 @@ def test_json_is_one_line_and_nothing_else(folder: Path) -> None:
     assert report["groups"][0]["rewards"][1]["components"] == {"words": 3.0}
 
 
+def test_the_time_of_a_call_is_that_of_the_gateway_whose_file_is_given(folder: Path) -> None:
+    hangs = "import threading\n" + REWARD.replace("    counts", "    threading.Event().wait()\n    counts")
+    (folder / "on_compute_relative_reward.py").write_text(hangs)
+    file = folder / "up.yaml"
+    file.write_text("job: {model: tiny}\ngateway: {hooks: '.', hook_timeout_seconds: 0.2}\n")
+    command = ["hooks", "test", str(file), "--data", str(folder / "groups.jsonl"), "--limit", "1"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert (done.exit_code, "took longer than 0.2 s" in done.stdout) == (1, True)
+
+
 def test_a_hook_that_scores_nothing_is_exit_code_1(folder: Path) -> None:
     (folder / "groups.jsonl").write_text(json.dumps(GROUPS[2]))
     assert run(folder)[0] == 1
