@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,9 @@ def evaluate(
     for step in filter(None, (version, against)):
         check_kept(checkpoints, step)
     batch = str(score_of(checkpoint(checkpoints, version)).get("batch_id") or "")
-    judge = load_hooks(hooks)
+    # what a hook prints is no part of the report
+    with redirect_stdout(sys.stderr):
+        judge = load_hooks(hooks)
     # before a model is served for them
     next(read_prompts(data))
 
@@ -119,7 +122,8 @@ def evaluate(
         # both are written first: a run that goes on may remove a version
         of_step = {step: models.enter_context(written(run_dir, job, step, COMMAND)) for step in (version, against)}
         earlier, later = replayed(against, of_step[against]), replayed(version, of_step[version])
-    result = asyncio.run(scored(later, earlier, judge))
+    with redirect_stdout(sys.stderr):
+        result = asyncio.run(scored(later, earlier, judge))
     if report is not None:
         write_report(result, report)
     if as_json:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +56,8 @@ def test_hooks(
 
     hooks, seconds = _hooks_of(folder)
     config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout or seconds, seed=seed)
-    with stage_bars(visible=not as_json) as on_progress:
+    # what a hook prints is no part of the report
+    with stage_bars(visible=not as_json) as on_progress, redirect_stdout(sys.stderr):
         report = try_hooks(hooks, data, against, config, limit, on_progress)
     if as_json:
         print_json(report.model_dump(mode="json"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +123,9 @@ def replay(
         raise ConfigError(
             f"{earlier.label} is no report of `replay --no-train`: it has no scored prompts to compare with"
         )
-    judge = load_hooks(hooks) if hooks is not None else None
+    # what a hook prints is no part of the report
+    with redirect_stdout(sys.stderr):
+        judge = load_hooks(hooks) if hooks is not None else None
     config = make_config(
         data=data,
         target=command or base_url,
@@ -166,7 +170,8 @@ def replay(
         # before it is judged: a comparison that fails loses no answers
         write_report(result, report, shown)
     if judge is not None and result.scores:
-        result = asyncio.run(scored(result, earlier, judge))
+        with redirect_stdout(sys.stderr):
+            result = asyncio.run(scored(result, earlier, judge))
         if report is not None:
             write_report(result, report)
     if as_json:

@@ -62,6 +62,15 @@ def test_json_is_one_line_and_nothing_else(folder: Path) -> None:
     assert report["groups"][0]["rewards"][1]["components"] == {"words": 3.0}
 
 
+def test_what_a_hook_prints_is_not_in_the_report(folder: Path) -> None:
+    file = folder / "on_compute_relative_reward.py"
+    file.write_text("print('loading')\n" + REWARD.replace("    counts", "    print('judging')\n    counts"))
+    command = ["hooks", "test", str(folder), "--data", str(folder / "groups.jsonl"), "--json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert json.loads(done.stdout)["scored"] == 2
+    assert "loading" in done.stderr and "judging" in done.stderr
+
+
 def test_the_time_of_a_call_is_that_of_the_gateway_whose_file_is_given(folder: Path) -> None:
     hangs = "import threading\n" + REWARD.replace("    counts", "    threading.Event().wait()\n    counts")
     (folder / "on_compute_relative_reward.py").write_text(hangs)

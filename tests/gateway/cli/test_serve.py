@@ -21,7 +21,7 @@ from uvicorn.config import LOGGING_CONFIG
 from gateway.cli.root import app
 from gateway.cli.serve import log_to_stderr
 from swarm.errors import ConfigError
-from tests.gateway.conftest import write_hooks
+from tests.gateway.conftest import REWARD, write_hooks
 from tests.swarm.http.certificates import make_certificate
 
 GOOD = """
@@ -51,6 +51,11 @@ def run(config: Path, *flags: str) -> Result:
 def test_a_configuration_that_is_right(config: Path) -> None:
     assert run(config).stdout == f"{config}: right, routes writer, plain\n"
     assert json.loads(run(config, "--json").stdout) == {"ok": True, "routes": ["writer", "plain"]}
+
+
+def test_what_a_hook_prints_as_it_loads_is_not_in_the_answer(config: Path) -> None:
+    write_hooks(config.parent / "hooks", f"print('loading')\n{REWARD}")
+    assert json.loads(run(config, "--json").stdout)["ok"]
 
 
 @pytest.mark.parametrize(
