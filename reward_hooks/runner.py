@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from reward_hooks.contract import (
     REWARD,
@@ -42,6 +42,7 @@ from reward_hooks.contract import (
     sendable,
 )
 from swarm.errors import HookError
+from swarm.importer import is_installed
 from swarm.types import Model, Task
 
 T = TypeVar("T")
@@ -285,19 +286,22 @@ class HookRunner:
             raise self._error(name, late, "hook_timeout", late) from None
         except HookError as exc:
             raise self._error(name, exc.message, exc.code or "hook_busy", exc.message) from exc
-        if done.error is None:
+        error = done.error
+        while isinstance(error, BaseExceptionGroup):
+            # as a TaskGroup raises; of several failures at once the first is told
+            error = error.exceptions[0]
+        if error is None:
             return done.value
-        if isinstance(done.error, HookError):
-            code = done.error.code if done.error.code != HookError.default_code else "hook_refused"
-            public = "gives no result" + (
-                f": {done.error.public_message}" if done.error.public_message else _location(done.error, hook)
-            )
-            message = f"gives no result: {done.error.message}"
-            raise self._error(name, message, code or "hook_refused", public) from done.error
+        location = _location(error, hook)
+        if isinstance(error, HookError):
+            code = error.code if error.code != HookError.default_code else "hook_refused"
+            public = "gives no result" + (f": {error.public_message}" if error.public_message else location)
+            message = f"gives no result: {error.message}"
+            raise self._error(name, message, code or "hook_refused", public) from error
         # SystemExit and KeyboardInterrupt must not travel on, not even as a cause
-        cause = done.error if isinstance(done.error, Exception) else None
-        public = f"raised {type(done.error).__name__}{_location(done.error, hook)}"
-        raise self._error(name, f"raised {_describe(done.error, hook)}", "hook_raised", public) from cause
+        cause = error if isinstance(error, Exception) else None
+        public = f"raised {type(error).__name__}{location}"
+        raise self._error(name, f"raised {_description(error)}{location}", "hook_raised", public) from cause
 
     async def _settle(self, awaitable: Awaitable[Any], seconds: float) -> Done:
         """Await user code in its own task, so that code which swallows its cancellation can be left behind."""
@@ -352,14 +356,23 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
     return made
 
 
-def _describe(error: BaseException, hook: Callable[..., Any]) -> str:
-    """Type, message and the line of user code that raised."""
-    return traceback.format_exception_only(error)[-1].strip() + _location(error, hook)
+def _description(error: BaseException) -> str:
+    """Type and message, with the notes; of a syntax error without the line that it quotes."""
+    lines = traceback.format_exception_only(error)
+    return "".join(lines[-1:] if isinstance(error, SyntaxError) else lines).strip()
 
 
 def _location(error: BaseException, hook: Callable[..., Any]) -> str:
-    """The line of user code that raised, in brackets."""
+    """The last line that is in the hook's file or beside it, in brackets."""
+    function: Any = inspect.unwrap(hook)
+    while isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(inspect.unwrap(hook), "__code__", None)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename] or frames
+    own = [frame for frame in frames if code is not None and _is_beside(frame.filename, code.co_filename)] or frames
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _is_beside(file: str, other: str) -> bool:
+    """Whether ``file`` is ``other``, or one of the user's own in its folder or below."""
+    return file == other or (Path(file).is_relative_to(Path(other).parent) and not is_installed(file))

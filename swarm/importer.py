@@ -57,7 +57,12 @@ def own_code() -> str:
 def _is_own(module: ModuleType) -> bool:
     spec = getattr(module, "__spec__", None)  # of `python -m`, which calls every module __main__, it has the name
     name = spec.name if spec is not None else module.__name__
-    return name.partition(".")[0] not in _PRODUCT and not any(folder in _file(module) for folder in _INSTALLED)
+    return name.partition(".")[0] not in _PRODUCT and not is_installed(_file(module))
+
+
+def is_installed(file: str) -> bool:
+    """Whether ``file`` is of Python itself or of an installed package."""
+    return any(folder in file for folder in _INSTALLED)
 
 
 def _file(module: ModuleType) -> str:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reward_hooks import Candidate, HookContext, HookRunner, Hooks, PassThrough, Reward, Submission, Task, UserRequest
+from reward_hooks import (
+    Candidate,
+    HookContext,
+    HookRunner,
+    Hooks,
+    PassThrough,
+    Reward,
+    Submission,
+    Task,
+    UserRequest,
+    load_hooks,
+)
 from swarm.errors import HookError
 from tests.reward_hooks.making import candidates
 
@@ -236,6 +250,58 @@ async def test_whatever_a_hook_raises_becomes_a_hook_error(kind: str, error: Bas
     assert type(error).__name__ in refusal.message
     assert "test_runner.py, line " in refusal.message
     assert refusal.code == "hook_raised"
+
+
+async def test_a_failure_keeps_its_message_beside_its_notes() -> None:
+    def noted(*_: Any) -> list[float]:
+        error = ValueError("broken")
+        error.add_note("while it was read")
+        raise error
+
+    message = (await refused(scoring(noted))).message
+    assert "raised ValueError: broken\nwhile it was read (test_runner.py, line " in message
+
+
+async def test_of_several_failures_at_once_the_first_is_told_with_its_code() -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    def failing(error: Exception) -> HookRunner:
+        async def score(*_: Any) -> list[float]:
+            async with asyncio.TaskGroup() as tasks, asyncio.TaskGroup() as inner:
+                inner.create_task(fail(error))
+                tasks.create_task(asyncio.Event().wait())
+            return []
+
+        return scoring(score)
+
+    refusal = await refused(failing(KeyError("answer")))
+    assert "raised KeyError: 'answer' (test_runner.py, line " in refusal.message
+    refusal = await refused(failing(HookError("all is spent", code="judge_budget")))
+    assert (refusal.code, refusal.message) == (
+        "judge_budget",
+        "mine: on_compute_relative_reward gives no result: all is spent",
+    )
+
+
+class Grading:
+    def __call__(self, *_: Any) -> list[float]:
+        return json.loads("no JSON")
+
+
+@pytest.mark.parametrize("hook", [Grading(), partial(Grading(), 1), partial(partial(Grading().__call__), 1)])
+async def test_the_line_of_a_failure_is_of_the_hooks_own_file(hook: Callable[..., Any]) -> None:
+    assert "(test_runner.py, line " in (await refused(scoring(hook))).message
+
+
+async def test_the_line_of_a_failure_in_a_file_beside_the_hook_is_of_that_file(tmp_path: Path) -> None:
+    (tmp_path / "grading.py").write_text("import json\n\n\ndef grade(answer):\n    return json.loads(answer.text)\n")
+    (tmp_path / "on_compute_relative_reward.py").write_text(
+        "from grading import grade\n"
+        "def on_compute_relative_reward(task, candidates, context):\n"
+        "    return [grade(one) for one in candidates]\n"
+    )
+    assert "(grading.py, line 5)" in (await refused(HookRunner(load_hooks(tmp_path)))).message
 
 
 async def test_a_hanging_sync_hook_is_given_up(released: threading.Event) -> None:
