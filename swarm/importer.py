@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -35,6 +36,8 @@ _INSTALLED = (
 )
 #: The digest of a module's file as it was when it was first asked for: the file may change, what runs does not.
 _digests: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
+#: The folder whose files run.
+_loading: ContextVar[SourceFolder | None] = ContextVar("loading", default=None)
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -79,6 +82,12 @@ def _file_digest(module: ModuleType) -> bytes:
     return _digests.get(module, b"") if file else b""
 
 
+def note_read(path: Path, text: str) -> None:
+    """Let the file at ``path``, which holds ``text``, count in the digest of the folder whose load reads it."""
+    if (folder := _loading.get()) is not None:
+        folder.read.add(digest_of([path.name.encode(), text.encode()]).encode())
+
+
 def python_path(*first: Path) -> str:
     """``PYTHONPATH`` for a Python child: ``first``, then our own, then the checkout that we run from if it is one.
 
@@ -103,6 +112,8 @@ class SourceFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
+        #: digests of what its modules read beside code, see :func:`note_read`
+        self.read: set[bytes] = set()
         self._name = f"_swarm_folder_{next(_numbers)}"
         # functions look `__import__` up here, whenever they are called
         self._builtins = {**vars(builtins), "__import__": self._import}
@@ -121,6 +132,7 @@ class SourceFolder:
             ConfigError: it, or what it imports, has a syntax error or raises on import; says the file and the line.
         """
         file = self._path / f"{name}.py"
+        token = _loading.set(self)
         try:
             return importlib.import_module(f"{self._name}.{name}")
         except SyntaxError as exc:
@@ -133,11 +145,15 @@ class SourceFolder:
             ]
             where = f"{frames[-1].filename}, line {frames[-1].lineno}," if frames else str(file)
             raise ConfigError(f"{where} failed on import: {type(exc).__name__}: {exc}") from exc
+        finally:
+            _loading.reset(token)
 
     @property
     def code(self) -> str:
-        """:func:`code_of` the modules that were loaded so far."""
-        return code_of(module for name, module in sys.modules.copy().items() if name.startswith(f"{self._name}."))
+        """:func:`code_of` the modules that were loaded so far, with what they have read."""
+        modules = sys.modules.copy().items()
+        code = code_of(module for name, module in modules if name.startswith(f"{self._name}."))
+        return digest_of([code.encode(), *sorted(self.read)]) if self.read else code
 
     def forget(self) -> None:
         """Let go of the modules; call it once nothing runs them any more."""

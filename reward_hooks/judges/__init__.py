@@ -39,8 +39,9 @@ from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
 from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
 from reward_hooks.spending import Spending, metered
 from swarm.errors import ConfigError
+from swarm.importer import note_read
 from swarm.types import Model
-from swarm.validation import read_mapping, validated
+from swarm.validation import parse_mapping, read_text, validated
 
 __all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 
@@ -84,5 +85,7 @@ make_score_model = _maker("score_model")
 
 
 def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge[Any]:
-    """The judge of a YAML file; see :func:`make_judge`."""
-    return make_judge(read_mapping(Path(path), "judge"), client, where=str(path))
+    """The judge of a YAML file, which counts as code of the hook that loads it; see :func:`make_judge`."""
+    text = read_text(Path(path), "judge")
+    note_read(Path(path), text)
+    return make_judge(parse_mapping(text, f"the judge {path}"), client, where=str(path))

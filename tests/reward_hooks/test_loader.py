@@ -151,6 +151,19 @@ def test_the_digest_is_of_what_was_loaded(tmp_path: Path) -> None:
     assert old.code == codes[0]
 
 
+def test_the_digest_holds_the_file_of_a_judge(tmp_path: Path) -> None:
+    (tmp_path / "judge.yaml").write_text("kind: pointwise\nendpoint: {base_url: 'http://judge/v1'}\n")
+    (tmp_path / f"{REWARD}.py").write_text(
+        "from pathlib import Path\nfrom reward_hooks.judges import load_judge\n"
+        f"{REWARD} = load_judge(Path(__file__).with_name('judge.yaml'))\n"
+    )
+    first = load_hooks(tmp_path)
+    assert load_hooks(tmp_path).code == first.code
+    with (tmp_path / "judge.yaml").open("a") as file:
+        file.write("rubric: Be short.\n")
+    assert load_hooks(tmp_path).code != first.code
+
+
 def test_the_digest_of_a_module_stays_while_its_old_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "hooks_of_the_digest_test.py"
