@@ -8,6 +8,7 @@ configuration names the environment variable of the key, never the key itself.
 from __future__ import annotations
 
 from functools import cache
+from threading import RLock
 from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
@@ -35,7 +36,9 @@ class Endpoint(Model):
     attempts: int = Field(default=3, ge=1, le=10, description="tries of one call")
     retry_base_seconds: float = Field(default=0.5, gt=0, description="first pause between tries, then doubled")
     retry_cap_seconds: float = Field(default=8.0, gt=0, description="longest pause between tries")
-    max_concurrency: int = Field(default=16, ge=1, le=1024, description="calls in flight, over all groups")
+    max_concurrency: int = Field(
+        default=16, ge=1, le=1024, description="calls in flight, over all groups of an event loop"
+    )
     cache_entries: int = Field(default=4096, ge=0, description="answers kept, by content; 0: none")
 
     input_price: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -74,17 +77,19 @@ _MILLION = 1_000_000
 
 
 class Budget:
-    """The caps of one endpoint and what it has spent."""
+    """The caps of one endpoint and what it has spent; hooks in several threads may share it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._reserved = 0.0
+        self._lock = RLock()
         self.spent = Spending()
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to one count, here and in the meters of the caller."""
-        for budget in (self.spent, *meters()):
-            setattr(budget, name, getattr(budget, name) + amount)
+        with self._lock:
+            for budget in (self.spent, *meters()):
+                setattr(budget, name, getattr(budget, name) + amount)
 
     def reserve(self, body_bytes: int, output_tokens: int) -> float:
         """Reserve the most that one call can cost, and count the call. A token has at least one byte, so the size of
@@ -94,32 +99,34 @@ class Budget:
             HookError: the call might exceed a cap (``judge_budget``).
         """
         endpoint = self._endpoint
-        if endpoint.max_calls is not None and self.spent.calls >= endpoint.max_calls:
-            raise self._over(f"all {endpoint.max_calls} calls of max_calls are made")
         most = self._price(body_bytes, output_tokens)
-        if endpoint.max_cost is not None and self.spent.cost + self._reserved + most > endpoint.max_cost:
-            raise self._over(
-                f"{self.spent.cost:.6g} of max_cost {endpoint.max_cost:g} is spent, {self._reserved:.6g} may be spent "
-                f"by calls in flight, and one more may cost {most:.6g}"
-            )
-        self._reserved += most
-        self.count("calls")
+        with self._lock:
+            if endpoint.max_calls is not None and self.spent.calls >= endpoint.max_calls:
+                raise self._over(f"all {endpoint.max_calls} calls of max_calls are made")
+            if endpoint.max_cost is not None and self.spent.cost + self._reserved + most > endpoint.max_cost:
+                raise self._over(
+                    f"{self.spent.cost:.6g} of max_cost {endpoint.max_cost:g} is spent, {self._reserved:.6g} may be "
+                    f"spent by calls in flight, and one more may cost {most:.6g}"
+                )
+            self._reserved += most
+            self.count("calls")
         return most
 
     def settle(self, reserved: float, usage: object, *, worked: bool) -> None:
         """Replace a reservation by the cost of the call: nothing unless the server ``worked`` on it, else the tokens of
         its ``usage`` object, or the whole reservation if there is none."""
-        self._reserved = max(0.0, self._reserved - reserved)
-        if not worked:
-            return
-        match usage:
-            case {"prompt_tokens": int() as read, **rest} if isinstance(rest.get("completion_tokens") or 0, int):
-                written = cast("int", rest.get("completion_tokens") or 0)
-                self.count("input_tokens", read)
-                self.count("output_tokens", written)
-                self.count("cost", self._price(read, written))
-            case _:
-                self.count("cost", reserved)
+        with self._lock:
+            self._reserved = max(0.0, self._reserved - reserved)
+            if not worked:
+                return
+            match usage:
+                case {"prompt_tokens": int() as read, **rest} if isinstance(rest.get("completion_tokens") or 0, int):
+                    written = cast("int", rest.get("completion_tokens") or 0)
+                    self.count("input_tokens", read)
+                    self.count("output_tokens", written)
+                    self.count("cost", self._price(read, written))
+                case _:
+                    self.count("cost", reserved)
 
     def _price(self, input_tokens: int, output_tokens: int) -> float:
         endpoint = self._endpoint

@@ -1,8 +1,8 @@
 """The HTTP client of the judges of one endpoint: concurrency, retries, budget and cache in one place.
 
 Invariant: a call ends with a parsed answer or a ``HookError`` with the reason, is tried a bounded number of times, and
-never exceeds the endpoint's caps. At most ``max_concurrency`` calls are in flight over all groups, on shared
-connections.
+never exceeds the endpoint's caps. At most ``max_concurrency`` calls of an event loop are in flight over all groups, on
+shared connections.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from reward_hooks.judges.endpoint import Endpoint, budget_of
@@ -49,10 +50,20 @@ class _Again(Exception):
         self.pause = pause
 
 
+@dataclass(frozen=True)
+class _Connections:
+    """The connections of one event loop, and the permits of the calls that it makes at once."""
+
+    http: HttpClient
+    permits: asyncio.Semaphore
+    opened: AsyncGenerator[None]
+
+
 class JudgeClient:
     """Calls one endpoint; safe for concurrent use. Judges with the same client share its limits, budget and cache.
 
-    Its connections belong to one event loop and close when that loop ends; in another loop it opens new ones.
+    Its connections belong to one event loop and close when that loop ends; in another loop it opens others, also while
+    the first one runs, as for hooks that call ``asyncio.run``: ``max_concurrency`` is then of each loop.
 
     Raises:
         ConfigError: the key's environment variable is not set.
@@ -64,10 +75,7 @@ class JudgeClient:
         self._budget = budget_of(endpoint)
         self._cache = Latest[str, Any](endpoint.cache_entries)
         self._refused: set[str] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: AsyncGenerator[HttpClient] | None = None
-        self._http = HttpClient()
-        self._permits = asyncio.Semaphore(endpoint.max_concurrency)
+        self._by_loop: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     @property
     def spent(self) -> Spending:
@@ -153,14 +161,14 @@ class JudgeClient:
         if body.keys() & self._refused & {"max_tokens"}:
             sent.setdefault(_NEW_LIMIT, body["max_tokens"])
         content = json.dumps(sent).encode()
-        http = await self._client()
-        async with self._permits:
+        connections = await self._connections()
+        async with connections.permits:
             reserved = self._budget.reserve(len(content) + _TEMPLATE_BYTES, output_tokens)
             usage: object = None
             worked = True
             try:
                 async with asyncio.timeout(self.endpoint.timeout_seconds):
-                    reply = await http.post(url, content, self._headers)
+                    reply = await connections.http.post(url, content, self._headers)
                 worked = reply.status < 300
                 answer = _json(reply.content)
                 usage = cast("dict[str, Any]", answer).get("usage") if isinstance(answer, dict) else None
@@ -190,32 +198,33 @@ class JudgeClient:
                 return await self._once(url, body, output_tokens)
         self._fail("judge_refused", f"answered {reply.status}: {message}")
 
-    async def _client(self) -> HttpClient:
-        """The connections of the running loop."""
+    async def _connections(self) -> _Connections:
+        """Those of the running loop."""
         loop = asyncio.get_running_loop()
-        if self._opened is None or self._loop is not loop:
-            self._loop, self._permits = loop, asyncio.Semaphore(self.endpoint.max_concurrency)
-            self._http = HttpClient(proxies=has_proxy(self.endpoint.base_url))
-            self._opened = _open_until_the_loop_ends(self._http)
-            await anext(self._opened)
-        return self._http
+        if (connections := self._by_loop.get(loop)) is None:
+            http = HttpClient(proxies=has_proxy(self.endpoint.base_url))
+            permits = asyncio.Semaphore(self.endpoint.max_concurrency)
+            connections = _Connections(http, permits, self._open_until_the_loop_ends(http))
+            self._by_loop[loop] = connections
+            await anext(connections.opened)
+        return connections
+
+    async def _open_until_the_loop_ends(self, http: HttpClient) -> AsyncGenerator[None]:
+        """An event loop closes its asynchronous generators when it ends; a hook has no other time to close
+        connections."""
+        try:
+            yield
+        finally:
+            self._by_loop.pop(asyncio.get_running_loop(), None)
+            await http.close()
 
     async def aclose(self) -> None:
-        """Close the connections now, instead of when the event loop ends."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await opened.aclose()
+        """Close the connections of the running loop now, instead of when it ends."""
+        if (connections := self._by_loop.get(asyncio.get_running_loop())) is not None:
+            await connections.opened.aclose()
 
     def _fail(self, code: str, why: str, cause: BaseException | None = None) -> NoReturn:
         raise HookError(f"the judge at {self.endpoint.base_url} {why}", code=code) from cause
-
-
-async def _open_until_the_loop_ends(http: HttpClient) -> AsyncGenerator[HttpClient]:
-    """An event loop closes its asynchronous generators when it ends; a hook has no other time to close connections."""
-    try:
-        yield http
-    finally:
-        await http.close()
 
 
 def _json(content: bytes) -> Any:

@@ -275,6 +275,30 @@ def test_a_client_outlives_its_event_loop() -> None:
     assert [asyncio.run(once()), asyncio.run(once())] == [1.0, 1.0]
 
 
+async def test_hooks_without_async_may_each_ask_one_judge_in_an_event_loop_of_their_own(
+    scripted: ScriptedJudge,
+) -> None:
+    endpoint = {**scripted.endpoint, "attempts": 1}
+    judge = make_judge({"kind": "pointwise", "endpoint": endpoint})
+    all_ask = asyncio.Event()
+
+    async def hold() -> None:
+        if scripted.in_flight == 8:
+            all_ask.set()
+        await all_ask.wait()
+
+    scripted.hold = hold
+
+    def hook(group: int) -> list[float]:
+        asked = judge.on_compute_relative_reward(TASK, answers(group, group + 1), context(str(group)))
+        return [reward.value for reward in asyncio.run(asked)]
+
+    async with asyncio.timeout(30):
+        values = await asyncio.gather(*(asyncio.to_thread(hook, group) for group in range(0, 8, 2)))
+    assert values == [pytest.approx([group / 9, (group + 1) / 9]) for group in range(0, 8, 2)]
+    assert (judge.client.spent.calls, judge.client.spent.retries) == (8, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
