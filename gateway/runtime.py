@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 ConfigSource = Callable[[], GatewayConfig]
 #: Kinds of left-out fields that are logged.
 _MOST_KINDS = 200
+#: Seconds that a reload may take to read the configuration and to load the hooks.
+LOAD_SECONDS = 300.0
 #: Settings that only a restart changes.
 _FIXED = (
     "host",
@@ -136,7 +138,12 @@ class Gateway:
         async with self._reloading:
             # loading hooks runs the operator's code
             try:
-                plan = await asyncio.to_thread(lambda: Plan.of(source()))
+                async with asyncio.timeout(LOAD_SECONDS):
+                    plan = await asyncio.to_thread(lambda: Plan.of(source()))
+            except TimeoutError as exc:
+                raise ConfigError(
+                    f"it was not read within {LOAD_SECONDS:g} s: what does a file of hooks wait for as it is loaded?"
+                ) from exc
             except OSError as exc:
                 # such as a folder into which this user may not look
                 raise ConfigError(str(exc)) from exc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import yaml
 from gateway.app import create_app
 from gateway.cli.sections import read_gateway
 from gateway.keys.store import KeyFile
-from tests.gateway.conftest import ask, serving, write_hooks
+from tests.gateway.conftest import REWARD, ask, serving, write_hooks
 from tests.standins.swarm import Swarm, by_number, once
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +58,32 @@ async def test_a_wrong_configuration_leaves_the_old_one_while_requests_run(swarm
         assert (await ask(http, model="old")).status_code == 404
         go.set()
         assert [(await one).status_code for one in (before, during, after)] == [200] * 3
+
+
+#: lets a hook that hangs as it is loaded go on
+RELEASED = threading.Event()
+
+
+async def test_a_hook_that_hangs_as_it_is_loaded_ends_its_reload_alone(
+    swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(tmp_path, swarm)
+    config.write("old")
+    app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
+    async with serving(app) as http:
+        hangs = f"from {__name__} import RELEASED\nRELEASED.wait()\n"
+        write_hooks(tmp_path / "hooks", hangs + REWARD)
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.runtime.LOAD_SECONDS", 0.2)
+            async with asyncio.timeout(30):
+                refused = await http.post("/admin/reload")
+        assert (refused.status_code, "0.2 s" in refused.text) == (400, True)
+        assert (await ask(http, model="old")).status_code == 200
+        write_hooks(tmp_path / "hooks", REWARD)
+        try:
+            assert (await http.post("/admin/reload")).status_code == 200
+        finally:
+            RELEASED.set()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
