@@ -5,7 +5,7 @@ Invariant: every line becomes a group or an error that names file and line.
 A line in short and in full form::
 
     {"prompt": "2+2?", "candidates": ["4", "five"], "rank": [1, 2]}
-    {"task": {"task_id": "t1", "main_query": "2+2?"}, "candidates": [{"index": 0, "message": {...}, "text": "4"}, ...]}
+    {"task": {"task_id": "t1", "main_query": "2+2?"}, "candidates": [{"message": {...}, "completion_tokens": 2}, ...]}
 
 ``rank`` has one number per candidate, 1 for the best; equal numbers are ties.
 """
@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 from pydantic import Field, FiniteFloat, model_validator
 from pydantic_core import PydanticCustomError
 
-from reward_hooks.contract import Candidate
+from reward_hooks.contract import Candidate, texts_of
 from swarm.errors import ConfigError
 from swarm.types import Model, Task
 from swarm.validation import validated
@@ -91,12 +91,19 @@ def _group(line: str, where: str) -> RecordedGroup:
 
 
 def _candidate(value: object, index: int) -> object:
-    """Expand the short forms: a string is an answer's text; ``index`` and ``message`` have defaults."""
+    """Expand the short forms: a string is an answer's text, ``index`` is the place in the list, and of ``message`` and
+    of its text and calls either is made from the other."""
     if isinstance(value, str):
         value = {"text": value}
     if not isinstance(value, Mapping):
         return value
     fields = dict(cast("Mapping[str, Any]", value))
     fields.setdefault("index", index)
-    fields.setdefault("message", {"role": "assistant", "content": fields.get("text", "")})
+    message: Any = fields.get("message")
+    if isinstance(message, dict):
+        message = cast("dict[str, Any]", message)
+        fields = {"text": "".join(texts_of(message)), "tool_calls": message.get("tool_calls") or [], **fields}
+    elif "message" not in fields:
+        calls = {"tool_calls": fields["tool_calls"]} if fields.get("tool_calls") else {}
+        fields["message"] = {"role": "assistant", "content": fields.get("text", ""), **calls}
     return fields

@@ -28,6 +28,17 @@ def test_shorthands_become_whole_groups(tmp_path: Path) -> None:
     assert group.reference == [-1, -2]
 
 
+def test_a_candidate_may_be_the_message_of_an_answer(tmp_path: Path) -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": [{"type": "text", "text": "4"}], "tool_calls": calls}
+    [group] = read(
+        tmp_path, json.dumps({"prompt": "2+2?", "candidates": [{"message": message}, {"tool_calls": calls}]})
+    )
+    of_message, of_calls = group.candidates
+    assert (of_message.text, of_message.tool_calls, of_message.message) == ("4", calls, message)
+    assert of_calls.message == {"role": "assistant", "content": "", "tool_calls": calls}
+
+
 def test_written_groups_are_read_again(tmp_path: Path) -> None:
     [group] = read(tmp_path, '{"prompt": "q", "candidates": ["a", "b"]}')
     assert read(tmp_path, group.model_dump_json()) == [group]
