@@ -257,7 +257,8 @@ class ServerStatus(Model):
         " (sampled again in the same place) and `dropped`; `masked` ones lie between answers",
     )
     dropped_tokens: dict[str, int] = Field(default={}, description="cause -> sampled tokens, since the server started")
-    clients: list[ClientRow] = []
+    clients: list[ClientRow] = Field(default=[], description="last seen first; of the silent ones only the latest")
+    silent_clients: int = Field(default=0, description="clients that are remembered and not active")
     replicas: list[ReplicaStatus] = []
     journal: JournalStatus | None = None
     log: list[LogEntry] = Field(default=[], description="lines pushed within the last half minute, oldest first")

@@ -1,8 +1,9 @@
 """What is counted of one server's life, and what a monitor shows of it.
 
 Invariant: a counter only grows, and the number of time series is bounded: any reason is counted under one of at most
-:data:`MAX_REASONS` names. Looking changes nothing, and costs no more than there are running episodes. A pushed line is
-gone after :data:`KEPT_SECONDS`, and there are at most :data:`MAX_LINES`, however many are pushed.
+:data:`MAX_REASONS` names. Looking changes nothing, and costs no more than there are running episodes and active
+clients. A pushed line is gone after :data:`KEPT_SECONDS`, and there are at most :data:`MAX_LINES`, however many are
+pushed.
 """
 
 from __future__ import annotations
@@ -339,6 +340,7 @@ class Monitor:
                 "tokens": dict(meters.tokens),
                 "dropped_tokens": meters.dropped_tokens.counts(),
                 "clients": pool.collection.rows() if pool is not None else [],
+                "silent_clients": pool.collection.silent_clients if pool is not None else 0,
                 "replicas": self.replicas(),
                 "run_dir": str(self.run_dir),
                 "journal": self.journal() if self.journal else None,

@@ -140,8 +140,7 @@ def _journal(journal: JournalStatus) -> Iterator[Metric]:
 
 
 def _parts(status: ServerStatus) -> Iterator[Metric]:
-    active = sum(row.active for row in status.clients)
-    clients = {"active": active, "silent": len(status.clients) - active}
+    clients = {"active": sum(row.active for row in status.clients), "silent": status.silent_clients}
     yield gauge("swarm_clients", "Clients that are remembered", clients, "state")
     replicas = status.replicas
     healthy = sum(row.healthy for row in replicas)

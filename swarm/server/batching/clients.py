@@ -15,6 +15,8 @@ from typing import Literal
 
 #: clients remembered at most, unless more of them have LLM calls in flight
 MAX_CLIENTS = 10_000
+#: silent clients that a monitor is shown, the latest: programs that came once and never again are many in some weeks
+MAX_SILENT = 100
 
 Count = Literal["timed_out", "trained", "dropped"]
 
@@ -202,9 +204,21 @@ class Clients:
         return min(firsts) + self._timeout if firsts else None
 
     def rows(self) -> list[tuple[str, Client]]:
-        """All clients that are remembered, last seen first."""
+        """The active clients, the latest of the silent ones, and those of them that agree; last seen first."""
         self._lapse(self._clock())
-        return [(name, self._clients[name]) for name in (*reversed(self._active), *reversed(self._lapsed))]
+        shown = [*reversed(self._active)]
+        shown += [
+            name
+            for number, name in enumerate(reversed(self._lapsed))
+            if number < MAX_SILENT or self._clients[name].agreed
+        ]
+        return [(name, self._clients[name]) for name in shown]
+
+    @property
+    def silent(self) -> int:
+        """How many of the clients that are remembered are not active."""
+        self._lapse(self._clock())
+        return len(self._lapsed)
 
     def _lapse(self, now: float) -> None:
         if now < self._next_lapse:

@@ -120,8 +120,13 @@ class Collection:
         self._append(NoAgreementsRow())
 
     def rows(self) -> list[ClientRow]:
-        """One row per client that is remembered, last seen first."""
+        """One row for each of :meth:`Clients.rows`."""
         return client_rows(self._clients, self.shares, self._clock())
+
+    @property
+    def silent_clients(self) -> int:
+        """How many are remembered and not active."""
+        return self._clients.silent
 
     # ------------------------------------------------------------------ claims
 

@@ -276,7 +276,7 @@ class Throttle:
 
 
 def client_rows(clients: Clients, shares: Shares, now: float) -> list[ClientRow]:
-    """One row per client that is remembered, last seen first."""
+    """One row for each of :meth:`Clients.rows`."""
     return [
         ClientRow(
             client_uuid=name,

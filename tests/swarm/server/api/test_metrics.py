@@ -55,7 +55,7 @@ async def test_a_step_from_claim_to_record(rig: Rig) -> None:
     assert found["swarm_tokens_total", (("kind", "trained"),)] == 8
     assert found["swarm_pool_episodes", (("state", "running"),)] == 1
     assert found["swarm_claim_wait_seconds_count", ()] == 7
-    assert found["swarm_clients", (("state", "active"),)] == 1
+    assert [found["swarm_clients", (("state", state),)] for state in ("active", "silent")] == [1, 0]
     assert found["swarm_replicas", (("state", "healthy"),)] == 1
     assert found["swarm_replica_calls_total", (("address", rig.vllm_address),)] == 4
     assert found["swarm_journal_commits_total", ()] > 0 and found["swarm_journal_bytes", ()] > 0

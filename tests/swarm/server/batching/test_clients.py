@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.server.batching.clients import Clients, RollingClock
+from swarm.server.batching.clients import MAX_SILENT, Clients, RollingClock
 from tests.swarm.server.batching.conftest import Clock
 
 
@@ -88,3 +88,15 @@ def test_the_clock_stands_still_while_the_engine_does_not_roll(clock: Clock) -> 
     assert 1080 < when < 1080.01
     clock.now = when
     assert rolling() >= 1010
+
+
+def test_of_the_many_clients_that_came_once_a_monitor_is_shown_the_latest_and_those_that_agree(clock: Clock) -> None:
+    clients = Clients(timeout=100.0, clock=clock, wall_clock=clock)
+    clients.agree("agrees")
+    for number in range(3 * MAX_SILENT):
+        clients.seen(f"came once {number}", train=True)
+    clock.now += 100
+    clients.seen("here", train=True)
+    latest = [f"came once {number}" for number in range(3 * MAX_SILENT - 1, 2 * MAX_SILENT - 1, -1)]
+    assert [name for name, _ in clients.rows()] == ["here", *latest, "agrees"]
+    assert clients.silent == 3 * MAX_SILENT + 1
