@@ -147,6 +147,15 @@ class RequestLog:
         oldest, of_routes = _before(keep), {name: _before(route.keep_seconds) for name, route in routes.items()}
         room = {name: route.keep_bytes for name, route in routes.items() if route.keep_bytes is not None}
         now = after = _before(0.0)
+        youngest = max(oldest, *of_routes.values()) if of_routes else oldest
+
+        def is_young(first: dict[str, Any]) -> bool:
+            """Whether nothing is over in a file that begins with ``first``, its oldest line."""
+            nonlocal after
+            if room or not youngest <= first.get("time", "") <= now:
+                return False
+            after = first["time"]
+            return True
 
         def is_over(line: dict[str, Any], size: int) -> bool:
             nonlocal after
@@ -159,7 +168,7 @@ class RequestLog:
                 room[route] -= size
             return room.get(route, 0) < 0
 
-        return Erasure(is_over)
+        return Erasure(is_over, is_young)
 
     def _text(self, line: dict[str, Any]) -> bytes:
         most = self._config.max_text_bytes
@@ -180,10 +189,12 @@ class RequestLog:
 
 class Erasure:
     """Lines to be taken out; it runs in the thread that writes them. ``fit`` gets each line with its bytes, the latest
-    first."""
+    first. ``stays`` gets the first line of each file, and says whether the file has none, which is then not read."""
 
-    def __init__(self, fit: Callable[[dict[str, Any], int], bool]) -> None:
-        self._fit = fit
+    def __init__(
+        self, fit: Callable[[dict[str, Any], int], bool], stays: Callable[[dict[str, Any]], bool] = lambda first: False
+    ) -> None:
+        self._fit, self._stays = fit, stays
         self.lines: Future[int] = Future()
 
     def run(self, files: Sequence[Path]) -> None:
@@ -197,7 +208,13 @@ class Erasure:
             self.lines.set_exception(exc)
 
     def _without(self, path: Path) -> int:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as file:
+            with suppress(ValueError, AttributeError):
+                if self._stays(json.loads(file.readline())):
+                    return 0
+            file.seek(0)
+            # not split as a whole, during which no request would be answered
+            lines = file.readlines()
         kept = [line for line in reversed(lines) if not self._is_of(line)][::-1]
         if len(kept) < len(lines):
             replace_file(path, b"".join(kept))

@@ -189,6 +189,22 @@ async def test_what_a_clock_that_was_ahead_dates_is_kept_no_longer(tmp_path: Pat
     assert path.with_name("requests.jsonl.1").read_text() == ""
 
 
+@pytest.mark.anyio
+async def test_a_file_whose_first_line_is_young_is_not_read_each_minute(tmp_path: Path) -> None:
+    path, now = tmp_path / "requests.jsonl", datetime.now(UTC)
+    times = {"requests.jsonl": 1, "requests.jsonl.1": 2, "requests.jsonl.2": 30}
+    for name, hours in times.items():
+        written = (now - timedelta(hours=hours)).isoformat(timespec="milliseconds")
+        # a line that a kill cut off goes from each file that is read
+        (tmp_path / name).write_text(json.dumps({"time": written}) + '\n{"cut')
+    log = RequestLog(RequestLogConfig(path=path, keep_seconds=86400))
+    log.start()
+    # it comes after the look for what is too old, and reads them all
+    assert await log.erase(lambda notes: False) == 2
+    log.close()
+    assert [len((tmp_path / name).read_text().splitlines()) for name in times] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12])
 def test_lines_that_are_kept_for_ever_are_written(tmp_path: Path, seconds: float) -> None:
     path = tmp_path / "requests.jsonl"
