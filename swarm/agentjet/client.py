@@ -239,7 +239,7 @@ class SwarmClient(client.SwarmClient):
     def _agreed_in_vain(self, syncs: int) -> bool:
         """Whether the agreement of this client is over without a sync; there had been ``syncs`` before."""
         try:
-            status = self.status(episodes=0)
+            status = self.status(episodes=0, steps=0)
         except StateError:
             # this client was closed
             raise

@@ -138,9 +138,10 @@ async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_co
     client = await run(SwarmClient, swarm.url)
     # its token is refused at first, and a proxy has lost the server then
     troubles: list[SwarmGatewayError] = [UpstreamError("HTTP 502"), AuthenticationError("unknown token")]
-    ask = client.status
+    ask, asked = client.status, list[dict[str, Any]]()
 
     def status(**query: Any) -> ServerStatus:
+        asked.append(query)
         if troubles:
             raise troubles.pop()
         return ask(**query)
@@ -156,6 +157,8 @@ async def test_our_client_of_that_name_does_not_wait_for_a_sync_that_does_not_co
     finally:
         await run(client.close)
     assert "in vain" in caplog.text and "no weight sync within" not in caplog.text
+    # the steps of a long run are megabytes, for each client that waits and each look
+    assert all(query["steps"] == 0 for query in asked)
 
 
 async def test_how_long_a_sync_is_shown(swarm: Swarm) -> None:
