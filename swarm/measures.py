@@ -52,11 +52,14 @@ class MetricSums:
     def __init__(self, sums: Mapping[str, tuple[int, float]] | None = None) -> None:
         self._sums: dict[str, tuple[int, float]] = {name: (n, total) for name, (n, total) in (sums or {}).items()}
         self._logged = sum(name.startswith(LOGGED) for name in self._sums)
+        #: until another episode comes: each status has those of all versions
+        self._evaluation: EvalResult | None = None
 
     def add(
         self, reward: float, is_success: bool | None, calls: int, tokens: int, log_metrics: Mapping[str, float]
     ) -> None:
         """Add one episode with ``calls`` of the model, which sampled ``tokens`` for it."""
+        self._evaluation = None
         self._add("reward_mean", reward)
         self._add(_SQUARE, reward * reward)
         if is_success is not None:
@@ -80,7 +83,9 @@ class MetricSums:
 
     def evaluation(self, step: int) -> EvalResult:
         """The episodes as an evaluation of the policy version of ``step``."""
-        return EvalResult(step=step, episodes=self.episodes, metrics=self.means(EVAL))
+        if self._evaluation is None or self._evaluation.step != step:
+            self._evaluation = EvalResult(step=step, episodes=self.episodes, metrics=self.means(EVAL))
+        return self._evaluation
 
     def means(self, prefix: str) -> dict[str, float]:
         """The mean of each value, its name behind ``prefix``, and the deviation of the rewards; what is beyond any

@@ -81,6 +81,16 @@ def test_sums_are_taken_up_again_and_names_are_bounded() -> None:
     assert "x/log/late" not in means and sum(name.startswith("x/log/") for name in means) == MAX_LOGGED
 
 
+def test_an_evaluation_is_worked_out_once_until_another_episode_comes() -> None:
+    sums = MetricSums()
+    sums.add(1.0, None, 1, 1, {})
+    first = sums.evaluation(3)
+    assert sums.evaluation(3) is first
+    sums.add(0.0, None, 1, 1, {})
+    assert (sums.evaluation(3).episodes, sums.evaluation(3).metrics["eval/reward_mean"]) == (2, 0.5)
+    assert sums.evaluation(4).step == 4 and (first.step, first.episodes) == (3, 1)
+
+
 @pytest.mark.parametrize(
     ("response", "mask", "share"),
     [
