@@ -171,6 +171,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   does();
 });
+// as a link it would lead to another screen
+document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
 on("slow", (seconds) => {
   if (seconds) say(`The gateway takes long to answer: ${seconds} s so far.`);
   else if (!goneSince) say("");

@@ -1,0 +1,39 @@
+"""The page for who has no mouse: what has the keyboard keeps it, and the skip link skips."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.page.browser import Browser, Tab, chromium
+from tests.gateway.page.conftest import Site
+from tests.gateway.page.test_browser import log_in
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium on PATH"),
+]
+
+_TAB = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
+_FOCUSED = "document.activeElement.textContent"
+
+
+async def _tab_to(tab: Tab, words: str) -> None:
+    """Press Tab until what says these words has the keyboard."""
+    for _ in range(40):
+        await tab.command("Input.dispatchKeyEvent", type="keyDown", **_TAB)
+        await tab.command("Input.dispatchKeyEvent", type="keyUp", **_TAB)
+        if await tab.js(_FOCUSED) == words:
+            return
+    raise AssertionError(f"no Tab leads to {words!r}")
+
+
+async def test_the_skip_link_leads_to_the_content_of_the_screen(site: Site, chrome: Browser) -> None:
+    async with chrome.tab() as tab:
+        await log_in(tab, site, place="#/learning")
+        await tab.sees("report card")
+        await _tab_to(tab, "Skip to the content")
+        await tab.press("Enter")
+        await tab.until("document.activeElement.id === 'main'")
+        await _tab_to(tab, "Save as a file")
+        assert (await tab.js("location.hash"), tab.faults) == ("#/learning", [])
