@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from tests.gateway.page.browser import Browser, Tab, chromium
@@ -37,3 +39,30 @@ async def test_the_skip_link_leads_to_the_content_of_the_screen(site: Site, chro
         await tab.until("document.activeElement.id === 'main'")
         await _tab_to(tab, "Save as a file")
         assert (await tab.js("location.hash"), tab.faults) == ("#/learning", [])
+
+
+async def _news_of_the_list(site: Site, tab: Tab) -> None:
+    await site.ask("second prompt")
+    await tab.sees("second prompt")
+
+
+async def _news_of_figures(site: Site, tab: Tab) -> None:
+    await tab.js("document.querySelector('main').firstChild.dataset.old = 'yes'")
+    await tab.press("r")
+    await tab.until("!document.querySelector('main [data-old]')")
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "news"),
+    [("#/groups", "first prompt", _news_of_the_list), ("#/learning", "Save as a file", _news_of_figures)],
+)
+async def test_what_has_the_keyboard_keeps_it_when_news_come(
+    site: Site, chrome: Browser, place: str, words: str, news: Callable[[Site, Tab], Awaitable[None]]
+) -> None:
+    await site.ask("first prompt")
+    async with chrome.tab() as tab:
+        await log_in(tab, site, place=place)
+        await tab.sees(words)
+        await _tab_to(tab, words)
+        await news(site, tab)
+        assert (await tab.js(_FOCUSED), tab.faults) == (words, [])
