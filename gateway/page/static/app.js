@@ -74,7 +74,7 @@ async function open(again = false) {
     screen = opened;
     for (const row of missed) screen.group?.(row);
     app.follow("");
-    if (screen.every) timer = setInterval(() => document.hidden || goneSince || open(true), screen.every * 1000);
+    if (screen.every) timer = setInterval(() => document.hidden || goneSince || !getSelection().isCollapsed || open(true), screen.every * 1000);
     if (!goneSince) say("");
     scrollTo(0, place);
     for (const other of ["group", "learning", "data"]) script(other).catch(() => {});

@@ -66,3 +66,24 @@ async def test_what_has_the_keyboard_keeps_it_when_news_come(
         await _tab_to(tab, words)
         await news(site, tab)
         assert (await tab.js(_FOCUSED), tab.faults) == (words, [])
+
+
+async def test_what_is_marked_to_be_copied_stays_marked(site: Site, chrome: Browser) -> None:
+    read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
+    async with chrome.tab() as tab:
+        await log_in(tab, site, place="#/learning")
+        await tab.sees("report card")
+        # as if each second were a hundredth
+        await tab.js("""void (window.again = setInterval, window.setInterval = (does, ms) => again(does, ms / 100),
+            document.querySelector('main').firstChild.dataset.old = 'yes',
+            dispatchEvent(new HashChangeEvent('hashchange')))""")
+        await tab.until("!document.querySelector('main [data-old]')")
+        # an answer that is under way may still be drawn
+        await tab.until("""new Promise((done) => {
+            getSelection().selectAllChildren(document.querySelector('main h2'));
+            setTimeout(() => done(String(getSelection()) === document.querySelector('main h2').innerText), 500);
+        })""")
+        before = await tab.js(read)
+        await tab.js("void getSelection().removeAllRanges()")
+        await tab.until(read, lambda count: count > before)
+        assert tab.faults == []
