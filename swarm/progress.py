@@ -20,6 +20,12 @@ DOING = {
 }
 
 
+def share(value: float) -> str:
+    """``40%``; ``<1%`` and ``>99%`` of what rounding would make none or all."""
+    text = f"{value:.0%}"
+    return "<1%" if text == "0%" and value > 0 else ">99%" if text == "100%" and value < 1 else text
+
+
 def step_line(step: StepResult) -> str:
     """``step 12  reward 0.412 ±0.250  4 of 4 groups differ  success 40%  9.8 s  43 tokens/answer  2.0 calls``; the
     calls only where an episode made several."""
@@ -30,7 +36,7 @@ def step_line(step: StepResult) -> str:
     if signal := groups_that_differ(metrics.get(TASKS_WITH_SIGNAL), metrics.get(TASKS)):
         parts.append(signal)
     if SUCCESS in metrics:
-        parts.append(f"success {metrics[SUCCESS]:.0%}")
+        parts.append(f"success {share(metrics[SUCCESS])}")
     parts.append(f"{step.seconds:.1f} s")
     if RESPONSE_TOKENS in metrics:
         parts.append(f"{metrics[RESPONSE_TOKENS]:.0f} tokens/answer")

@@ -31,6 +31,7 @@ from gateway.reports.report import (
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.intervals import mean_interval
+from swarm.progress import share
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`"
@@ -73,7 +74,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
                 f"{point.reward_mean:.3f}",
                 Bar(high - low, 0, point.reward_mean - low, width=24),
                 "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
-                _number(point.success_rate, ".0%"),
+                "" if point.success_rate is None else share(point.success_rate),
                 _number(point.response_tokens, ".0f"),
                 _number(point.seconds, ".1f"),
                 _number(evaluations.get(point.step), ".3f"),
@@ -107,8 +108,8 @@ def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
         lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because})")
     if report.evaluations:
         begin, end = report.evaluations[0], report.evaluations[-1]
-        first = _number(begin.success_rate, ".0%") or "not known"
-        rate = "" if end.success_rate is None else f", success {first} -> {end.success_rate:.0%}"
+        first = "not known" if begin.success_rate is None else share(begin.success_rate)
+        rate = "" if end.success_rate is None else f", success {first} -> {share(end.success_rate)}"
         lines.append(
             f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
             f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"

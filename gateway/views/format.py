@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
+from swarm.progress import share
+
 T = TypeVar("T")
 #: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
 Columns = Mapping[str, Callable[[T], str]]
@@ -160,8 +162,8 @@ def reward(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """``37%``; :data:`UNKNOWN` of nothing."""
-    return f"{100 * part / whole:.0f}%" if whole > 0 else UNKNOWN
+    """``37%``, see :func:`share`; :data:`UNKNOWN` of nothing."""
+    return share(part / whole) if whole > 0 else UNKNOWN
 
 
 def bar(done: float, total: float, width: int) -> str:

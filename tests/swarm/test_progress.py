@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.progress import DOING, batch_progress, step_line
+from swarm.progress import DOING, batch_progress, share, step_line
 from swarm.states import EngineState
 from swarm.status import PoolInformation
 from swarm.types import StepResult
@@ -27,6 +27,16 @@ def test_a_step_line_leaves_out_what_the_engine_did_not_report() -> None:
     assert told == "step    1  reward 0.006 ±0.250  3 of 4 groups differ  2.0 s"
     none = step_line(step.model_copy(update={"metrics": metrics | {"swarm/tasks_with_signal": 0.0}}))
     assert "0 of 4 groups differ: nothing to learn" in none
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0, "0%"), (0.004, "<1%"), (0.006, "1%"), (0.4, "40%"), (0.994, "99%"), (255 / 256, ">99%"), (1.0, "100%")],
+)
+def test_none_and_all_are_said_of_none_and_all_alone(value: float, told: str) -> None:
+    assert share(value) == told
+    step = StepResult(step=1, batch_id="b", metrics={"swarm/success_rate": value}, seconds=2.0)
+    assert step_line(step) == f"step    1  success {told}  2.0 s"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_blanks_of_any_language_are_blanks() -> None:
 def test_percent_and_curve() -> None:
     assert (format.curve([0, 0, 7, 7], 2), format.curve([5], 9), format.curve([1, 2, 1], 9)) == ("▁█", "▁", "▁█▁")
     assert (format.percent(1, 3), format.percent(0, 0)) == ("33%", format.UNKNOWN)
+    assert (format.percent(799, 800), format.percent(1, 800)) == (">99%", "<1%")
 
 
 @given(SIZES, SIZES, st.integers(2, 60))
