@@ -46,7 +46,12 @@ export function number(value, digits = 2) {
   return extreme ? value.toExponential(1) : String(Number(value.toFixed(digits)));
 }
 
-export const percent = (share) => (share === null || share === undefined ? "–" : `${Number((100 * share).toPrecision(2))} %`);
+/** A share for people; of all alone it is 100 %. */
+export function percent(share) {
+  if (share === null || share === undefined) return "–";
+  const shown = Number((100 * share).toPrecision(2));
+  return shown === 100 && share < 1 ? "> 99 %" : `${shown} %`;
+}
 
 /** "3 groups", "1 group". */
 export const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;

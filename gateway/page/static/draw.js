@@ -1,5 +1,5 @@
 // Pictures, as SVG whose places are in percent: they fit every width and need no style of their own.
-import { number, svg } from "/ui/dom.js";
+import { number, percent, svg } from "/ui/dom.js";
 
 /** An axis over `values`: low, high, and the place of a value in percent. */
 export function scale(values, margin = 3) {
@@ -10,6 +10,9 @@ export function scale(values, margin = 3) {
   const at = (value) => margin + ((100 - 2 * margin) * (value - low)) / (high - low);
   return { low, high, at };
 }
+
+/** The digits that tell numbers apart which lie so far from each other. */
+const digits = (distance) => Math.min(4, Math.max(2, Math.ceil(-Math.log10(distance))));
 
 /** N answers as dots on a reward axis: filled where the user got it, ringed where somebody picked it. */
 export function dots(row, axis, height = 34) {
@@ -26,9 +29,9 @@ export function dots(row, axis, height = 34) {
     return picked.has(index) ? [svg("circle.pick", { cx: `${x}%`, cy: y, r: 8 }), dot] : [dot];
   });
   const rewards = row.rewards.filter((reward) => reward !== null);
-  const words = rewards.length
-    ? `${rewards.length} answers with rewards from ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}`
-    : "no rewards";
+  const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+  const told = [low, high].map((reward) => number(reward, digits(high - low)));
+  const words = rewards.length ? `${rewards.length} answers with rewards from ${told[0]} to ${told[1]}` : "no rewards";
   const zero = axis.low < 0 && axis.high > 0 ? [svg("line.zero", { x1: `${axis.at(0)}%`, x2: `${axis.at(0)}%`, y1: 3, y2: height - 3 })] : [];
   const line = svg("line.axis", { x1: 0, x2: "100%", y1: height / 2, y2: height / 2 });
   return svg("svg.dots", { role: "img", "aria-label": words, height, width: "100%" }, svg("title", {}, words), line, zero, shapes);
@@ -37,7 +40,7 @@ export function dots(row, axis, height = 34) {
 /** The numbers of an axis. */
 export function ticks(axis) {
   const middle = (axis.low + axis.high) / 2;
-  const label = (value, anchor) => svg("text.tick", { x: `${axis.at(value)}%`, y: 12, "text-anchor": anchor }, number(value));
+  const label = (value, anchor) => svg("text.tick", { x: `${axis.at(value)}%`, y: 12, "text-anchor": anchor }, number(value, digits(middle - axis.low)));
   return svg("svg.dots", { height: 16, width: "100%", "aria-hidden": "true" }, label(axis.low, "start"), label(middle, "middle"), label(axis.high, "end"));
 }
 
@@ -59,7 +62,7 @@ export function curve(series, title) {
   for (let n = 0; n <= 4; n++) {
     const value = low + ((high - low) * n) / 4;
     shapes.push(svg("line.grid", { x1: LEFT, x2: WIDTH - 12, y1: y(value), y2: y(value) }));
-    shapes.push(svg("text.tick", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+    shapes.push(svg("text.tick", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value, digits((high - low) / 4))));
   }
   const each = Math.max(1, Math.ceil((last - first) / 8));
   for (let step = first; step <= last; step += each)
@@ -83,7 +86,7 @@ export function columns(points, title) {
   const [first, last] = [points[0].step, points[points.length - 1].step];
   const width = (WIDTH - LEFT - 12) / (last - first + 1);
   const shapes = points.map(({ step, value }) =>
-    svg("rect.column", { x: LEFT + width * (step - first) + 1, width: Math.max(1, width - 2), y: 80 - 70 * value, height: Math.max(1, 70 * value) }, svg("title", {}, `step ${step}: ${Math.round(100 * value)} %`)),
+    svg("rect.column", { x: LEFT + width * (step - first) + 1, width: Math.max(1, width - 2), y: 80 - 70 * value, height: Math.max(1, 70 * value) }, svg("title", {}, `step ${step}: ${percent(value)}`)),
   );
   const label = (y, text) => svg("text.tick", { x: LEFT - 8, y, "text-anchor": "end" }, text);
   return svg("svg.curve", { viewBox: `0 0 ${WIDTH} 92`, role: "img", "aria-label": title }, label(16, "100 %"), label(84, "0 %"), shapes);

@@ -521,6 +521,36 @@ async def test_a_small_reward_is_not_shown_as_none(site: Site, chrome: Browser) 
         assert shown == ["0", "4.0e-4", "-2.0e-4", "0.001", "0.25", "1.5e+6", "0"]
 
 
+async def test_all_is_said_of_all_alone(site: Site, chrome: Browser) -> None:
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        shares = "[0, 0.0034, 0.25, 0.5714, 0.994, 299 / 300, 1]"
+        shown = await tab.js(f"import('/ui/dom.js').then(({{ percent }}) => {shares}.map(percent))")
+        assert shown == ["0 %", "0.34 %", "25 %", "57 %", "99 %", "> 99 %", "100 %"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "told"),
+    [
+        ((0.9951, 0.9955), ["0.9951", "0.9952", "0.9953", "0.9954", "0.9955"]),
+        ((0.0, 1.0), ["0", "0.25", "0.5", "0.75", "1"]),
+        ((-20.0, 300.0), ["-20", "60", "140", "220", "300"]),
+    ],
+)
+async def test_an_axis_has_numbers_that_differ(
+    site: Site, chrome: Browser, rewards: tuple[float, float], told: list[str]
+) -> None:
+    points = [{"step": step, "value": value} for step, value in enumerate(rewards)]
+    line = json.dumps([{"name": "training", "kind": "train", "points": points}])
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        of_curve = await tab.js(f"""import('/ui/draw.js').then(({{ curve }}) =>
+            [...curve({line}, '').querySelectorAll('.tick[text-anchor=end]')].map((tick) => tick.textContent))""")
+        of_list = await tab.js(f"""import('/ui/draw.js').then(({{ scale, ticks }}) =>
+            [...ticks(scale({list(rewards)})).querySelectorAll('.tick')].map((tick) => tick.textContent))""")
+    assert (of_curve, of_list) == (told, told[::2])
+
+
 async def test_an_earlier_turn_has_its_words_and_its_calls(site: Site, chrome: Browser) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": '{"for": "chains"}'}}
     turns = [
