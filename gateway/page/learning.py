@@ -100,7 +100,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
     names = {"reward": REWARD, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
     return {
         "at": time.time(),
-        "engine": status.engine.engine_status,
+        "engine": status.engine.engine_status.removeprefix("ENGINE."),
         "step": status.engine.global_step,
         "model": status.model,
         "problem": status.engine_failure.reason if status.engine_failure is not None else "",

@@ -47,6 +47,11 @@ async def test_a_steps_mean_has_an_interval_that_counts_groups_and_not_answers(
     assert errors == [pytest.approx(2.131 * 0.2 / math.sqrt(16), rel=1e-3), None, None]
 
 
+async def test_the_state_of_an_engine_without_a_step_is_a_word(site: Site) -> None:
+    [server] = (await (await site.visit("look")).get("/learning"))["servers"]
+    assert (server["engine"], server["steps"]) == ("ROLLING", [])
+
+
 async def test_steps_of_weights_that_are_lost_are_not_drawn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engine went back to the checkpoint of step 2, and did step 3 again."""
     real = AsyncSwarmClient.status
