@@ -48,9 +48,11 @@ def list_policies(target: ServerTarget, as_json: AsJson = False) -> None:
 @targeted
 def explain(target: ServerTarget, name: Name = "", incumbent: Before = "", as_json: AsJson = False) -> None:
     """The verdict on one challenger line by line: terms, evidence, guards, budget, sides, and who moved it last."""
+    from gateway.views.format import printable
+
     with target.connect() as client:
         explained = client.explain_policy(name, incumbent)
-    tell(as_json, explained.model_dump(mode="json"), *explained.lines)
+    tell(as_json, explained.model_dump(mode="json"), *map(printable, explained.lines))
 
 
 @app.command()

@@ -47,13 +47,15 @@ def resume(study: Folder, token: Token = None, as_json: Events = False) -> None:
 @app.command()
 def status(study: Folder, as_json: AsJson = False) -> None:
     """Say where a study is: its budget, what runs, and each experiment's verdict."""
+    from gateway.views.format import printable
     from swarm.research.report import summary
 
     report = summary(*_read(study))
     if as_json:
         print_json(report)
         return
-    typer.echo(f"{report['question']}\n{report['study'] or study}: {report['phase']}; {report['why']}".rstrip("; "))
+    typer.echo(printable(report["question"].strip()))
+    typer.echo(printable(f"{report['study'] or study}: {report['phase']}; {report['why']}".rstrip("; ")))
     for name in ("runs", "steps", "hours"):
         of = "" if report[name]["of"] is None else f" of {report[name]['of']}"
         typer.echo(f"  {name:<6} {report[name]['used']}{of}")
@@ -62,7 +64,7 @@ def status(study: Folder, as_json: AsJson = False) -> None:
     for name, entry in report["experiments"].items():
         words = entry["verdict"] or entry["outcome"] or ("refused" if entry["refused"] else "waits")
         why = entry["why"] or entry["refused"]
-        typer.echo(f"  {name}: {words}: {entry['hypothesis']}" + (f" ({why})" if why else ""))
+        typer.echo(printable(f"  {name}: {words}: {entry['hypothesis']}" + (f" ({why})" if why else "")))
 
 
 @app.command()
@@ -98,6 +100,7 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
     import threading
     import time
 
+    from gateway.views.format import printable
     from swarm.concurrency import on_signals
     from swarm.research.lab import Lab
     from swarm.research.ledger import Ledger
@@ -119,7 +122,7 @@ def _go(folder: Path, token: str | None, as_json: bool, *, begins: bool, quick: 
             if as_json:
                 print_json({"event": kind, "at": round(at, 1), **values})
             elif words := _words(kind, values):
-                typer.echo(f"{at:7.1f} s  {words}")
+                typer.echo(printable(f"{at:7.1f} s  {words}"))
 
     declared = read_study(folder)
     with contextlib.ExitStack() as stack:

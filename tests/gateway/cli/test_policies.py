@@ -69,8 +69,10 @@ async def test_a_person_moves_a_stage(tmp_path: Path, upstream: Upstream, monkey
             await command("promote", *swarm, "--reason", "good", "--share", "0.5")
             held = {3: "promoted on default, pinned on default"}
             await until(lambda: held_steps(tmp_path / "run" / "checkpoints") == held, 20, "held")
-            down = await command("rollback", *swarm, "--reason", "users complain")
-            assert "shadow (rolled back)" in down.stdout and "users complain" in down.stdout
+            down = await command("rollback", *swarm, "--reason", "users\x1b]0;owned\x07 complain")
+            assert "shadow (rolled back)" in down.stdout and " complain" in down.stdout
+            for told in (down, await command("explain", *swarm)):
+                assert "\x1b" not in told.stdout and "]0;owned" in told.stdout
             first = await command("rollback", *through, "--recall", "--reason", "it too")
             assert "is the incumbent of the gateway's file" in str(first.exception)
             stages.follow([FollowedRoute(route="other", incumbent="tiny, version 3", incumbent_version=3)])

@@ -325,6 +325,21 @@ def test_a_log_on_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.
     assert read(folder).finished and any("base begins" in line for line in lost)
 
 
+def test_what_a_proposer_writes_commands_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lab(study: Study, *rest: object) -> ScriptedLab:
+        return ScriptedLab(study, tmp_path / "engines.jsonl")
+
+    monkeypatch.setattr("swarm.research.lab.Lab", lab)
+    folder = folder_of(tmp_path / "study", proposer={"kind": "function", "function": "mine:propose"})
+    hypothesis = "a\x1b]0;owned\x07\nb"
+    (folder / "mine.py").write_text(
+        f"def propose(state):\n    return {{'hypothesis': {hypothesis!r}, 'set': {{'lr': -1}}}}\n"
+    )
+    subprocess.run(["git", "-C", str(folder), "add", "--all"], check=True)
+    for output in (invoke("run", folder).output, invoke("status", folder).output):
+        assert "]0;owned" in output and "\x1b" not in output
+
+
 def invoke(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
