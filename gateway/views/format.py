@@ -109,10 +109,15 @@ def text_lines(table: Table, most: int) -> list[str]:
     """The first ``most`` rows of ``table`` under its titles, as text."""
     rows = [[title.removeprefix(">") for title in table.columns], *(row.cells for row in table.rows[:most])]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    signs = [">" if title.startswith(">") else "<" for title in table.columns]
-    lines = ["  ".join(map("{:{}{}}".format, row, signs, widths)).rstrip() for row in rows]
+    rights = [title.startswith(">") for title in table.columns]
+    lines = ["  ".join(map(_padded, row, rights, widths)).rstrip() for row in rows]
     more = len(table.rows) - most
     return [*lines, f"... and {more} more"] if more > 0 else lines
+
+
+def _padded(text: str, right: bool, width: int) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if right else text + blanks
 
 
 def printable(text: str) -> str:

@@ -48,6 +48,15 @@ def test_blanks_of_any_language_are_blanks() -> None:
     assert format.printable("très\u00a0: 1\u202f000\u3000円\u202e\x1b") == "très : 1 000 円\ufffd\ufffd"
 
 
+@given(
+    st.lists(st.text(alphabet="aé界\U0001f600\u0301", max_size=6), min_size=1, max_size=4), st.sampled_from(["", ">"])
+)
+def test_the_columns_of_a_table_stand_below_each_other(names: list[str], side: str) -> None:
+    table = format.table_of({f"{side}name": lambda name: name + "|", "end": lambda _: "|"}, names)
+    lines = format.text_lines(table, len(names))
+    assert len({cell_len(line) for line in lines[1:]}) == 1
+
+
 def test_percent_and_curve() -> None:
     assert (format.curve([0, 0, 7, 7], 2), format.curve([5], 9), format.curve([1, 2, 1], 9)) == ("▁█", "▁", "▁█▁")
     assert (format.percent(1, 3), format.percent(0, 0)) == ("33%", format.UNKNOWN)
