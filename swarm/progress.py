@@ -26,13 +26,19 @@ def share(value: float) -> str:
     return "<1%" if text == "0%" and value > 0 else ">99%" if text == "100%" and value < 1 else text
 
 
+def reward(value: float) -> str:
+    """A reward, or a difference of two, as every line has it: ``0.006``; a smaller one with its digits, unless it is
+    what sums of fractions leave of zero."""
+    return f"{value:.3g}" if 1e-9 < abs(value) < 5e-4 or abs(value) >= 1e5 else f"{value:z.3f}"
+
+
 def step_line(step: StepResult) -> str:
     """``step 12  reward 0.412 ±0.250  4 of 4 groups differ  success 40%  9.8 s  43 tokens/answer  2.0 calls``; the
     calls only where an episode made several."""
     metrics, parts = step.metrics, [f"step {step.step:>4}"]
     if REWARD in metrics:
-        spread = f" ±{metrics[SPREAD]:.3f}" if SPREAD in metrics else ""
-        parts.append(f"reward {metrics[REWARD]:.3f}{spread}")
+        spread = f" ±{reward(metrics[SPREAD])}" if SPREAD in metrics else ""
+        parts.append(f"reward {reward(metrics[REWARD])}{spread}")
     if signal := groups_that_differ(metrics.get(TASKS_WITH_SIGNAL), metrics.get(TASKS)):
         parts.append(signal)
     if SUCCESS in metrics:

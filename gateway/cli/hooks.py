@@ -134,11 +134,13 @@ def print_hook_report(report: HookReport, show: int, full: bool) -> None:
 
 def summary(report: HookReport) -> list[tuple[str, str]]:
     """The lines of the summary: name and value."""
+    from swarm.progress import reward
+
     rows = [("hook", report.hooks), ("groups", f"{report.scored} of {len(report.groups)} scored")]
     rows += [("  failed", f"{count} x {code}") for code, count in report.failed.items()]
     if report.uninformative:
         equal = Counter(group.rewards[0].value for group in report.groups if group.rewards and not group.informative)
-        which = ", ".join(f"{count} x {value:.3f}" for value, count in equal.most_common(_KINDS))
+        which = ", ".join(f"{count} x {reward(value)}" for value, count in equal.most_common(_KINDS))
         alike = f"{report.uninformative} with equal rewards ({which}): they teach nothing"
         rows.append(("  uninformative", alike))
     if report.tau_rank is not None:
@@ -163,15 +165,16 @@ def summary(report: HookReport) -> list[tuple[str, str]]:
 def _ranking(group: GroupResult, full: bool) -> list[str]:
     """A group as lines: of each answer its reward and why, and its text below."""
     from gateway.views.format import printable, short
+    from swarm.progress import reward
 
     lines = [short(group.prompt, _WIDTH) or group.task_id]
     if group.error:
         return [*lines, f"  no reward: {printable(group.error)}"]
     for rank, index in enumerate(group.order, 1):
-        reward = group.rewards[index]
-        parts = ", ".join(f"{name} {value:.3g}" for name, value in reward.components.items())
-        why = [short(reward.reason, _WIDTH), f"({parts})" if parts else ""]
-        lines.append("  ".join([f"  {rank}. answer {index + 1}", f"reward {reward.value:.3f}", *filter(None, why)]))
+        score = group.rewards[index]
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in score.components.items())
+        why = [short(score.reason, _WIDTH), f"({parts})" if parts else ""]
+        lines.append("  ".join([f"  {rank}. answer {index + 1}", f"reward {reward(score.value)}", *filter(None, why)]))
         text = group.answers[index]
         lines += [f"     {line}" for line in (map(printable, text.splitlines()) if full else [short(text, _WIDTH)])]
     return lines

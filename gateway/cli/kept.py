@@ -158,10 +158,11 @@ def _kept_in(run_dir: Path) -> Any:
 
 def _line(kept: KeptVersion) -> str:
     from gateway.views.format import printable
+    from swarm.progress import reward
 
-    reward = "" if kept.reward is None else f", reward {kept.reward:.3f}"
+    mean = "" if kept.reward is None else f", reward {reward(kept.reward)}"
     why = f": {printable(', '.join(kept.why))}" if kept.why else ""
-    return f"step {kept.step}{reward}, {kept.bytes / 1e6:.0f} MB{why}"
+    return f"step {kept.step}{mean}, {kept.bytes / 1e6:.0f} MB{why}"
 
 
 def _job(record: PolicyRecord) -> dict[str, Any]:

@@ -320,13 +320,13 @@ def _words(kind: str, values: dict[str, Any]) -> dict[str, str]:
 
 
 def _results(values: dict[str, Any]) -> str:
-    from swarm.progress import share
+    from swarm.progress import reward, share
 
     if values["mean_reward"] is None:
         return f"all {values['failed']} episodes failed"
     success = "" if values["success_rate"] is None else f", success {share(values['success_rate'])}"
     failed = f", {values['failed']} failed" if values["failed"] else ""
-    return f"reward {values['mean_reward']:.3f}{success} ({values['finished']} episodes{failed})"
+    return f"reward {reward(values['mean_reward'])}{success} ({values['finished']} episodes{failed})"
 
 
 def _step(values: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bars
 
 from gateway.replay.run import ReplayProgress
-from swarm.progress import step_line
+from swarm.progress import reward, step_line
 
 
 @contextmanager
@@ -56,6 +56,6 @@ def describe(progress: ReplayProgress, seconds: float) -> str:
     if progress.steps:
         parts.append(step_line(progress.steps[max(progress.steps)]))
     elif progress.reward is not None:
-        parts.append(f"reward {progress.reward:.3f}")
+        parts.append(f"reward {reward(progress.reward)}")
     parts.append(progress.batch)
     return "  ".join(filter(None, parts))

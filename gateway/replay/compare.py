@@ -22,6 +22,7 @@ from reward_hooks.offline import OfflineConfig, run_offline
 from reward_hooks.recorded import RecordedGroup
 from swarm.errors import ConfigError, HookError
 from swarm.intervals import mean_interval, values_to_tell
+from swarm.progress import reward
 
 #: Fewer prompts than this support no verdict: their spread is not known well enough.
 LEAST_PROMPTS = 8
@@ -82,12 +83,13 @@ def verdict(differences: Sequence[float]) -> str:
     if count < LEAST_PROMPTS:
         return f"nothing can be told from {count} prompt{'s' * (count != 1)}: give {LEAST_PROMPTS} at least"
     mean, low, high = mean_interval(differences, CONFIDENCE)
-    interval = f"{abs(mean):.3f} [{low:.3f}, {high:.3f}] on {count} prompts"
+    interval = f"{reward(abs(mean))} [{reward(low)}, {reward(high)}] on {count} prompts"
     if low > 0:
         return f"better by {interval}"
     if high < 0:
-        return f"worse by {abs(mean):.3f} [{-high:.3f}, {-low:.3f}] on {count} prompts"
-    words = f"no difference can be told on {count} prompts: {mean:+.3f} [{low:.3f}, {high:.3f}]"
+        return f"worse by {reward(abs(mean))} [{reward(-high)}, {reward(-low)}] on {count} prompts"
+    sign = "" if mean < 0 else "+"
+    words = f"no difference can be told on {count} prompts: {sign}{reward(mean)} [{reward(low)}, {reward(high)}]"
     wanted = values_to_tell(mean, stdev(differences), CONFIDENCE)
     if wanted is None or wanted > _MOST_PROMPTS:
         return words

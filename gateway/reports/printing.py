@@ -31,7 +31,7 @@ from gateway.reports.report import (
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.intervals import mean_interval
-from swarm.progress import share
+from swarm.progress import reward, share
 
 #: What rewards by step cannot say: each step has other prompts, and the model has seen them.
 _TEST = "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`"
@@ -71,18 +71,22 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
         for point in shown:
             cells = (
                 str(point.step),
-                f"{point.reward_mean:.3f}",
+                reward(point.reward_mean),
                 Bar(high - low, 0, point.reward_mean - low, width=24),
                 "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
                 "" if point.success_rate is None else share(point.success_rate),
                 _number(point.response_tokens, ".0f"),
                 _number(point.seconds, ".1f"),
-                _number(evaluations.get(point.step), ".3f"),
+                _reward(evaluations.get(point.step)),
             )
-            table.add_row(*compress(cells, shows), *(_number(rewards.get(point.step), ".3f") for rewards in beside))
+            table.add_row(*compress(cells, shows), *(_reward(rewards.get(point.step)) for rewards in beside))
         console.print(table)
     for line in summary(report, others):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _reward(value: float | None) -> str:
+    return "" if value is None else reward(value)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -111,8 +115,8 @@ def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
         first = "not known" if begin.success_rate is None else share(begin.success_rate)
         rate = "" if end.success_rate is None else f", success {first} -> {share(end.success_rate)}"
         lines.append(
-            f"evaluation: step {begin.step} {begin.reward_mean:.3f} ({begin.episodes} episodes), "
-            f"step {end.step} {end.reward_mean:.3f} ({end.episodes} episodes){rate}"
+            f"evaluation: step {begin.step} {reward(begin.reward_mean)} ({begin.episodes} episodes), "
+            f"step {end.step} {reward(end.reward_mean)} ({end.episodes} episodes){rate}"
         )
     if isinstance(report, Report) and report.scores:
         return [*lines, *_held_out(report)]
@@ -130,15 +134,15 @@ def _held_out(report: Report) -> list[str]:
         means = (
             ""
             if comparison.after is None
-            else f" {comparison.after:.3f}{which}, {comparison.earlier}: {comparison.before:.3f}"
+            else f" {reward(comparison.after)}{which}, {comparison.earlier}: {_reward(comparison.before)}"
         )
         return [f"mean reward on {comparison.prompts} prompts of both{left_out}:{means}", comparison.verdict]
     means = [mean for scores in by_prompt(report.scores).values() if (mean := mean_of(scores)) is not None]
     if not means:
         return [f"no reward: the hook failed on all {len(report.scores)} answers"]
     mean, low, high = mean_interval(means, CONFIDENCE)
-    interval = f" [{low:.3f}, {high:.3f}]" if len(means) > 1 else ""
-    return [f"mean reward: {mean:.3f}{interval} on {len(means)} prompts{which}; nothing was trained"]
+    interval = f" [{reward(low)}, {reward(high)}]" if len(means) > 1 else ""
+    return [f"mean reward: {reward(mean)}{interval} on {len(means)} prompts{which}; nothing was trained"]
 
 
 def make_folder(folder: Path) -> None:

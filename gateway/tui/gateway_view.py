@@ -21,11 +21,11 @@ from gateway.views.format import (
     number,
     percent,
     printable,
-    reward,
     seconds,
     short,
     table_of,
 )
+from swarm.progress import reward
 
 _ROUTES: Columns[tuple[str, RouteStatus]] = {
     "route": lambda row: row[0],

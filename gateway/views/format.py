@@ -161,11 +161,6 @@ def measure(value: float) -> str:
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-def reward(value: float) -> str:
-    """A reward as the lines of steps have it, ``0.006``; a smaller one that is not zero with its digits."""
-    return f"{value:.3f}" if value == 0 or 5e-4 <= abs(value) < 1e5 else f"{value:.3g}"
-
-
 def percent(part: float, whole: float) -> str:
     """``37%``, see :func:`share`; :data:`UNKNOWN` of nothing."""
     return share(part / whole) if whole > 0 else UNKNOWN

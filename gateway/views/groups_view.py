@@ -16,12 +16,12 @@ from gateway.views.format import (
     Table,
     measure,
     printable,
-    reward,
     seconds,
     short,
     table_of,
 )
 from swarm.judged_groups import GroupAnswer, JudgedGroup, StepRewards
+from swarm.progress import reward
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _REWARDS_SHOWN = 8

@@ -29,7 +29,6 @@ from gateway.views.format import (
     number,
     percent,
     printable,
-    reward,
     seconds,
     short,
     table_of,
@@ -48,7 +47,7 @@ from swarm.measures import (
     TASKS_WITH_SIGNAL,
     TRAIN,
 )
-from swarm.progress import batch_progress, groups_that_differ
+from swarm.progress import batch_progress, groups_that_differ, reward
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.types import StepResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.progress import DOING, batch_progress, share, step_line
+from swarm.progress import DOING, batch_progress, reward, share, step_line
 from swarm.states import EngineState
 from swarm.status import PoolInformation
 from swarm.types import StepResult
@@ -27,6 +27,17 @@ def test_a_step_line_leaves_out_what_the_engine_did_not_report() -> None:
     assert told == "step    1  reward 0.006 ±0.250  3 of 4 groups differ  2.0 s"
     none = step_line(step.model_copy(update={"metrics": metrics | {"swarm/tasks_with_signal": 0.0}}))
     assert "0 of 4 groups differ: nothing to learn" in none
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.00625, "0.006"), (-0.5, "-0.500"), (0, "0.000"), (0.0001, "0.0001"), (1.5e308, "1.5e+308"), (-1e-17, "0.000")],
+)
+def test_a_small_reward_is_not_said_to_be_none(value: float, told: str) -> None:
+    assert reward(value) == told
+    metrics = {"swarm/reward_mean": value, "swarm/reward_std": abs(value)}
+    step = StepResult(step=1, batch_id="b", metrics=metrics, seconds=2.0)
+    assert step_line(step) == f"step    1  reward {told} ±{told.removeprefix('-')}  2.0 s"
 
 
 @pytest.mark.parametrize(

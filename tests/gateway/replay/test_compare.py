@@ -68,6 +68,7 @@ async def test_prompts_are_paired_by_content_whatever_their_order_and_hardness()
         ([-0.1, -0.3] * 10, "worse by 0.200 [0.152, 0.248] on 20 prompts"),
         ([0.3, -0.2] * 10, "no difference can be told on 20 prompts: +0.050 [-0.070, 0.170]; about 187 more prompts"),
         ([0.5, -0.5] * 10, "no difference can be told on 20 prompts: +0.000 [-0.240, 0.240]"),
+        ([0.0002, 0.0001] * 10, "better by 0.00015 [0.000126, 0.000174] on 20 prompts"),
         ([0.0] * 20, "no difference can be told on 20 prompts: +0.000 [0.000, 0.000]"),
     ],
 )

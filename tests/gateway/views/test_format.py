@@ -85,14 +85,6 @@ def test_short_keeps_what_fits_and_marks_what_is_cut() -> None:
     assert format.short("日本語の名前", 5) == "日本…"
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [(0.00625, "0.006"), (-0.5, "-0.500"), (0, "0.000"), (0.0001, "0.0001"), (1.5e308, "1.5e+308")],
-)
-def test_reward(value: float, written: str) -> None:
-    assert format.reward(value) == written
-
-
 def test_a_table_as_text_aligns_its_columns() -> None:
     rows = [format.Row(("7", "a")), format.Row(("12", "bcd")), format.Row(("1", "e"))]
     text = format.text_lines(format.Table((">count", "name"), rows), 2)
