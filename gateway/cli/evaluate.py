@@ -62,6 +62,7 @@ def evaluate(
     from gateway.replay.run import ALL_SENT, make_config, read_prompts, replay
     from gateway.replay.senders import HttpSender
     from gateway.reports.printing import make_folder, print_report, write_report
+    from gateway.views.format import printable
     from reward_hooks import load_hooks
     from swarm.checkpoints import check_kept, checkpoint, checkpoint_folder, score_of
 
@@ -115,7 +116,7 @@ def evaluate(
         if not replay_report.answered or replay_report.stopped_because != ALL_SENT:
             raise ConfigError(f"{name} did not answer: {failures or replay_report.stopped_because}")
         if failures:
-            typer.echo(f"{name}: {failures}", err=True)
+            typer.echo(printable(f"{name}: {failures}"), err=True)
         return replay_report
 
     with ends_by_signals(), ExitStack() as models:

@@ -28,6 +28,7 @@ from gateway.reports.report import (
     read_report,
     versions,
 )
+from gateway.views.format import printable
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.intervals import mean_interval
@@ -82,7 +83,7 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
             table.add_row(*compress(cells, shows), *(_reward(rewards.get(point.step)) for rewards in beside))
         console.print(table)
     for line in summary(report, others):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, soft_wrap=True)
 
 
 def _reward(value: float | None) -> str:

@@ -180,6 +180,14 @@ def test_a_label_is_shown_as_it_is_written(label: str, tmp_path: Path) -> None:
     assert (tmp_path / "report.png").exists()
 
 
+def test_what_an_application_says_commands_no_terminal() -> None:
+    console = Console(width=100, record=True)
+    failure = Failure(count=2, example="<html>\n\x1b]0;owned\x07\r busy")
+    print_report(report().model_copy(update={"failures": {"HTTP 500": failure}}), console=console)
+    lines = console.export_text().splitlines()
+    assert [line for line in lines if "HTTP 500" in line and "busy" in line and line.isprintable()], lines
+
+
 def test_it_says_whether_the_run_learns_beside_its_control_and_on_held_out_tasks() -> None:
     rewards = tuple(0.2 + 0.02 * step + 0.01 * (step % 3) for step in range(20))
     run = report(rewards=rewards)
