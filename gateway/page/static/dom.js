@@ -29,8 +29,9 @@ function filled(element, classes, properties, children) {
 /** Replace what `parent` contains; a link or button that the keyboard is at, and that is there again, keeps it. */
 export function show(parent, ...children) {
   const name = (element) => `${element.tagName} ${element.getAttribute("href")} ${element.textContent}`;
-  const held = /** @type {HTMLElement} */ (parent.querySelector(":is(a, button, summary):focus-visible"));
-  const like = () => (held ? [...parent.querySelectorAll("a, button, summary")].filter((element) => name(element) === name(held)) : []);
+  const held = parent.querySelector(":is(a, button, summary):focus-visible");
+  const all = () => [.../** @type {NodeListOf<HTMLElement>} */ (parent.querySelectorAll("a, button, summary"))];
+  const like = () => (held ? all().filter((element) => name(element) === name(held)) : []);
   const place = like().indexOf(held);
   parent.replaceChildren(...children.flat(3).filter(Boolean));
   like()[place]?.focus({ preventScroll: true });

@@ -6,6 +6,8 @@ import { order, state } from "/ui/groups.js";
 
 /** Whether groups are judged blind; it stays on from group to group. */
 let blind = false;
+/** Corrections that are being written, by group: who comes back to one goes on with it. */
+const drafts = new Map();
 
 /** The group under `#/group/ID`. */
 export async function openGroup(main, id, app) {
@@ -23,8 +25,8 @@ export async function openGroup(main, id, app) {
   const shuffled = shuffle(group.answers.map((answer) => answer.index), group.id);
   let focus = 0;
   let marked = true;
-  let editing = null;
-  let draft = null;
+  /** Of which answer the correction is written, and what of it is there. */
+  let { editing = null, draft = null } = (mayJudge && drafts.get(id)) || {};
   let busy = false;
 
   const mine = () => group.judgements[app.me.name];
@@ -142,7 +144,7 @@ export async function openGroup(main, id, app) {
   function editor(answer) {
     // without the words that it was cut, see _shortened of kept_groups.py
     const text = answer.text.replace(/\n\[\d+ more characters are not kept\]$/, "");
-    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? text, oninput: () => (draft = area.value) });
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? text, oninput: () => drafts.set(id, { editing, draft: (draft = area.value) }) });
     area.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") leave();
@@ -151,8 +153,12 @@ export async function openGroup(main, id, app) {
     setTimeout(() => area.focus());
     return h("div.editor", {}, area, h("div", {}, h("button.main", { onclick: () => judge(answer.index, area.value) }, "Keep the correction ", h("kbd", {}, "Ctrl Enter")), h("button", { onclick: leave }, "Cancel ", h("kbd", {}, "Esc"))));
   }
-  function leave() {
+  function close() {
     editing = draft = null;
+    drafts.delete(id);
+  }
+  function leave() {
+    close();
     draw();
   }
   function edit() {
@@ -160,13 +166,13 @@ export async function openGroup(main, id, app) {
     editing = shown()[focus].index;
     draw();
   }
-  async function judge(pick, correction = "") {
+  async function judge(pick, correction = null) {
     if (!mayJudge || busy) return;
     const wasBlind = hidden();
     const seen = shown().findIndex((answer) => answer.index === pick) + 1;
     const picked = `Picked ${seen}${seen === numberOf(pick) ? "" : `, which is answer ${numberOf(pick)}`}.`;
-    await say("POST", { pick, correction, blind: wasBlind }, (kept) => {
-      editing = draft = null;
+    await say("POST", { pick, correction: correction ?? "", blind: wasBlind }, (kept) => {
+      if (correction !== null) close();
       const trains = kept.trains ? "It trains: the hook sees it when the group closes." : "Too late to train: it counts as evidence.";
       return `${pick === null ? "None is good." : picked} ${trains}`;
     });

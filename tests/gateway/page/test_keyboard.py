@@ -68,6 +68,39 @@ async def test_what_has_the_keyboard_keeps_it_when_news_come(
         assert (await tab.js(_FOCUSED), tab.faults) == (words, [])
 
 
+async def test_a_correction_that_is_being_written_is_not_lost_by_a_key(site: Site, chrome: Browser) -> None:
+    for text in ("first prompt", "second prompt"):
+        await site.ask(text)
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await tab.until("document.querySelectorAll('.row').length === 2")
+        await tab.press("Enter")
+        await tab.sees("1 of 2")
+        await tab.press("l", "e")
+        await tab.until("document.activeElement.tagName === 'TEXTAREA'")
+        await tab.write(" corrected")
+        written = await tab.js("document.querySelector('textarea').value")
+        # a click on another answer, to compare
+        await tab.js("document.activeElement.blur()")
+        await tab.press("1")
+        await tab.sees("You picked 1.")
+        await tab.until("document.activeElement.tagName === 'TEXTAREA'")
+        await tab.js("document.activeElement.blur()")
+        await tab.press("j")
+        await tab.sees("2 of 2")
+        assert not await tab.js("!!document.querySelector('textarea')")
+        await tab.press("k")
+        await tab.until("document.querySelector('textarea')?.value", lambda text: text == written)
+        await tab.js("document.querySelector('.editor button').click()")
+        await tab.sees("answer 2, corrected")
+        await tab.press("j")
+        await tab.sees("2 of 2")
+        await tab.press("k")
+        await tab.sees("1 of 2")
+        assert not await tab.js("!!document.querySelector('textarea')")
+        assert tab.faults == []
+
+
 async def test_what_is_marked_to_be_copied_stays_marked(site: Site, chrome: Browser) -> None:
     read = "performance.getEntriesByType('resource').filter((one) => one.name.endsWith('/api/learning')).length"
     async with chrome.tab() as tab:
