@@ -60,5 +60,7 @@ def main(command: str = "gateway.cli.root:app") -> None:
 
 
 def _leave(message: str, code: int = 2) -> NoReturn:
-    print(f"swarm-gateway: {' '.join(message.split())}", file=sys.stderr)
+    # a server's words may not command the terminal
+    words = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(message.split()))
+    print(f"swarm-gateway: {words}", file=sys.stderr)
     sys.exit(code)

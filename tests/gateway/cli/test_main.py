@@ -16,7 +16,7 @@ import gateway
 import swarm
 from gateway.cli import main
 from gateway.cli.root import app
-from swarm.errors import EngineError
+from swarm.errors import EngineError, RequestError
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +153,7 @@ def test_a_wrong_up_file_names_what_is_wrong(
             1,
             "swarm-gateway: the engine is offline: out of memory\n",
         ),
+        (RequestError("no \x1b]0;owned\x07 such"), 2, "swarm-gateway: no \ufffd]0;owned\ufffd such\n"),
         (EngineError("verl refuses the job", code="wrong_config"), 2, "swarm-gateway: verl refuses the job\n"),
     ],
 )
