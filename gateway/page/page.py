@@ -168,7 +168,7 @@ class WebPage:
     async def _show(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._keys.audit_read(visitor.name, f"group {group.id} read")
-        return {"at": time.time(), "me": visitor.name, **group.whole()}
+        return {"at": time.time(), "me": visitor.name, "last": self._events.latest, **group.whole()}
 
     async def _judge(self, request: Request, visitor: Visitor) -> Any:
         gateway: Gateway = request.state.gateway

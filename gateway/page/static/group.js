@@ -20,7 +20,7 @@ export async function openGroup(main, id, app) {
     return { keys: { Escape: ["back to the list", () => app.list()] } };
   }
   order.last = id;
-  app.follow("");
+  app.follow(group.last);
   const mayJudge = app.me.scope !== "look";
   const shuffled = shuffle(group.answers.map((answer) => answer.index), group.id);
   let focus = 0;

@@ -587,6 +587,27 @@ async def test_a_group_that_comes_while_the_list_is_read_is_in_it(site: Site, ch
         assert tab.faults == []
 
 
+async def test_what_happens_to_a_group_before_the_stream_is_open_is_shown(open_site: Site, chrome: Browser) -> None:
+    site = open_site
+    await site.ask("a prompt")
+    [group] = await (await site.visit("judge")).groups()
+    async with chrome.tab() as tab:
+        # somebody judges between the group and the stream
+        source = """window.EventSource = class extends EventSource {
+            constructor(url) {
+                const judging = new XMLHttpRequest();
+                judging.open('POST', '/ui/api/groups/GROUP/judgement', false);
+                judging.setRequestHeader('content-type', 'application/json');
+                judging.send('{"pick": 0}');
+                super(url);
+            }
+        }"""
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=source.replace("GROUP", group["id"]))
+        await log_in(tab, site, place=f"#/group/{group['id']}")
+        await tab.sees("You picked 1.")
+        assert tab.faults == []
+
+
 async def test_a_long_answer_stays_where_it_is_read_while_others_judge(
     open_site: Site, swarm: Swarm, chrome: Browser
 ) -> None:
