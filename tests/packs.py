@@ -154,16 +154,19 @@ def main() -> None:
     for package in PACKAGES:
         compileall.compile_dir(ROOT / package, quiet=1, workers=0)
     with tempfile.TemporaryDirectory(prefix="packs-") as scratch, ThreadPoolExecutor(os.cpu_count()) as workers:
-        for _ in workers.map(partial(_try_without, Path(scratch)), PACKS):
+        whole = _copy(Path(scratch) / "whole", PACKAGES)
+        for _ in workers.map(partial(_try_without, whole), PACKS):
             pass
         if sys.argv[1:] != ["core"]:
             return
-        core = _copy(Path(scratch) / "all packs", (".",), *PACKS)
+        core = _copy(Path(scratch) / "all packs", (".",))
+        _delete(core, *PACKS)
         _run(core, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *(f"--ignore={path}" for path in WHOLE))
 
 
-def _try_without(scratch: Path, pack: str) -> None:
-    copy = _copy(scratch / pack, PACKAGES, pack, *(name for name, other in PACKS.items() if pack in other.needs))
+def _try_without(whole: Path, pack: str) -> None:
+    copy = shutil.copytree(whole, whole.with_name(pack), copy_function=os.link)
+    _delete(copy, pack, *(name for name, other in PACKS.items() if pack in other.needs))
     paths = [path.relative_to(copy) for package in PACKAGES for path in sorted((copy / package).rglob("*.py"))]
     # the engine's modules need torch: tests/test_layering.py alone holds what they import
     light = [path.with_suffix("") for path in paths if "__" not in path.name and path.parts[:2] != ("adapters", "verl")]
@@ -189,8 +192,8 @@ def _import_and_help(folder: Path, modules: Sequence[str]) -> None:
         importlib.import_module("gateway.cli").main()
 
 
-def _copy(folder: Path, paths: Sequence[str], *without: str) -> Path:
-    """What is tracked below ``paths``, in ``folder``, without these packs and their tests."""
+def _copy(folder: Path, paths: Sequence[str]) -> Path:
+    """What is tracked below ``paths``, in ``folder``."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -200,11 +203,15 @@ def _copy(folder: Path, paths: Sequence[str], *without: str) -> Path:
             if (ROOT / path).is_file():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / path, folder / path, follow_symlinks=False)
-    for pack in (PACKS[name] for name in without):
+    return folder
+
+
+def _delete(folder: Path, *names: str) -> None:
+    """Delete these packs and their tests."""
+    for pack in (PACKS[name] for name in names):
         modules = (f"{module.replace('.', '/')}{end}" for module in pack.modules for end in ("", ".py"))
         for path in [path for pattern in (*pack.tests, *modules) for path in folder.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return folder
 
 
 def _run(folder: Path, *arguments: str) -> None:
