@@ -3,7 +3,7 @@ leave there while they run, so that other commands find their servers.
 
 Invariant: nothing in the folder changes before it is held, and one process holds it at a time; what an earlier start
 wrote is kept. Only its owner reads that file, for it holds the token that the run's processes share, which dies with
-the run; and it counts only while the process that wrote it lives.
+the run; and it counts only while the process that wrote it lives, and not in a copy of the folder.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def run_of_this_process(file: Path | None, servers: list[RunServer], gateway: st
 
 
 def living_run(run_dir: Path) -> RunFile | None:
-    """The run in this folder; ``None`` if none runs, or if its file is not this user's alone."""
+    """The run in this folder; ``None`` if none runs, or if its file is another folder's, or not
+    this user's alone."""
     try:
         with (run_dir / RUN_FILE).open("rb") as reader:
             about = os.fstat(reader.fileno())
@@ -201,6 +202,9 @@ def living_run(run_dir: Path) -> RunFile | None:
             return None
         run = RunFile.model_validate_json(text)
         started = since_boot(psutil.Process(run.pid))
+        # a copy of the folder has the original's
+        if not any(os.path.samefile(run_dir, server.run_dir) for server in run.servers):
+            return None
     except (OSError, ValidationError, psutil.Error):
         return None
     return run if abs(started - run.started) < _SAME_START else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.here import gateway_run
+from gateway.cli.here import gateway_run, runs_of
 from gateway.cli.root import app
 from gateway.cli.sections import read_plan
 from gateway.launch import run_folder
@@ -179,6 +180,19 @@ def test_a_file_of_a_dead_run_or_of_somebody_else_counts_for_nothing(tmp_path: P
     for changed in ({"pid": dead.pid, "started": started}, {"started": alive.started - 60}):
         run_folder.write_run(alive.model_copy(update=changed))
         assert run_folder.living_run(tmp_path) is None
+
+
+def test_a_copy_of_a_run_folder_leads_to_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, copied = tmp_path / "project", tmp_path / "copied"
+    run_dir = project / "runs/default"
+    run_dir.mkdir(parents=True)
+    server = run_folder.RunServer(job="", url="http://127.0.0.1:9", run_dir=run_dir)
+    run_folder.write_run(run := run_folder.run_of_this_process(None, [server], "", "t"))
+    shutil.copytree(project, copied)
+    (tmp_path / "linked").symlink_to(project)
+    for folder, found in (("project", [run]), ("linked", [run]), ("copied", [])):
+        monkeypatch.chdir(tmp_path / folder)
+        assert runs_of() == found, folder
 
 
 def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
