@@ -112,7 +112,7 @@ class Journal:
                 return cls(path, lock, connection, retention)
             except BaseException as exc:
                 connection.close()
-                if isinstance(exc, sqlite3.Error):
+                if isinstance(exc, sqlite3.Error | ValueError):
                     raise unreadable(path, exc) from exc
                 if isinstance(exc, UnavailableError):
                     raise ConfigError(exc.message) from exc
@@ -127,11 +127,8 @@ class Journal:
         Raises:
             ConfigError: the file is damaged.
         """
-        try:
-            with reading(self._path) as connection:
-                return replace(recover(connection), tombstones=tombstones(self._path.parent))
-        except ValueError as exc:
-            raise unreadable(self._path, exc) from exc
+        with reading(self._path) as connection:
+            return replace(recover(connection), tombstones=tombstones(self._path.parent))
 
     @property
     def error(self) -> str:

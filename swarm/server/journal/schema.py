@@ -151,7 +151,7 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     """A read-only connection to a journal, whether its server runs or not, for the length of the block.
 
     Raises:
-        ConfigError: there is no journal, it is empty, or it cannot be read, also inside the block.
+        ConfigError: there is no journal, it is empty, or it cannot be read or is damaged, also inside the block.
     """
     if not path.is_file():
         raise ConfigError(f"there is no journal {path}: give the run folder of a swarm server (--run-dir)")
@@ -160,7 +160,7 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
             if _version(connection, path) == 0:
                 raise ConfigError(f"the journal {path} is empty")
             yield connection
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, ValueError) as exc:  # ValueError: what is packed in a row, or no text
         raise unreadable(path, exc) from exc
 
 
@@ -193,7 +193,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         except BaseException:
             connection.close()
             raise
-    except (sqlite3.Error, OSError) as exc:
+    except (sqlite3.Error, OSError, ValueError) as exc:  # ValueError: a text that is none
         raise unreadable(path, exc) from exc
     return connection
 

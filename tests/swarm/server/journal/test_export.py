@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import stat
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -257,6 +259,16 @@ def test_what_cannot_be_exported_leaves_no_file(
     with pytest.raises(ConfigError, match=message):
         export(folder / journal, folder / out, "all", run)
     assert not [file.name for file in folder.iterdir() if "x." in file.name]
+
+
+@pytest.mark.parametrize(("table", "column"), [("episodes", "output"), ("trajectories", "data")])
+def test_a_damaged_row_is_damage_of_the_journal(path: Path, tmp_path: Path, table: str, column: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE {table} SET {column} = substr({column}, 1, 3)")
+        connection.commit()
+    with pytest.raises(ConfigError, match=r"cannot read the journal .*journal\.db"):
+        export(path, tmp_path / "x.jsonl", "all")
+    assert not (tmp_path / "x.jsonl").exists()
 
 
 def test_one_run_alone_with_progress(path: Path, tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
         open_and_close(folder / "journal.db")
 
 
+def test_tables_whose_names_no_text_can_say_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    open_and_close(path)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE runs", b"CREATE \xff\x83BLE runs"))
+    with pytest.raises(ConfigError, match="cannot read the journal"):
+        Journal.open(path)
+
+
 def test_a_refused_file_leaves_the_folder_free(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"this is no database at all" * 100)
