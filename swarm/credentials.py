@@ -105,8 +105,9 @@ def replace_private(path: Path, contents: BaseModel, *, keeps_owner: bool = Fals
 
 
 def append_private(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line of JSON to a file that only its owner reads, see :func:`swarm.files.append_line`."""
-    append_line(path, json.dumps(entry, default=str).encode() + b"\n")
+    """Append a line of JSON to a file that only its owner reads; one that root begins is the folder's owner's, see
+    :func:`swarm.files.append_line`."""
+    append_line(path, json.dumps(entry, default=str).encode() + b"\n", keeps_owner=True)
 
 
 async def append_audit(path: Path, entry: Mapping[str, Any]) -> None:

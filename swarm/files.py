@@ -54,9 +54,10 @@ def replace_file(path: Path, content: bytes, *, keeps_owner: bool = False) -> No
         partial.unlink(missing_ok=True)
 
 
-def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
+def append_line(path: Path, line: bytes, *, durable: bool = True, keeps_owner: bool = False) -> None:
     """Append ``line``, which ends with a line break, to a file that only its owner reads; ``durable``: it is on disk
-    when this returns. A line that a full disk or a kill cut off before harms it not.
+    when this returns; ``keeps_owner``: what root begins is given as :func:`give` says. A line that a full disk or a
+    kill cut off before harms it not.
 
     Raises:
         OSError: it cannot be written.
@@ -64,6 +65,8 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
+        if keeps_owner and not size:
+            give(descriptor, path.parent)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
         if os.write(descriptor, line) < len(line):

@@ -148,6 +148,20 @@ def test_what_root_writes_stays_readable_for_the_server_whose_folder_it_is(token
     assert stat.S_IMODE(tokens.path.stat().st_mode) == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for others")
+def test_a_file_of_lines_that_root_begins_is_the_servers_whose_folder_it_is(tmp_path: Path) -> None:
+    """As `sudo swarm-gateway swarm export`: the server could not read what was exported, and deleted nothing."""
+    os.chown(tmp_path, 1234, 1235)
+    for name, owner in (("begun.jsonl", (1234, 1235)), ("another.jsonl", (1236, 1237))):
+        path = tmp_path / name
+        if name == "another.jsonl":
+            path.write_text("{}\n")
+            os.chown(path, *owner)
+        append_private(path, {"n": 1})
+        append_private(path, {"n": 2})
+        assert (path.stat().st_uid, path.stat().st_gid) == owner
+
+
 def test_writers_do_not_lose_each_others_tokens(tokens: TokenFile) -> None:
     names = [f"t{n}" for n in range(16)]
     threads = [threading.Thread(target=tokens.create, args=(name, ["read"])) for name in names]
