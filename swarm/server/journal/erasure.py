@@ -89,12 +89,16 @@ def note_export(journal: Path, what: str) -> None:
 
     Raises:
         ConfigError: the journal cannot be read.
-        OSError: it cannot be noted.
+        UnavailableError: the disk refuses it.
     """
     with reading(journal) as connection:
         newest = connection.execute("SELECT max(claimed_at) FROM episodes").fetchone()[0]
-    # a clock that was set back since a claim hides no file that may hold it
-    append_private(journal.parent / EXPORTS, {"what": what, "when": max(time.time(), newest or 0.0)})
+    notes = journal.parent / EXPORTS
+    try:
+        # a clock that was set back since a claim hides no file that may hold it
+        append_private(notes, {"what": what, "when": max(time.time(), newest or 0.0)})
+    except OSError as exc:
+        raise UnavailableError(f"cannot write {notes}: {exc.strerror or exc}; without it nothing is exported") from exc
 
 
 def exports(folder: Path, matches: Collection[Match]) -> set[str]:

@@ -83,6 +83,7 @@ def export(
 
     Raises:
         ConfigError: no journal, an unknown run, another ending, or a folder that cannot be written.
+        UnavailableError: the run folder, which notes what is exported, cannot be written.
     """
     opener = _SINKS.get(out.suffix)
     if decode is not None:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import asdict, replace
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, UnavailableError
+from swarm.server.journal.erasure import EXPORTS
 from swarm.server.journal.export import ExportState, export
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import QuarantineRow, RunRow
@@ -267,6 +268,15 @@ def test_a_damaged_row_is_damage_of_the_journal(path: Path, tmp_path: Path, tabl
         connection.execute(f"UPDATE {table} SET {column} = substr({column}, 1, 3)")
         connection.commit()
     with pytest.raises(ConfigError, match=r"cannot read the journal .*journal\.db"):
+        export(path, tmp_path / "x.jsonl", "all")
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_an_export_that_cannot_be_noted_names_the_file_of_notes(path: Path, tmp_path: Path) -> None:
+    (tmp_path / EXPORTS).mkdir()
+    with pytest.raises(
+        UnavailableError, match=r"cannot write .*exports\.jsonl: Is a directory; .* nothing is exported"
+    ):
         export(path, tmp_path / "x.jsonl", "all")
     assert not (tmp_path / "x.jsonl").exists()
 
