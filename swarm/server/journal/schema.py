@@ -155,8 +155,13 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     """
     if not path.is_file():
         raise ConfigError(f"there is no journal {path}: give the run folder of a swarm server (--run-dir)")
+    file = path.resolve()
+    address = f"{file.as_uri()}?mode=ro"
+    if not (os.access(file.parent, os.W_OK) or file.with_name(file.name + "-wal").exists()):
+        # a copy that nobody writes, and beside which SQLite cannot put what readers share
+        address += "&immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(address, uri=True)) as connection:
             if _version(connection, path) == 0:
                 raise ConfigError(f"the journal {path} is empty")
             yield connection

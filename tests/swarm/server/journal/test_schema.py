@@ -14,7 +14,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.schema import SCHEMA_VERSION, open_to_write
+from swarm.server.journal.schema import SCHEMA_VERSION, open_to_write, reading
 from tests.disks import fill, small_disk
 
 OPEN = "import pathlib, sys; from swarm.server.journal.journal import Journal; Journal.open(pathlib.Path(sys.argv[1]))"
@@ -65,6 +65,16 @@ def test_tables_whose_names_no_text_can_say_are_damage(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE runs", b"CREATE \xff\x83BLE runs"))
     with pytest.raises(ConfigError, match="cannot read the journal"):
         Journal.open(path)
+
+
+def test_a_copy_on_a_disk_that_nobody_writes_is_read(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as folder:
+        open_and_close(folder / "journal.db")
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        with reading(folder / "journal.db") as connection:
+            assert connection.execute("SELECT count(*) FROM episodes").fetchone() == (0,)
+        with pytest.raises(ConfigError, match="cannot write in the run folder"):
+            Journal.open(folder / "journal.db")
 
 
 def test_a_refused_file_leaves_the_folder_free(tmp_path: Path) -> None:
