@@ -15,6 +15,7 @@ from gateway.cli.sections import parse_server
 from gateway.config.gateway import ONLY_ROUTE
 from gateway.config.takeover import ServeConfig
 from gateway.launch.plan import ServerPlan, UpPlan
+from gateway.launch.run_folder import check_free
 from gateway.launch.servers import check_earlier
 from gateway.launch.up import check_ports
 from swarm.checkpoints import check_kept, checkpoint_folder, saved_step
@@ -39,7 +40,7 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
     for server in plan.servers:
         _check_job(server)
     # this file's own run has its ports and its folder
-    if plan.file is None or not runs_of(plan.file):
+    if plan.file is None or plan.file.resolve() not in {run.file and run.file.resolve() for run in runs_of(plan.file)}:
         if only:
             check_ports(plan)
         for server in plan.servers:
@@ -61,6 +62,7 @@ def _check_job(server: ServerPlan) -> None:
 
 
 def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
+    check_free(server.run_dir)
     if plan.earlier_run in ("fresh", "replace"):
         return
     if plan.from_step is not None:

@@ -277,12 +277,13 @@ def test_a_port_in_use_is_told(command: str, project: Path, told: Callable[[str]
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_run_folder_in_use_is_told_and_not_touched(project: Path, told: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("command", ["up my.yaml", "up my.yaml --check", "up my.yaml --check --fresh"])
+def test_a_run_folder_in_use_is_told_and_not_touched(command: str, project: Path, told: Callable[[str], str]) -> None:
     log = project / "runs/default/logs/swarm.log"
     with held(project / "runs/default"):
         log.parent.mkdir()
         log.write_text("of the first one")
-        message = told("up my.yaml")
+        message = told(command)
     assert "in use by another `up` or `train` (pid " in message and "or set swarm.run_dir" in message
     assert log.read_text() == "of the first one"
 
