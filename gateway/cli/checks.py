@@ -63,7 +63,13 @@ def _check_job(server: ServerPlan) -> None:
 
 def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
     check_free(server.run_dir)
-    if plan.earlier_run in ("fresh", "replace"):
+    fresh = plan.earlier_run == "fresh"
+    if fresh and plan.file is not None and plan.file.parent.resolve().is_relative_to(server.run_dir):
+        raise ConfigError(
+            f"--fresh would rename {server.run_dir}, which holds {plan.file.name}: set swarm.run_dir to a folder of "
+            "its own"
+        )
+    if fresh or plan.earlier_run == "replace":
         return
     if plan.from_step is not None:
         check_kept(checkpoint_folder(server.job, server.run_dir), plan.from_step)

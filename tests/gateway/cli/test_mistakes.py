@@ -288,6 +288,13 @@ def test_a_run_folder_in_use_is_told_and_not_touched(command: str, project: Path
     assert log.read_text() == "of the first one"
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_folder_that_holds_the_file_is_not_renamed(project: Path, told: Callable[[str], str]) -> None:
+    (project / "my.yaml").write_text(UP.replace("swarm:", "swarm:\n  run_dir: ."))
+    message = told("up my.yaml --check --fresh")
+    assert f"--fresh would rename {project}, which holds my.yaml: set swarm.run_dir to a folder of its own" in message
+
+
 @pytest.fixture
 def earlier(project: Path) -> None:
     """A run in the folder that has done seven steps and saved six."""
