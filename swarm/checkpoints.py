@@ -182,7 +182,11 @@ def copy(folder: Path, step: int, into: Path) -> None:
         OSError: it cannot be written, or the checkpoint went meanwhile.
     """
     into.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(checkpoint(folder, step), checkpoint(into, step), copy_function=_linked)
+    try:
+        shutil.copytree(checkpoint(folder, step), checkpoint(into, step), copy_function=_linked)
+    except shutil.Error as exc:
+        # of all its files that failed, the first says why
+        raise OSError(exc.args[0][0][2]) from exc
 
 
 def _linked(source: str, target: str) -> None:

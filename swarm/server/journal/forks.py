@@ -7,6 +7,7 @@ them as its ancestors; and nothing of what people wrote.
 from __future__ import annotations
 
 import json
+import sqlite3
 import uuid
 from contextlib import closing
 from pathlib import Path
@@ -51,7 +52,10 @@ def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
     job = parse_job(job_yaml, f"the job in {journal}").model_copy(update={"checkpoint_dir": None})
     rows.append(RunRow(uuid.uuid4().hex, dump_job(job)))
     with closing(open_to_write(into)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        write(connection, rows)
-        connection.execute("COMMIT")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            write(connection, rows)
+            connection.execute("COMMIT")
+        except sqlite3.Error as exc:
+            raise ConfigError(f"cannot write {into}: {exc}") from exc
     return job

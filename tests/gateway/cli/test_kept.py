@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.keys.store import KeyFile
 from gateway.launch.plan import ServerPlan
 from gateway.launch.servers import check_earlier
 from swarm.checkpoints import LATEST, hold, kept_steps, saved_step
+from swarm.errors import ConfigError
 from swarm.evidence.stages import ServingStage, StageRules
 from swarm.job import TrainJob, dump_job
 from swarm.server.app import create_app
@@ -26,6 +28,7 @@ from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import EvaluationRow, JournalRow, PairRow, RunRow, StageRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.types import Notes, StepResult, WorkflowOutput
+from tests.disks import fill, small_disk
 from tests.gateway.cli.test_models import journal, saved, steps
 from tests.gateway.conftest import gateway_before
 from tests.standins import engine
@@ -139,6 +142,26 @@ def test_a_fork_goes_on_from_a_kept_version_in_a_folder_of_its_own(run_dir: Path
     noted = [json.loads(line)["what"] for line in (run_dir / EXPORTS).read_text().splitlines()]
     assert noted == [f"the run folder {out}"], "`data report` names it"
     assert "exists" in str(command("fork", "2", *told).exception) and list(tmp_path.glob(".fork*")) == []
+
+
+def test_a_fork_that_a_full_disk_stops_is_told_in_one_sentence_and_leaves_nothing(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    (run_dir / "checkpoints/global_step_2/weights").write_bytes(b"w" * 40_000)
+    with small_disk(tmp_path / "disk", 2) as disk:
+        size = (ballast := fill(disk)).stat().st_size
+        told: list[str] = []
+        for room in range(0, size, 8192):
+            os.truncate(ballast, size - room)
+            if not (result := command("fork", "2", "--run-dir", str(run_dir), "--out", str(disk / "fork"))).exit_code:
+                break
+            assert isinstance(result.exception, ConfigError), result.exception
+            told.append(result.exception.message)
+            assert list(disk.iterdir()) == [ballast]
+        assert kept_steps(disk / "fork/checkpoints") == [2]
+    assert all(len(message.splitlines()) == 1 and "[(" not in message for message in told)
+    assert any("cannot make the run folder" in message and "No space left on device" in message for message in told)
+    assert any("cannot write" in message and "disk is full" in message for message in told)
 
 
 def test_a_fork_is_named_as_any_file_may_name_it(
