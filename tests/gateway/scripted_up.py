@@ -197,9 +197,10 @@ def main() -> None:
         return
     if script == "gateway-dies":
         sys.exit("swarm-gateway: port 8000 on 127.0.0.1 is in use")
-    print("gateway listening on http://127.0.0.1:9", flush=True)
     for served in (config, *config.get("routes", [])):
         print(f"serving {served.get('name', 'all')} {served['swarm_url']}", flush=True)
+    # last: from then on it may be ended, and its log be read
+    print("gateway listening on http://127.0.0.1:9", flush=True)
     signal.pause()
 
 
