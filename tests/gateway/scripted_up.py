@@ -4,8 +4,8 @@
 
 The script is a word: ``steps`` (boot, roll, two steps, serve on), ``never-up`` (dies while it boots), ``dies-once``,
 ``dies-always`` and ``wrong-config`` (it dies once it rolls), ``stopped`` (the same on purpose), ``done`` (offline after
-its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``,
-``slow-start``, ``slow-stop``, ``server-dies`` (once its engine rolls), ``server-dies-first`` (when that is to start).
+its two steps), ``model-gone`` (``dies-once``, and it cannot be started again), ``gateway-dies``, ``slow-stop``,
+``server-dies`` (once its engine rolls), ``server-dies-first`` (when that is to start).
 With ``@NAME`` behind it, it is for the server whose run folder has that name, and the others follow ``steps``. A model
 is served once its folder has the file ``serves``, and answers with its own name, or refuses a prompt with TOO LONG;
 with ``no-memory`` it ends instead. It is exported unless the run folder has ``no-export``. Every command that the
@@ -121,8 +121,6 @@ def serve_swarm(script: str, config: dict[str, Any]) -> None:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    if script == "slow-start":
-        time.sleep(5)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     print(f"swarm server listening on http://127.0.0.1:{server.server_port}", flush=True)

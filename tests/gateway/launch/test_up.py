@@ -19,7 +19,7 @@ import pytest
 from gateway.launch.children import FOLDER_VARIABLE as UP_FOLDER
 from gateway.launch.plan import IncumbentPlan, ServerPlan, UpPlan
 from gateway.launch.run_folder import held
-from gateway.launch.servers import Server, with_servers
+from gateway.launch.servers import START_DEADLINE, Server, with_servers
 from gateway.launch.up import run_up
 from gateway.launch.watch import UpFailedError
 from swarm.client import SwarmClient
@@ -448,8 +448,14 @@ def test_the_jobs_end_together_when_all_have_done_their_last_step(tmp_path: Path
 def test_a_server_may_take_longer_to_open_its_journal_than_others_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.launch.up.START_DEADLINE", 4.0)
-    assert Run("slow-start", tmp_path, step=interrupt())()[-1] == "stopped"
+    others = START_DEADLINE
+
+    def listening(values: dict[str, Any]) -> None:
+        # the gateway starts now
+        monkeypatch.setattr("gateway.launch.up.START_DEADLINE", others)
+
+    monkeypatch.setattr("gateway.launch.up.START_DEADLINE", 0.0)
+    assert Run("steps", tmp_path, listening=listening, step=interrupt())()[-1] == "stopped"
 
 
 def test_a_gateway_that_cannot_start_ends_it_with_its_last_words(tmp_path: Path) -> None:
