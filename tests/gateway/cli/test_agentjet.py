@@ -45,7 +45,7 @@ def launched(folder: Path, *flags: str) -> Generator[subprocess.Popen[str]]:
         env=environ,
         start_new_session=True,
     )
-    deadline = Timer(60, process.kill)
+    deadline = Timer(180, process.kill)
     deadline.start()
     try:
         yield process
@@ -70,7 +70,10 @@ def told(process: subprocess.Popen[str]) -> str:
 def test_it_serves_on_loopback_and_says_so(tmp_path: Path) -> None:
     with launched(tmp_path, "--swarm-port=0") as process:
         url = told(process).split()[-1]
-        assert httpx.get(f"{url}/get_engine_status", trust_env=False).json()["engine_status"] == "ENGINE.OFFLINE"
+        assert (
+            httpx.get(f"{url}/get_engine_status", timeout=60, trust_env=False).json()["engine_status"]
+            == "ENGINE.OFFLINE"
+        )
         hosts = {c.laddr.ip for c in psutil.Process(process.pid).net_connections("tcp") if c.status == "LISTEN"}
         assert hosts == {"127.0.0.1"}
         assert list(tmp_path.glob("runs/default/journal.db")), "in the folder where it was started"
@@ -78,10 +81,10 @@ def test_it_serves_on_loopback_and_says_so(tmp_path: Path) -> None:
         # a server that runs already is as good
         with launched(tmp_path, f"--swarm-port={url.rpartition(':')[2]}") as second:
             assert url in told(second)
-            assert second.wait(30) == 0
+            assert second.wait(60) == 0
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM)
 
 
 def test_a_port_that_something_else_has_is_an_error(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_a_port_that_something_else_has_is_an_error(tmp_path: Path) -> None:
         with launched(tmp_path, f"--swarm-port={port}") as process:
             assert process.stdout is not None
             output = process.stdout.read()
-            assert process.wait(30) == 2
+            assert process.wait(60) == 2
     assert PHRASE not in output and f"port {port} on 127.0.0.1 is in use" in output
 
 
@@ -132,7 +135,7 @@ def test_it_listens_beyond_this_machine_with_a_token_only(tmp_path: Path) -> Non
     with launched(tmp_path, "--swarm-port=0", "--host=0.0.0.0") as process:
         assert process.stdout is not None
         output = process.stdout.read()
-        assert process.wait(30) == 2
+        assert process.wait(60) == 2
     assert PHRASE not in output and "token" in output
 
 
@@ -148,7 +151,7 @@ def test_a_config_is_the_servers_or_the_jobs(tmp_path: Path, conf: dict[str, Any
     (tmp_path / "conf.yaml").write_text(yaml.safe_dump(conf))
     flags = () if "port" in conf else ("--swarm-port=0",)
     with launched(tmp_path, "--conf", "conf.yaml", *flags) as process:
-        status = httpx.get(f"{told(process).split()[-1]}/status", trust_env=False).json()
+        status = httpx.get(f"{told(process).split()[-1]}/status", timeout=60, trust_env=False).json()
         assert {name: status["job_defaults"].get(name) for name in defaults} == defaults
         assert "model" not in status["job_defaults"]
 
@@ -165,7 +168,7 @@ def test_a_config_that_cannot_be_honoured_is_refused(tmp_path: Path, conf: str, 
     with launched(tmp_path, "--conf", "conf.yaml") as process:
         assert process.stdout is not None
         output = process.stdout.read()
-        assert process.wait(30) == 2
+        assert process.wait(60) == 2
     assert said in output
 
 
@@ -179,7 +182,7 @@ def test_overwatch_is_our_monitor(tmp_path: Path, name: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
         watching = subprocess.Popen(command, stdin=outside, stdout=outside, stderr=outside, env=environ)
         os.close(outside)
-        deadline = Timer(60, watching.kill)
+        deadline = Timer(180, watching.kill)
         deadline.start()
         try:
             shown = b""
@@ -189,7 +192,7 @@ def test_overwatch_is_our_monitor(tmp_path: Path, name: str) -> None:
             with suppress(OSError):  # how a terminal says that its programs have ended
                 while os.read(inside, 65536):
                     pass
-            assert watching.wait(30) == 0
+            assert watching.wait(60) == 0
         finally:
             deadline.cancel()
             watching.kill()

@@ -300,11 +300,11 @@ class Users:
     def join(self) -> None:
         self.enough.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(90)
 
     def _ask(self) -> None:
         body = {"model": "stand-in", "messages": [{"role": "user", "content": "hello"}]}
-        with httpx.Client(base_url=self.url, timeout=15, trust_env=False) as http:
+        with httpx.Client(base_url=self.url, timeout=60, trust_env=False) as http:
             while not self.enough.is_set():
                 after = self.recovered.is_set()
                 try:

@@ -97,10 +97,10 @@ class PoolStat(BaseModel):
 class AgentJetClient:
     """One client; ``patience`` bounds in seconds what waits for ever in the original."""
 
-    def __init__(self, url: str, patience: float = 20.0) -> None:
+    def __init__(self, url: str, patience: float = 60.0) -> None:
         self.url = url
         self.client_uuid = str(uuid.uuid4())
-        self.http = httpx.Client(timeout=30, http2=False, trust_env=False, verify=False)
+        self.http = httpx.Client(timeout=60, http2=False, trust_env=False, verify=False)
         self.causes: list[str] = []
         self.warnings: list[str] = []
         self.entered_sync = 0
@@ -122,7 +122,7 @@ class AgentJetClient:
 
     def _poll(self) -> None:
         while not self._stop.wait(0.02):
-            answer = self.http.get(f"{self.url}/get_engine_status", timeout=10)
+            answer = self.http.get(f"{self.url}/get_engine_status", timeout=60)
             answer.raise_for_status()
             status = answer.json().get("engine_status", "unknown")
             if status == "ENGINE.WEIGHT_SYNCING" and (self._cached or ("",))[0] != status:
@@ -131,7 +131,7 @@ class AgentJetClient:
             self._known.set()
 
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
-        assert self._known.wait(15)
+        assert self._known.wait(60)
         assert self._cached is not None
         return self._cached
 
@@ -230,16 +230,16 @@ class AgentJetClient:
         return Buffer.model_validate(self._post("/get_episode_buffer", {}).json()).buffer
 
     def get_rollout_stat(self) -> PoolStat:
-        answer = self.http.get(f"{self.url}/get_current_batch_rollout_pool_information", timeout=10)
+        answer = self.http.get(f"{self.url}/get_current_batch_rollout_pool_information", timeout=60)
         answer.raise_for_status()
         return PoolStat.model_validate(answer.json())
 
     def server_experiment_dir(self) -> str | None:
-        return self.http.get(f"{self.url}/get_server_experiment_dir", timeout=10).json().get("server_experiment_dir")
+        return self.http.get(f"{self.url}/get_server_experiment_dir", timeout=60).json().get("server_experiment_dir")
 
     def get_verbose_logs(self) -> list[dict[str, Any]]:
         return VerboseLogs.model_validate(
-            _checked(self.http.get(f"{self.url}/get_verbose_logs", timeout=10)).json()
+            _checked(self.http.get(f"{self.url}/get_verbose_logs", timeout=60)).json()
         ).entries
 
     def get_global_step(self) -> int:
@@ -292,7 +292,7 @@ class AprilClient:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(timeout=30, trust_env=False, verify=False)
+        self.http = httpx.Client(timeout=60, trust_env=False, verify=False)
         self._asked = -math.inf
         self._status = ""
 

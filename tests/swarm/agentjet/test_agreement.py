@@ -56,7 +56,7 @@ async def active(client: AgentJetClient) -> dict[str, bool]:
 
 async def exact_state(swarm: Swarm) -> EngineState:
     """What our client asks for."""
-    async with httpx.AsyncClient(base_url=swarm.url, trust_env=False, verify=False) as http:
+    async with httpx.AsyncClient(base_url=swarm.url, timeout=60, trust_env=False, verify=False) as http:
         answer = await http.get("/get_engine_status", params={"exact": 1})
     return EngineStatus.model_validate(answer.json()).engine_status
 
@@ -241,7 +241,10 @@ async def test_the_start_as_of_april(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async with serving(vllm.app) as vllm_url:
         command = engine.command(f"train@{vllm_url.removeprefix('http://')}")
         app = create_app(ServerConfig(run_dir=tmp_path / "run"), engine_command=command)
-        async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
+        async with (
+            serving(app) as url,
+            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http,
+        ):
             client = AgentJetClient(url)
             await run(client.sync_train_config, job_config())
             await run(client.close)

@@ -47,7 +47,7 @@ async def run(work: Callable[..., T], *args: Any, **more: Any) -> T:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Give way to the server and the clients' threads until ``condition`` holds."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what the threads do sets no event
             await asyncio.sleep(0.005)
 
@@ -94,7 +94,7 @@ class Swarm:
 
     async def take(self) -> str:
         """The engine takes the batch: WEIGHT_SYNCING from now on; the batch's id."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return (await self.controller.next_batch()).batch_id
 
     def trained(self, batch_id: str) -> None:
@@ -113,7 +113,7 @@ async def served(tmp_path: Path, **config: Any) -> AsyncGenerator[Swarm]:
     # with an engine of its own, the server would check the job's keys as verl's
     app = create_app(settings, engine_command=engine.command("train"))
     async with serving(vllm.app) as vllm_url, serving(app) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http:
             await http.get("/health")
         swarm = Swarm(app, url, vllm, vllm_url)
         try:
@@ -151,7 +151,7 @@ async def test_from_sync_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         command = engine.command(f"train@{vllm_url.removeprefix('http://')}")
         app = create_app(ServerConfig(run_dir=tmp_path / "run", post_rolling_timeout=0.5), engine_command=command)
         async with serving(app) as url:
-            client = AgentJetClient(url, patience=60)
+            client = AgentJetClient(url)
             try:
                 await run(client.sync_train_config, job_config())
                 assert await run(client.server_experiment_dir) == str(tmp_path / "run")
@@ -385,7 +385,7 @@ async def test_an_abort_always_succeeds(swarm: Swarm) -> None:
 async def test_a_late_end_is_an_abort_and_its_slot_comes_back(swarm: Swarm) -> None:
     client = await swarm.start()
     claimed = await run(client.begin_episode, "train", 0.01)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await run(client.can_continue_episode, claimed.episode_uuid):
             pass
     client._expires[claimed.episode_uuid] -= 100
@@ -393,7 +393,7 @@ async def test_a_late_end_is_an_abort_and_its_slot_comes_back(swarm: Swarm) -> N
     stat = await run(client.get_rollout_stat)
     assert (stat.completed_episodes, stat.running_episode_details) == (0, None)
     second = await run(client.begin_episode, "train", 0.01)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await run(client.can_continue_episode, second.episode_uuid):
             pass
     client._expires[second.episode_uuid] += 100

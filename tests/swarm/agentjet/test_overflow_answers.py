@@ -234,7 +234,7 @@ async def test_a_token_may_be_the_password_of_the_address(guarded: tuple[Rig, st
 
     rig, mine, theirs = guarded
     url = str(rig.client.base_url).rstrip("/")
-    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+    async with httpx.AsyncClient(timeout=60, trust_env=False, verify=False) as http:
 
         async def post(path: str, token: str, **body: Any) -> httpx.Response:
             return await http.post(f"{at(url, token)}{path}", json={"client_uuid": "me"} | body)

@@ -101,7 +101,7 @@ async def test_no_undocumented_answer(tmp_path: Path) -> None:
     config = ServerConfig(run_dir=tmp_path, post_rolling_timeout=0.0, max_episode_seconds=60)
     app = create_app(config, engine_command=(sys.executable, "-c", "raise SystemExit(1)"))
     async with serving(vllm.app) as vllm_url, serving(app) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as http:
             await http.get("/health")
         controller: Controller = app.state.controller
         # slots for every episode that is claimed and left alone, and no batch ever

@@ -57,7 +57,10 @@ async def test_the_engine_imports_what_was_sent(
     monkeypatch.chdir(checkout)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", str(checkout), ".")))
     app = app_of(tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client,
+    ):
         sent = await client.post("/sync_train_code", content=archive, headers=ZIP)
         told = SyncTrainCodeResponse.model_validate(sent.json())
         assert (sent.status_code, told.success, told.error) == (200, True, None)

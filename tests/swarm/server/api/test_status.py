@@ -30,7 +30,7 @@ async def test_a_monitor_sees_who_runs_what(rig: Rig) -> None:
     await idle.chat()
     busy = await rig.claim("second")
     rig.vllm.script.append(rig.vllm.hang())
-    async with httpx.AsyncClient(verify=False, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=60, verify=False, trust_env=False) as http:
         request = busy.request()
         call = asyncio.create_task(http.send(request))
         await rig.eventually(lambda: any(one.in_flight for one in rig.controller.pool.running.values()))
